@@ -1,0 +1,69 @@
+"""Evaluate and train reward models for individual people, on JAX.
+
+    import prb_jax as prb
+    rm = prb.load("path-or-hub-id")
+    scores = rm.score([prb.Comparison(id="1", question="Hello?", responses=["Hi.", "Go away."])])
+
+The public names below are imported on first use, so that ``import prb_jax`` (and ``prb --help``)
+starts neither JAX nor a tokenizer library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
+    from prb_jax.data.sources import read_comparisons
+    from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, RunError
+    from prb_jax.scoring.evaluate import Evaluation, evaluate
+    from prb_jax.scoring.reward_model import RewardModel, load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "prb_jax.data.comparison",
+    "Message": "prb_jax.data.comparison",
+    "Post": "prb_jax.data.comparison",
+    "RubricAspect": "prb_jax.data.comparison",
+    "read_comparisons": "prb_jax.data.sources",
+    "PrbError": "prb_jax.errors",
+    "DataError": "prb_jax.errors",
+    "CheckpointError": "prb_jax.errors",
+    "MeshError": "prb_jax.errors",
+    "RunError": "prb_jax.errors",
+    "Evaluation": "prb_jax.scoring.evaluate",
+    "evaluate": "prb_jax.scoring.evaluate",
+    "RewardModel": "prb_jax.scoring.reward_model",
+    "load": "prb_jax.scoring.reward_model",
+}
+
+__all__ = [
+    "CheckpointError",
+    "Comparison",
+    "DataError",
+    "Evaluation",
+    "MeshError",
+    "Message",
+    "Post",
+    "PrbError",
+    "RewardModel",
+    "RubricAspect",
+    "RunError",
+    "__version__",
+    "evaluate",
+    "load",
+    "read_comparisons",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,104 @@
+"""From a model's name to a local folder, and to the fingerprint that says which weights these are."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import CheckpointError
+
+# What a model needs: no pickles, no code.
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+_WHOLE_FILE = 32 * 1024**2
+_SAMPLES = 256
+_SAMPLE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """Where a checkpoint lies on this machine.
+
+    Attributes:
+      name: as the user gave it.
+      path: local folder.
+      revision: commit on the hub; None for a local folder.
+    """
+
+    name: str
+    path: Path
+    revision: str | None
+
+
+def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
+    """The folder of a model: a local one as it stands, or a snapshot of a hub repository.
+
+    Raises:
+      CheckpointError: neither a folder nor a repository that can be fetched; or a revision asked of
+        a local folder.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{path}: revision {revision!r} was asked for, but this is a local folder")
+        return ModelFolder(str(name), path, None)
+    if path.exists():
+        raise CheckpointError(f"{path}: expected a model folder, found a file")
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise CheckpointError(
+            f"{text}: no such folder (a model is a local folder, a hub id like 'org/name', or a "
+            "built-in baseline such as 'baseline:length')"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"{text}: no such folder here, and it cannot be fetched from the hub: {reason}"
+        ) from error
+    return ModelFolder(text, snapshot, snapshot.name)
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """A digest of every file that decides scores, by file name.
+
+    Files up to 32 MiB are hashed whole (``sha256:``). Larger ones, weights, by their size and 256
+    evenly spaced blocks of 16 KiB, the first and last bytes included (``sampled-sha256:``): enough to
+    tell checkpoints apart, at a cost that does not grow with them.
+
+    Raises:
+      CheckpointError: a file vanished or cannot be read.
+    """
+    digests: dict[str, str] = {}
+    for pattern in _WANTED:
+        for path in sorted(folder.glob(pattern)):
+            if path.is_file():
+                digests[path.name] = _digest(path)
+    return dict(sorted(digests.items()))
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size <= _WHOLE_FILE:
+                digest.update(file.read())
+                return f"sha256:{digest.hexdigest()}"
+            digest.update(str(size).encode())
+            for number in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+            return f"sampled-sha256:{digest.hexdigest()}"
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def describe(folder: ModelFolder) -> dict[str, Any]:
+    """What ``run.json`` records of the weights."""
+    return {"revision": folder.revision, "files": fingerprint(folder.path)}

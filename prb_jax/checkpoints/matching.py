@@ -1,0 +1,156 @@
+"""Checks that a checkpoint and a configuration describe the same model, tensor by tensor.
+
+Every tensor of the files fills a leaf or is listed with the reason why it is left aside, and every
+leaf is filled: nothing is initialised in silence. A reward model without its head would otherwise
+score at random without a word.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.checkpoints.hf_map import (
+    EMBEDDING_KEY,
+    HEAD_KEY,
+    OUTPUT_EMBEDDING_KEY,
+    LeafMap,
+    ignored_reason,
+    leaf_maps,
+)
+from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
+from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config import DecoderConfig
+
+# Substrings of the names that other training frameworks give their reward heads.
+_HEAD_NAMES = (
+    "score",
+    "v_head",
+    "value_head",
+    "regression",
+    "rm_head",
+    "reward",
+    "classifier",
+    "gating",
+    "summary",
+)
+_NAMES_SHOWN = 3
+_ROWS_COMPARED = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """How the tensors of a checkpoint are used.
+
+    Attributes:
+      leaves: the leaves, all of which the checkpoint fills.
+      used: names of the tensors that fill them.
+      ignored: the other tensors' names, each with the reason.
+    """
+
+    leaves: tuple[LeafMap, ...]
+    used: tuple[str, ...]
+    ignored: tuple[tuple[str, str], ...]
+
+
+def match_tensors(index: WeightIndex, config: DecoderConfig) -> Match:
+    """Pair the tensors of a folder with the leaves of the parameter tree.
+
+    Raises:
+      CheckpointError: the score head is missing or has another width than ``num_labels``; a tensor is
+        missing, has no place in this architecture, has another shape, or is not floating-point.
+    """
+    leaves = leaf_maps(config)
+    expected = {key: leaf for leaf in leaves for key in leaf.file_keys}
+    others = [name for name in index.tensors if name not in expected]
+    ignored = {name: reason for name in others if (reason := ignored_reason(name)) is not None}
+    extra = [name for name in others if name not in ignored]
+    missing = [key for key in expected if key not in index.tensors]
+
+    if HEAD_KEY in missing:
+        raise _missing_head(index, extra)
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} missing: {_shown(missing)}")
+        if extra:
+            parts.append(f"{len(extra)} that {config.model_type} has no place for: {_shown(extra)}")
+        raise CheckpointError(f"{index.folder}: the tensors are not those of config.json: {'; '.join(parts)}")
+    for key, leaf in expected.items():
+        _check_tensor(index, key, leaf, config)
+    return Match(leaves=leaves, used=tuple(expected), ignored=tuple(sorted(ignored.items())))
+
+
+def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: SliceReader) -> None:
+    """Check that a stored output embedding equals the input embedding it is said to be tied to.
+
+    Raises:
+      CheckpointError: ``tie_word_embeddings`` is set and the two tensors differ, so that one of them,
+        or the configuration, belongs to another model.
+    """
+    if not config.tie_word_embeddings or OUTPUT_EMBEDDING_KEY not in index.tensors:
+        return
+    first, second = index.tensors[EMBEDDING_KEY], index.tensors[OUTPUT_EMBEDDING_KEY]
+    equal = first.shape == second.shape and first.dtype == second.dtype
+    rows, columns = first.shape
+    for row in range(0, rows if equal else 0, _ROWS_COMPARED):
+        region = (slice(row, min(row + _ROWS_COMPARED, rows)), slice(0, columns))
+        blocks = [
+            np.empty((region[0].stop - row, columns), FLOAT_DTYPES[tensor.dtype])
+            for tensor in (first, second)
+        ]
+        for block, tensor in zip(blocks, (first, second), strict=True):
+            reader.read_into(block, tensor.name, region)
+        if blocks[0].tobytes() != blocks[1].tobytes():
+            equal = False
+            break
+    if not equal:
+        raise CheckpointError(
+            f"{index.folder}: config.json says that '{OUTPUT_EMBEDDING_KEY}' is tied to '{EMBEDDING_KEY}', "
+            "but the two stored tensors differ"
+        )
+
+
+def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
+    start = f"{index.folder}: the score head '{HEAD_KEY}' is missing and would have to be made up at random"
+    heads = [name for name in extra if any(part in name for part in _HEAD_NAMES)]
+    if heads:
+        return CheckpointError(
+            f"{start}. The file holds a head of another kind, which is not supported: {_shown(heads)}"
+        )
+    side = sorted(path.name for path in index.folder.glob("*value_head*"))
+    if side:
+        return CheckpointError(f"{start}. A head in a side file is not supported: {_shown(side)}")
+    if OUTPUT_EMBEDDING_KEY in index.tensors:
+        return CheckpointError(
+            f"{start}. The tensors ('{OUTPUT_EMBEDDING_KEY}') are those of a causal language model, "
+            "not of a reward model"
+        )
+    return CheckpointError(f"{start}. Expected a checkpoint of a *ForSequenceClassification class")
+
+
+def _check_tensor(index: WeightIndex, key: str, leaf: LeafMap, config: DecoderConfig) -> None:
+    tensor = index.tensors[key]
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            f"{tensor.path}: tensor '{key}': expected floating-point weights, found {tensor.dtype} "
+            "(quantised weights are not supported)"
+        )
+    if tensor.shape == leaf.file_shape:
+        return
+    hint = ""
+    if key == HEAD_KEY and len(tensor.shape) == 2 and tensor.shape[1] == config.hidden_size:
+        stated = "num_labels" in config.original or config.original.get("id2label") is not None
+        says = "says" if stated else "gives no num_labels, which means"
+        hint = f": config.json {says} {config.num_labels} labels; "
+        hint += f'if the head is right, set "num_labels": {tensor.shape[0]} there'
+    raise CheckpointError(
+        f"{tensor.path}: tensor '{key}': expected shape {list(leaf.file_shape)}, "
+        f"found {list(tensor.shape)}{hint}"
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

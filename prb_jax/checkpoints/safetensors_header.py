@@ -1,0 +1,137 @@
+"""The header of one safetensors file, parsed and checked before any tensor is read.
+
+The format (https://github.com/huggingface/safetensors): eight bytes, the header's length as a
+little-endian integer; a JSON object from tensor name to dtype, shape and byte range, with an optional
+``__metadata__``; then the bytes of all tensors, without gaps.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from prb_jax.errors import CheckpointError
+
+#: dtypes whose values are read; the others are only measured.
+FLOAT_DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
+    **dict.fromkeys(("I64", "U64", "C64"), 8),
+    **dict.fromkeys(("I32", "U32"), 4),
+    **dict.fromkeys(("I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+_LENGTH_BYTES = 8
+# The limit of the reference implementation: a longer header means that this is not a safetensors file.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """Where one tensor lies: ``start`` is a byte offset from the beginning of ``path``."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a safetensors file, by name.
+
+    Raises:
+      CheckpointError: the file cannot be read, is truncated or too long, its header is not what the
+        format says, or byte ranges leave gaps, overlap, or do not fit shape and dtype.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES:
+                raise CheckpointError(f"{path}: truncated: {size} bytes, too short for a safetensors file")
+            if not 0 < length <= _MAX_HEADER_BYTES:
+                raise CheckpointError(
+                    f"{path}: not a safetensors file: it declares a header of {length} bytes"
+                )
+            if _LENGTH_BYTES + length > size:
+                raise CheckpointError(
+                    f"{path}: truncated: the header alone needs {_LENGTH_BYTES + length} bytes, "
+                    f"the file has {size}"
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    try:
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except ValueError as error:  # malformed JSON, bytes that are not UTF-8, or a repeated name
+        raise CheckpointError(f"{path}: the safetensors header is not valid: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: the safetensors header is not a JSON object")
+    entries.pop("__metadata__", None)
+    first = _LENGTH_BYTES + length
+    tensors = {name: _tensor(name, entry, path=path, first=first) for name, entry in entries.items()}
+    _check_ranges(tensors, path=path, first=first, size=size)
+    return tensors
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' occurs twice")
+    return found
+
+
+def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
+    def wrong(what: str) -> CheckpointError:
+        return CheckpointError(f"{path}: tensor '{name}': {what}")
+
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise wrong(f"expected dtype, shape and data_offsets in the header, found {entry!r}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in _ITEM_SIZES:
+        raise wrong(f"unknown dtype {dtype!r}")
+    if not _are_counts(shape):
+        raise wrong(f"expected a list of sizes as shape, found {shape!r}")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise wrong(f"expected two byte offsets as data_offsets, found {offsets!r}")
+    nbytes = math.prod(shape) * _ITEM_SIZES[dtype]
+    if offsets[1] - offsets[0] != nbytes:
+        raise wrong(f"{dtype} of shape {shape} needs {nbytes} bytes, but data_offsets are {offsets}")
+    return TensorInfo(
+        name=name, path=path, dtype=dtype, shape=tuple(shape), start=first + offsets[0], nbytes=nbytes
+    )
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_ranges(tensors: dict[str, TensorInfo], *, path: Path, first: int, size: int) -> None:
+    end = first
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
+        if tensor.start != end:
+            what = "overlaps the tensor before it" if tensor.start < end else "leaves a gap before it"
+            raise CheckpointError(
+                f"{path}: tensor '{tensor.name}': its byte range starts at {tensor.start}, "
+                f"which {what} (ends at {end})"
+            )
+        end += tensor.nbytes
+    if size < end:
+        raise CheckpointError(f"{path}: truncated: the header promises {end} bytes, the file has {size}")
+    if size > end:
+        raise CheckpointError(
+            f"{path}: {size - end} bytes follow the last tensor: expected {end} bytes, found {size}"
+        )

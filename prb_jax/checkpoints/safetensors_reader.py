@@ -1,0 +1,207 @@
+"""Slices of the tensors of a model folder, read straight into given arrays.
+
+Reads use ``pread`` instead of a memory map: mapped pages count as resident memory of the process, and
+peak memory while loading has a bound. Only the bytes of the slice are read.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
+from prb_jax.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+# Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
+_BLOCK_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class WeightIndex:
+    """All tensors of a model folder.
+
+    Attributes:
+      folder: the folder.
+      files: its weight files, in the order of their names.
+      tensors: every tensor by name.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+
+
+def index_folder(folder: str | Path) -> WeightIndex:
+    """Find and check the weight files of a folder: one ``model.safetensors``, or several with an index.
+
+    Raises:
+      CheckpointError: no folder, no safetensors (with the remedy if there are pickle files or an
+        adapter), a broken file, an index that names an absent file or another file than the one that
+        holds a tensor, or a tensor that two files hold.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: expected a model folder, found {'a file' if folder.exists() else 'nothing'}"
+        )
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"{folder}: holds both {SINGLE_FILE} and {INDEX_FILE}: remove the one that is stale"
+        )
+    if single.exists():
+        return WeightIndex(folder, (single,), read_header(single))
+    if not index.exists():
+        raise _no_weights(folder)
+    weight_map = _read_weight_map(index)
+    files = tuple(folder / name for name in sorted(set(weight_map.values())))
+    tensors: dict[str, TensorInfo] = {}
+    for path in files:
+        if not path.exists():
+            raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
+        for name, tensor in read_header(path).items():
+            if name in tensors:
+                raise CheckpointError(f"{path}: tensor '{name}' is also in {tensors[name].path.name}")
+            tensors[name] = tensor
+    for name, file_name in weight_map.items():
+        if name not in tensors:
+            raise CheckpointError(
+                f"{index}: tensor '{name}' should be in '{file_name}', but no file holds it"
+            )
+        if tensors[name].path.name != file_name:
+            raise CheckpointError(
+                f"{index}: tensor '{name}' should be in '{file_name}', "
+                f"but it is in '{tensors[name].path.name}'"
+            )
+    return WeightIndex(folder, files, tensors)
+
+
+class SliceReader:
+    """Reads slices of the tensors of an index, counting bytes. Safe to use from several threads."""
+
+    def __init__(self, index: WeightIndex) -> None:
+        self._index = index
+        self._descriptors: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def __enter__(self) -> "SliceReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def read_into(self, out: np.ndarray, name: str, region: tuple[slice, ...]) -> None:
+        """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
+
+        Args:
+          out: any strides (a transposed view will do), of the region's shape; one or two axes.
+          name: the tensor.
+          region: one slice with step 1 for each axis of the tensor.
+
+        Raises:
+          CheckpointError: the tensor's values are not floating-point numbers, or the file got shorter.
+        """
+        tensor = self._index.tensors[name]
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{tensor.path}: tensor '{name}': expected floating-point weights, found {tensor.dtype} "
+                "(quantised weights are not supported)"
+            )
+        dtype = FLOAT_DTYPES[tensor.dtype]
+        bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
+        if len(bounds) == 1:
+            bounds, row_size, out = [(0, 1, 1), *bounds], tensor.shape[0], out[None]
+        else:
+            row_size = tensor.shape[1]
+        (first_row, last_row, _), (first, last, _) = bounds
+        columns = last - first
+        if out.size == 0:
+            return
+        rows_a_block = max(1, _BLOCK_BYTES // (columns * dtype.itemsize))
+        descriptor = self._descriptor(tensor.path)
+        for row in range(first_row, last_row, rows_a_block):
+            rows = min(rows_a_block, last_row - row)
+            target = out[row - first_row : row - first_row + rows]
+            direct = target.dtype == dtype and target.flags.c_contiguous
+            block = target if direct else np.empty((rows, columns), dtype)
+            data = block.reshape(-1).view(np.uint8)
+            start = tensor.start + (row * row_size + first) * dtype.itemsize
+            if columns == row_size:
+                self._read(descriptor, data, start, tensor)
+            else:
+                width = columns * dtype.itemsize
+                for number in range(rows):
+                    part = data[number * width : (number + 1) * width]
+                    self._read(descriptor, part, start + number * row_size * dtype.itemsize, tensor)
+            if not direct:
+                target[...] = block
+
+    def _read(self, descriptor: int, data: np.ndarray, start: int, tensor: TensorInfo) -> None:
+        done = 0
+        while done < data.size:
+            count = os.preadv(descriptor, [data.data[done:]], start + done)
+            if count == 0:
+                raise CheckpointError(f"{tensor.path}: became shorter while tensor '{tensor.name}' was read")
+            done += count
+        with self._lock:
+            self.bytes_read += done
+
+    def _descriptor(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._descriptors:
+                try:
+                    self._descriptors[path] = os.open(path, os.O_RDONLY)
+                except OSError as error:
+                    raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+            return self._descriptors[path]
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: field 'weight_map': expected an object from tensor to file")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise CheckpointError(
+                f"{path}: tensor '{name}': expected a file name in the folder, found {file_name!r}"
+            )
+    return weight_map
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if "adapter_model.safetensors" in names:
+        return CheckpointError(
+            f"{folder}: holds an adapter (adapter_model.safetensors) and no model: "
+            "merge it into its base model first"
+        )
+    pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
+    if pickles:
+        return CheckpointError(
+            f"{folder}: expected {SINGLE_FILE}, found only pickle files ({', '.join(pickles[:3])}), "
+            "which can run code when opened and are never loaded here. Convert them where you trust them: "
+            "AutoModelForSequenceClassification.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    others = [name for name in names if name.endswith(".safetensors")]
+    found = f"found {', '.join(others[:3])}" if others else "found no weight file"
+    return CheckpointError(f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")

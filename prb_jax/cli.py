@@ -1,0 +1,298 @@
+"""The command `prb`: parses arguments and calls the library.
+
+Nothing heavy is imported before it is known what to do: `prb --help` starts no JAX.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from prb_jax import __version__
+from prb_jax.errors import PrbError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+_LOG_WIDTH = 120
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit status.
+
+    0 done, 2 for anything the user can put right (one line on standard error), 130 for Ctrl-C.
+    """
+    arguments = _dashes(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(arguments)
+    options.command = ["prb", *arguments]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
+    try:
+        return options.verb(options)
+    except PrbError as error:
+        print(f"prb: error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"prb: interrupted; {options.after_interrupt}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Flags may be spelled with dashes or underscores."""
+    top = _Parser(prog="prb", description="Evaluate reward models for individual people, on JAX.")
+    top.add_argument("--version", action="version", version=f"prb {__version__}")
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_evaluate(verbs)
+    _add_inspect(verbs)
+    _add_personas(verbs)
+    _add_quickstart(verbs)
+    _add_bench(verbs)
+    return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in our own spelling, and no abbreviated flags: a new flag must not change an old command."""
+
+    def __init__(self, **options: object) -> None:
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)  # pyright: ignore[reportArgumentType]
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.format_usage()}prb: error: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR)
+
+
+def _dashes(arguments: Sequence[str]) -> list[str]:
+    """`--profile_posts=3` as `--profile-posts=3`; values stay as they are."""
+    spelled = list(arguments)
+    end = spelled.index("--") if "--" in spelled else len(spelled)
+    for position, argument in enumerate(spelled[:end]):
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            spelled[position] = flag.replace("_", "-") + equals + value
+    return spelled
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
+    return number
+
+
+def _add_verb(verbs: argparse._SubParsersAction, name: str, verb: Verb, *, about: str) -> _Parser:
+    sub = verbs.add_parser(name, help=about, description=about)
+    sub.set_defaults(verb=verb, after_interrupt="nothing was kept")
+    return sub
+
+
+def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs, "evaluate", _evaluate, about="score comparisons with a model; the same command continues a run"
+    )
+    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
+    sub.add_argument(
+        "model",
+        metavar="MODEL",
+        help="hub id, Hugging Face folder, or baseline:length, baseline:random, baseline:profile-overlap",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help=".jsonl(.gz), .json or .parquet file, folder, hub data set, or personas[:PART]; repeatable",
+    )
+    sub.add_argument(
+        "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
+    )
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=_not_negative,
+        help="posts of the user's profile that the model sees (default: 10; 0 for the paper protocol)",
+    )
+    sub.add_argument("--protocol", choices=("default", "paper"), default="default")
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=_positive,
+        help="longest conversation in tokens (default: the model's)",
+    )
+    sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    sub.add_argument(
+        "--limit",
+        metavar="N",
+        type=_positive,
+        help="the first N comparisons of each source; for testing only",
+    )
+    sub.add_argument("--batch-tokens", metavar="N", type=_positive, help="tokens computed at a time")
+    _add_model_options(sub)
+    sub.add_argument(
+        "--seed", metavar="N", type=_not_negative, default=0, help="of the bootstrap (default: 0)"
+    )
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
+    sub.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes (TPU pod, Slurm, GKE), each started with this same command",
+    )
+
+
+def _add_model_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
+    sub.add_argument(
+        "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
+    )
+    sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
+    sub.add_argument("--readout", metavar="RULE", help="which logit is the reward, for heads with several")
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    if not options.model.startswith("baseline:"):
+        _prepare_jax(distributed=options.distributed)
+    from prb_jax.report.table import render_summary
+    from prb_jax.scoring.evaluate import evaluate
+    from prb_jax.scoring.processes import process_index
+
+    result = evaluate(
+        options.model,
+        options.data,
+        out=options.out,
+        profile_posts=options.profile_posts,
+        protocol=options.protocol,
+        max_length=options.max_length,
+        subset=options.subset,
+        limit=options.limit,
+        seed=options.seed,
+        mesh=options.mesh,
+        dtype=options.dtype,
+        revision=options.revision,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        readout=options.readout,
+        batch_tokens=options.batch_tokens,
+        progress=not options.no_progress,
+        command=options.command,
+    )
+    if process_index() == 0:
+        title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
+        _print(render_summary({result.summary["model"]: result.summary}, title=title))
+        print(f"written to {result.out}")
+    return 0
+
+
+def _add_inspect(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs, "inspect", _inspect, about="check a checkpoint without reading its weights, and say what it is"
+    )
+    sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
+    _add_model_options(sub)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from prb_jax.report.load_report import inspect_model, load_report_table
+
+    facts = inspect_model(
+        options.model,
+        revision=options.revision,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        readout=options.readout,
+    )
+    _print(load_report_table(facts))
+    return 0
+
+
+def _add_personas(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "personas",
+        _personas,
+        about="write the generated benchmark as JSON lines, one file for each part",
+    )
+    sub.add_argument("--out", metavar="DIR", required=True, help="folder for the files")
+
+
+def _personas(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from prb_jax.data import personas
+    from prb_jax.data.writing import write_comparisons
+
+    for part in personas.PARTS:
+        path = Path(options.out) / f"{part}.jsonl"
+        count = write_comparisons(path, personas.load(part))
+        print(f"{path}: {count:,} comparisons")
+    return 0
+
+
+def _add_quickstart(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs, "quickstart", _quickstart, about="the baselines on the generated benchmark: the first table"
+    )
+    sub.set_defaults(after_interrupt="the same command starts it again")
+    sub.add_argument("--out", metavar="DIR", default="runs/quickstart", help="default: runs/quickstart")
+
+
+def _quickstart(options: argparse.Namespace) -> int:
+    from prb_jax.quickstart import quickstart, quickstart_table
+
+    result = quickstart(out=options.out)
+    _print(quickstart_table(result.summary))
+    print(f"written to {result.path}")
+    return 0
+
+
+def _add_bench(verbs: argparse._SubParsersAction) -> None:
+    sub = verbs.add_parser("bench", help="how fast a model scores on this machine", add_help=False)
+    sub.set_defaults(verb=_bench, after_interrupt="nothing was kept")
+    sub.add_argument("rest", nargs=argparse.REMAINDER)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    _prepare_jax(distributed=False)
+    from prb_jax.bench import main as bench
+
+    return bench(options.rest) or 0
+
+
+def _prepare_jax(*, distributed: bool) -> None:
+    """What must come before the first use of a device."""
+    from prb_jax.compilation_cache import enable_compilation_cache
+
+    enable_compilation_cache()
+    if distributed:
+        import jax
+
+        jax.distributed.initialize()
+
+
+def _print(renderable: object) -> None:
+    from rich.console import Console
+
+    # A log file has no width of its own, and 80 columns would fold the tables.
+    in_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(width=_LOG_WIDTH if in_file else None).print(renderable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

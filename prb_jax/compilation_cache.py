@@ -1,0 +1,72 @@
+"""The persistent compilation cache: a second run of the same shapes starts without compiling.
+
+The cache lies on the local disk and has a size cap. A shared or remote folder (``gs://``) is slow
+and can hang, so it is used only where the user asks for it by ``JAX_COMPILATION_CACHE_DIR``.
+"""
+
+import os
+import platform
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+MAX_BYTES = 4 * 1024**3
+
+
+def cache_folder() -> Path | str:
+    """Where compiled programs are kept: the first of
+
+    1. ``$JAX_COMPILATION_CACHE_DIR``, taken as it is;
+    2. ``$PRB_JAX_CACHE/compiled/HOST``;
+    3. ``$XDG_CACHE_HOME/prb_jax/compiled/HOST``, that is ``~/.cache/prb_jax/compiled/HOST``.
+
+    HOST names the jax version and the processor: programs compiled for one CPU may hold instructions
+    that another one lacks, and a home directory is often shared between machines.
+    """
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if chosen:
+        return chosen
+    own = os.environ.get("PRB_JAX_CACHE")
+    if own:
+        root = Path(own)
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax"
+    return root / "compiled" / f"jax-{version('jax')}-{_processor()}"
+
+
+def enable_compilation_cache() -> Path | str | None:
+    """Switches the cache on, before the first use of a device; returns its folder.
+
+    Returns None, and leaves jax as it is, where the folder cannot be written: a missing cache costs
+    time and never a result. ``JAX_ENABLE_COMPILATION_CACHE=false`` switches it off as usual.
+    """
+    folder = cache_folder()
+    if isinstance(folder, Path):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        if not os.access(folder, os.W_OK):
+            return None
+
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Every program counts towards the start-up time, small ones too.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if isinstance(folder, Path) and find_spec("filelock") is not None:  # jax evicts under a file lock
+        jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
+    return folder
+
+
+def _processor() -> str:
+    """A short name of this machine's instruction set."""
+    features = platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:  # not Linux: the machine's name has to do
+        features += platform.processor()
+    return f"{platform.machine() or 'cpu'}-{sha256(features.encode()).hexdigest()[:8]}"

@@ -1,0 +1,1 @@
+"""The record and where it is read from: ``comparison``, ``sources`` and the generated ``personas``."""

@@ -1,0 +1,326 @@
+"""The record everything else works on: one prompt, K responses, and what is known about the user.
+
+The schema is that of Personalised RewardBench (arXiv 2604.07343), widened from pairs to K
+responses with labels::
+
+    id, question | prompt (string or list of {role, content}), chosen, rejected
+    or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
+    optional: user_id, profile [{id, category, text}], category, subset, margin
+    private:  rubric_aspects [{aspect, evidence, reason}], narrative
+
+The private fields are never shown to a scored model. Every value is checked once, here, whether it
+comes from a file or from Python: a ``Comparison`` that exists is a valid one.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prb_jax.data import fields
+from prb_jax.errors import DataError
+
+ROLES: Final = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; ``role`` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One item of a user's profile: something this user wrote before."""
+
+    id: str
+    text: str
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RubricAspect:
+    """One thing the user wanted from an answer. Private: never shown to a scored model."""
+
+    aspect: str
+    evidence: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Comparison:
+    """One prompt with K >= 2 responses to be ranked for one user.
+
+    Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
+    ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
+    with ``labels=(1.0, 0.0)``.
+
+    Attributes:
+      id: unique within a data set.
+      prompt: the conversation before the response; its last message is the user's.
+      responses: [K] texts, none of them empty.
+      labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
+        only to be scored (possible from Python, not from files).
+      user_id: whose preference this is; None where no user is known.
+      profile: the user's posts, most relevant first.
+      category, subset: free labels; results are reported by subset.
+      margin: how much better the chosen response is, where the source says so.
+      rubric_aspects, narrative: private.
+      is_pair: True if it was given as chosen and rejected. Spelling only, so not compared.
+
+    Raises:
+      DataError: naming the field, what was found and what was expected.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    responses: tuple[str, ...]
+    labels: tuple[float, ...] | None
+    user_id: str | None
+    profile: tuple[Post, ...]
+    category: str | None
+    subset: str | None
+    margin: float | None
+    rubric_aspects: tuple[RubricAspect, ...]
+    narrative: str | None
+    is_pair: bool = field(init=False, compare=False)
+
+    def __init__(
+        self,
+        *,
+        id: str | int,
+        question: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        prompt: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        chosen: str | None = None,
+        rejected: str | None = None,
+        responses: Sequence[str] | None = None,
+        labels: Iterable[float] | None = None,
+        user_id: str | int | None = None,
+        profile: Iterable[Post | Mapping[str, Any]] | None = None,
+        category: str | None = None,
+        subset: str | None = None,
+        margin: float | None = None,
+        rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
+        narrative: str | None = None,
+    ) -> None:
+        row = {
+            "id": id,
+            "question": question,
+            "prompt": prompt,
+            "chosen": chosen,
+            "rejected": rejected,
+            "responses": fields.as_list(responses),
+            "labels": fields.as_list(labels),
+            "user_id": user_id,
+            "profile": fields.as_list(profile),
+            "category": category,
+            "subset": subset,
+            "margin": margin,
+            "rubric_aspects": fields.as_list(rubric_aspects),
+            "narrative": narrative,
+        }
+        _fill(self, row, where=f"comparison {reprlib.repr(id)}")
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], *, where: str) -> Comparison:
+        """Read one record of a file; keys outside the schema are ignored, null means absent.
+
+        Args:
+          row: the decoded record.
+          where: what error messages start with, as "FILE:LINE".
+
+        Raises:
+          DataError: for a field that is missing, mistyped or impossible, and for unlabelled records.
+        """
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where}: expected an object with fields, found {fields.found(row)}")
+        comparison = cls.__new__(cls)
+        _fill(comparison, row, where=where)
+        if comparison.labels is None:
+            fields.fail(where, "labels", "missing; 'responses' needs one label per response")
+        return comparison
+
+    @property
+    def question(self) -> str:
+        """The content of the last user message."""
+        return self.prompt[-1].content
+
+    def to_row(self) -> dict[str, Any]:
+        """The record as a JSON-ready dict; ``from_row`` gives an equal comparison back.
+
+        Absent optional fields are left out.
+        """
+        row: dict[str, Any] = {"id": self.id}
+        if len(self.prompt) == 1:
+            row["question"] = self.prompt[0].content
+        else:
+            row["prompt"] = [{"role": m.role, "content": m.content} for m in self.prompt]
+        if self.is_pair:
+            row["chosen"], row["rejected"] = self.responses
+        else:
+            row["responses"] = list(self.responses)
+            if self.labels is not None:
+                row["labels"] = list(self.labels)
+        for name in ("user_id", "category", "subset", "margin", "narrative"):
+            value = getattr(self, name)
+            if value is not None:
+                row[name] = value
+        if self.profile:
+            row["profile"] = [{"id": p.id, "category": p.category, "text": p.text} for p in self.profile]
+        if self.rubric_aspects:
+            row["rubric_aspects"] = [
+                {"aspect": a.aspect, "evidence": a.evidence, "reason": a.reason} for a in self.rubric_aspects
+            ]
+        return row
+
+
+def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
+    """Check ``row`` and set the fields of a bare ``Comparison``."""
+    set_field = object.__setattr__
+    get = row.get
+    set_field(comparison, "id", fields.identifier(get("id"), where, "id"))
+    set_field(comparison, "prompt", _prompt(get("question"), get("prompt"), where))
+    chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
+    is_pair = chosen is not None or rejected is not None
+    if is_pair:
+        other = "responses" if responses is not None else "labels" if labels is not None else None
+        if other is not None:
+            fields.fail(where, other, "given beside 'chosen' and 'rejected'; expected one spelling, not both")
+        texts = (_response(chosen, where, "chosen"), _response(rejected, where, "rejected"))
+        values = (1.0, 0.0)
+    elif responses is None:
+        fields.fail(where, "chosen", "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'")
+    else:
+        items = fields.sequence(responses, where, "responses")
+        texts = tuple(_response(text, where, f"responses[{i}]") for i, text in enumerate(items))
+        if len(texts) < 2:
+            fields.fail(where, "responses", f"expected at least 2 responses, found {len(texts)}")
+        values = None if labels is None else _labels(labels, where, responses=len(texts))
+    set_field(comparison, "responses", texts)
+    set_field(comparison, "labels", values)
+    set_field(comparison, "user_id", fields.optional_identifier(get("user_id"), where, "user_id"))
+    set_field(comparison, "profile", _profile(get("profile"), where))
+    set_field(comparison, "category", fields.optional_text(get("category"), where, "category"))
+    set_field(comparison, "subset", fields.optional_text(get("subset"), where, "subset"))
+    margin = get("margin")
+    set_field(comparison, "margin", None if margin is None else fields.number(margin, where, "margin"))
+    set_field(comparison, "rubric_aspects", _rubric(get("rubric_aspects"), where))
+    set_field(comparison, "narrative", fields.optional_text(get("narrative"), where, "narrative"))
+    set_field(comparison, "is_pair", is_pair)
+
+
+def _response(value: object, where: str, name: str) -> str:
+    text = fields.text(value, where, name)
+    if not text:
+        fields.fail(where, name, "empty; expected a response")
+    return text
+
+
+def _labels(value: object, where: str, *, responses: int) -> tuple[float, ...]:
+    items = fields.sequence(value, where, "labels")
+    labels = tuple(fields.number(item, where, f"labels[{i}]") for i, item in enumerate(items))
+    if len(labels) != responses:
+        fields.fail(where, "labels", f"expected {responses} numbers, one per response, found {len(labels)}")
+    if min(labels) == max(labels):
+        fields.fail(where, "labels", f"all equal to {labels[0]:g}; expected one response better than another")
+    return labels
+
+
+def _messages(value: object, where: str, name: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        messages = (Message("user", fields.text(value, where, name)),)
+    else:
+        if not isinstance(value, (list, tuple)):
+            fields.fail(where, name, f"expected a string or a list of messages, found {fields.found(value)}")
+        messages = tuple(_message(item, where, f"{name}[{i}]") for i, item in enumerate(value))
+        if not messages:
+            fields.fail(where, name, "no messages; expected at least one")
+        for i, message in enumerate(messages):
+            if message.role not in ROLES:
+                fields.fail(
+                    where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {message.role!r}"
+                )
+            if message.role == "system" and i > 0:
+                fields.fail(where, f"{name}[{i}].role", "a system message may only come first")
+        if messages[-1].role != "user":
+            fields.fail(
+                where, f"{name}[{len(messages) - 1}].role", f"expected 'user', found {messages[-1].role!r}"
+            )
+    if not messages[-1].content.strip():
+        fields.fail(where, name, "the question is empty")
+    return messages
+
+
+def _message(value: object, where: str, name: str) -> Message:
+    if isinstance(value, Message):
+        return Message(
+            fields.text(value.role, where, f"{name}.role"),
+            fields.text(value.content, where, f"{name}.content"),
+        )
+    item = fields.mapping(value, where, name)
+    return Message(
+        fields.text(item.get("role"), where, f"{name}.role"),
+        fields.text(item.get("content"), where, f"{name}.content"),
+    )
+
+
+def _prompt(question: object, prompt: object, where: str) -> tuple[Message, ...]:
+    if question is None and prompt is None:
+        fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
+    if question is None:
+        return _messages(prompt, where, "prompt")
+    messages = _messages(question, where, "question")
+    if prompt is not None and _messages(prompt, where, "prompt") != messages:
+        fields.fail(where, "prompt", "differs from 'question'; expected one of the two")
+    return messages
+
+
+def _profile(value: object, where: str) -> tuple[Post, ...]:
+    if value is None:
+        return ()
+    return tuple(_post(item, where, i) for i, item in enumerate(fields.sequence(value, where, "profile")))
+
+
+def _post(value: object, where: str, index: int) -> Post:
+    if isinstance(value, Post):
+        item: Mapping[str, Any] = {"id": value.id, "text": value.text, "category": value.category}
+    else:
+        item = fields.mapping(value, where, f"profile[{index}]")
+    text, identifier, category = item.get("text"), item.get("id"), item.get("category")
+    if type(text) is str and type(identifier) is str and type(category) is str:
+        plain = text.isascii() and identifier.isascii() and category.isascii()
+        if plain:  # most posts of most files; profiles hold by far the most values of a record
+            return Post(identifier, text, category)
+    return Post(
+        id="" if identifier in (None, "") else fields.identifier(identifier, where, f"profile[{index}].id"),
+        text=fields.text(text, where, f"profile[{index}].text"),
+        category="" if category is None else fields.text(category, where, f"profile[{index}].category"),
+    )
+
+
+def _rubric(value: object, where: str) -> tuple[RubricAspect, ...]:
+    if value is None:
+        return ()
+    aspects = []
+    for i, entry in enumerate(fields.sequence(value, where, "rubric_aspects")):
+        name = f"rubric_aspects[{i}]"
+        if isinstance(entry, RubricAspect):
+            item: Mapping[str, Any] = {
+                "aspect": entry.aspect,
+                "evidence": entry.evidence,
+                "reason": entry.reason,
+            }
+        else:
+            item = fields.mapping(entry, where, name)
+        aspects.append(
+            RubricAspect(
+                aspect=fields.text(item.get("aspect"), where, f"{name}.aspect"),
+                evidence=fields.optional_text(item.get("evidence"), where, f"{name}.evidence") or "",
+                reason=fields.optional_text(item.get("reason"), where, f"{name}.reason") or "",
+            )
+        )
+    return tuple(aspects)

@@ -1,0 +1,89 @@
+"""Strict checks of single values. Each error starts with ``where`` ("FILE:LINE") and names the field."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from prb_jax.errors import DataError
+
+
+def fail(where: str, name: str, message: str) -> NoReturn:
+    """Raise the ``DataError`` for field ``name``."""
+    raise DataError(f"{where}: field '{name}': {message}")
+
+
+def found(value: object) -> str:
+    """A value and its type, short enough for one line."""
+    if value is None:
+        return "null"
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def text(value: object, where: str, name: str) -> str:
+    """``value`` as a string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        fail(where, name, "missing" if value is None else f"expected a string, found {found(value)}")
+    if not value.isascii():
+        # JSON may escape half of a surrogate pair; no tokenizer and no file could take it later.
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            fail(where, name, f"character {error.start} is a lone surrogate, which is not text")
+    return value
+
+
+def optional_text(value: object, where: str, name: str) -> str | None:
+    """As ``text``, with None for an absent field."""
+    return None if value is None else text(value, where, name)
+
+
+def identifier(value: object, where: str, name: str) -> str:
+    """A non-empty name; whole numbers are taken as their digits."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return str(int(value))
+    if not text(value, where, name):
+        fail(where, name, "empty; expected a name")
+    return str(value)
+
+
+def optional_identifier(value: object, where: str, name: str) -> str | None:
+    """As ``identifier``, with None for an absent field."""
+    return None if value is None else identifier(value, where, name)
+
+
+def number(value: object, where: str, name: str) -> float:
+    """A finite number; truth values are not numbers."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        fail(where, name, f"expected a number, found {found(value)}")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        fail(where, name, f"expected a finite number, found {reprlib.repr(value)}")
+    return result
+
+
+def sequence(value: object, where: str, name: str) -> list[Any] | tuple[Any, ...]:
+    """A list or tuple."""
+    if not isinstance(value, (list, tuple)):
+        fail(where, name, f"expected a list, found {found(value)}")
+    return value
+
+
+def mapping(value: object, where: str, name: str) -> Mapping[str, Any]:
+    """An object with named fields."""
+    if not isinstance(value, Mapping):
+        fail(where, name, f"expected an object, found {found(value)}")
+    return value
+
+
+def as_list(values: Iterable[Any] | None) -> Any:
+    """An iterable of a Python caller as a list; anything else unchanged, for ``sequence`` to refuse."""
+    if values is None or isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        return values
+    return list(values)

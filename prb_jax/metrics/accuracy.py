@@ -1,0 +1,135 @@
+"""Who won: strict wins, ties and margins of scored rows, and their counts per user.
+
+A row is won if the best score among the responses with the highest label is strictly greater than
+the best score among all others. For a pair this is chosen > rejected. A tie (both equal) is not a
+win; ties are counted apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """One comparison with its scores, as a line of ``scores.jsonl``.
+
+    Attributes:
+      id: of the comparison.
+      subset, user_id: of the comparison, or None.
+      scores: [K] rewards.
+      labels: [K] numbers, higher is better, not all equal.
+      tokens: how many tokens the model read for this row.
+      truncated: how much of the text was cut: a count, or counts by kind (posts, tokens).
+    """
+
+    id: str
+    subset: str | None
+    user_id: str | None
+    scores: Sequence[float]
+    labels: Sequence[float]
+    tokens: int = 0
+    truncated: int | Mapping[str, int] = 0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether anything of the row was cut."""
+        if isinstance(self.truncated, Mapping):
+            return any(self.truncated.values())
+        return bool(self.truncated)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What came of n rows, in their order.
+
+    Attributes:
+      wins: [n] bool, the best labelled response scored strictly highest.
+      ties: [n] bool, the two compared scores are equal.
+      margins: [n] float64, best score among the highest labels minus the best of the others.
+    """
+
+    wins: np.ndarray
+    ties: np.ndarray
+    margins: np.ndarray
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """Wins and rows by group.
+
+    Attributes:
+      names: [G] the groups, in order of first appearance; None for a row that is its own group.
+      wins: [G] int64.
+      rows: [G] int64, at least 1.
+    """
+
+    names: tuple[str | None, ...]
+    wins: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """[G] float64 share of wins in each group."""
+        return self.wins / self.rows
+
+
+def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> float:
+    """Best score among the highest labels minus the best score among the others (float64).
+
+    Above 0 is a win, 0 a tie.
+
+    Raises:
+      DataError: naming ``id``, for scores that are not finite, another number of labels than of
+        scores, or labels that are all equal.
+    """
+    if len(scores) == 2 == len(labels) and labels[0] != labels[1]:
+        # a pair, the common case; whatever is odd about it is named by the general path below
+        difference = float(scores[0]) - float(scores[1])
+        if math.isfinite(difference):
+            return difference if labels[0] > labels[1] else -difference
+    values = [float(s) for s in scores]
+    if len(values) != len(labels):
+        raise DataError(f"row {id!r}: {len(values)} scores for {len(labels)} labels; expected as many")
+    for k, value in enumerate(values):
+        if not math.isfinite(value):
+            raise DataError(f"row {id!r}: scores[{k}] is {value}; expected a finite number")
+    top = max(labels, default=math.nan)
+    best = [value for value, label in zip(values, labels) if label == top]
+    rest = [value for value, label in zip(values, labels) if label != top]
+    if not best or not rest:
+        raise DataError(f"row {id!r}: labels {list(labels)} prefer no response over another")
+    return max(best) - max(rest)
+
+
+def outcomes(rows: Sequence[ScoredRow]) -> Outcomes:
+    """Wins, ties and margins of ``rows``.
+
+    Raises:
+      DataError: as ``margin``.
+    """
+    margins = np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64)
+    return Outcomes(wins=margins > 0, ties=margins == 0, margins=margins)
+
+
+def group_counts(wins: np.ndarray, groups: Sequence[str | None]) -> GroupCounts:
+    """Sum ``wins`` [n] by group; every row whose group is None counts as a group of its own."""
+    index: dict[str, int] = {}
+    names: list[str | None] = []
+    of_row = np.empty(len(groups), np.int64)
+    for i, group in enumerate(groups):
+        position = len(names) if group is None else index.setdefault(group, len(names))
+        if position == len(names):
+            names.append(group)
+        of_row[i] = position
+    return GroupCounts(
+        names=tuple(names),
+        wins=np.bincount(of_row, weights=wins, minlength=len(names)).astype(np.int64),
+        rows=np.bincount(of_row, minlength=len(names)).astype(np.int64),
+    )

@@ -1,0 +1,1 @@
+"""Decoder models: configuration, rotary embedding, attention, layers and the reward read-out."""

@@ -1,0 +1,258 @@
+"""One decoder for every supported family, run by configuration, over trees.
+
+The module holds parameters only; it is used as a plain tree: ``nnx.split`` once, then pure functions of
+``(params, batch)`` under ``jax.jit``. All layers are stacked on a leading axis and run by
+``jax.lax.scan``, so compile time does not grow with depth.
+
+Letters: B trees, K responses, P prefix tokens, R response tokens, T = P + K * R, L layers, N heads,
+G kv heads, H head dim, D model, F mlp, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.models.attention import TreeLayout, blockwise_attention
+from prb_jax.models.config import DecoderConfig
+from prb_jax.models.layers import gated_mlp, matmul_precision, project, rms_norm, rotate
+from prb_jax.models.rope import rotary_angles
+from prb_jax.sharding import Constrain, constrainer
+from prb_jax.trees.batches import TreeBatch
+
+Attention = Callable[..., jax.Array]
+Params = dict[str, Any]
+
+
+class DecoderLayers(nnx.Module):
+    """The parameters of all layers, stacked on axis 0. Matrices are [L, in, out]."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        layers, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        unit = 0.0 if config.norm_plus_one else 1.0
+
+        def matrix(inputs: int, outputs: int) -> nnx.Param:
+            scale = inputs**-0.5
+            return nnx.Param(scale * jax.random.normal(rngs.params(), (layers, inputs, outputs), dtype))
+
+        def vector(size: int, value: float) -> nnx.Param:
+            return nnx.Param(jnp.full((layers, size), value, dtype))
+
+        self.input_norm = vector(width, unit)
+        self.q, self.k, self.v = matrix(width, q_size), matrix(width, kv_size), matrix(width, kv_size)
+        self.o = matrix(q_size, width)
+        if config.attention_bias:
+            self.q_bias, self.k_bias, self.v_bias = vector(q_size, 0), vector(kv_size, 0), vector(kv_size, 0)
+        if config.attention_output_bias:
+            self.o_bias = vector(width, 0)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = vector(config.head_dim, unit), vector(config.head_dim, unit)
+        if config.post_norms:
+            self.post_attention_norm, self.post_mlp_norm = vector(width, unit), vector(width, unit)
+        self.mlp_norm = vector(width, unit)
+        self.gate, self.up, self.down = matrix(width, mlp), matrix(width, mlp), matrix(mlp, width)
+        if config.mlp_bias:
+            self.gate_bias, self.up_bias, self.down_bias = vector(mlp, 0), vector(mlp, 0), vector(width, 0)
+
+
+class Decoder(nnx.Module):
+    """A decoder with a linear score head.
+
+    Args:
+        config: architecture.
+        rngs: for random weights: the matrices have variance 1 / inputs.
+        dtype: of the parameters.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32) -> None:
+        width, labels = config.hidden_size, config.num_labels
+        unit = 0.0 if config.norm_plus_one else 1.0
+        # Scaled embeddings (Gemma) are small so that the residual stream starts at size one everywhere.
+        embed_scale = 1.0 / (config.embedding_scale or 1.0)
+        self.embed = nnx.Param(
+            embed_scale * jax.random.normal(rngs.params(), (config.vocab_size, width), dtype)
+        )
+        self.layers = DecoderLayers(config, rngs, dtype)
+        self.final_norm = nnx.Param(jnp.full((width,), unit, dtype))
+        self.score = nnx.Param(width**-0.5 * jax.random.normal(rngs.params(), (width, labels), dtype))
+
+
+def abstract_decoder(
+    config: DecoderConfig, dtype: jnp.dtype = jnp.float32
+) -> tuple[nnx.GraphDef[Decoder], Params]:
+    """The module's definition and its parameters as a nested dict of ShapeDtypeStruct; allocates nothing."""
+    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype))
+    graphdef, state = nnx.split(model)
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def init_params(config: DecoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:
+    """Random parameters as a nested dict: for training from scratch and for benchmarks."""
+    return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(seed), dtype=dtype)))
+
+
+def layout_of(batch: TreeBatch) -> TreeLayout:
+    """The static shape of a batch."""
+    _, responses, length = batch.responses.shape
+    return TreeLayout(batch.prefix.shape[1], responses, length)
+
+
+def tree_positions(batch: TreeBatch) -> jax.Array:
+    """int32 [B, T]: each response continues from its prefix; padding left of the prefix is 0."""
+    layout = layout_of(batch)
+    lengths = jnp.asarray(batch.prefix_lengths)[:, None]
+    prefix = jnp.maximum(jnp.arange(layout.prefix)[None] - (layout.prefix - lengths), 0)
+    response = jnp.tile(jnp.arange(layout.response_length), layout.responses)[None] + lengths
+    return jnp.concatenate([prefix, response], axis=1).astype(jnp.int32)
+
+
+def tree_tokens(batch: TreeBatch) -> jax.Array:
+    """int32 [B, T]."""
+    rows = batch.responses.shape[0]
+    return jnp.concatenate(
+        [jnp.asarray(batch.prefix), jnp.asarray(batch.responses).reshape(rows, -1)], axis=1
+    )
+
+
+def decode_tree(
+    params: Params,
+    batch: TreeBatch,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    attention: Attention = blockwise_attention,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``."""
+    layout = layout_of(batch)
+    constrain = constrainer(mesh)
+    positions = tree_positions(batch)
+    x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
+    if config.embedding_scale is not None:
+        # The factor is rounded to the activations' dtype, as Gemma was trained.
+        x = x * jnp.asarray(config.embedding_scale, dtype)
+    x = constrain(x, ("batch", None, None))
+
+    full_rope, sliding_rope = config.rope
+    angles = rotary_angles(positions, full_rope)
+    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
+    window = config.sliding_window
+    if window is not None and window >= layout.prefix + layout.response_length:
+        window = None  # no two tokens that see each other are that far apart
+    layer = functools.partial(
+        _layer,
+        config=config,
+        layout=layout,
+        prefix_lengths=jnp.asarray(batch.prefix_lengths),
+        constrain=constrain,
+    )
+    slides = config.layer_windows
+    mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
+
+    def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
+        weights, is_sliding = inputs
+
+        def run(sliding: bool, x: jax.Array) -> jax.Array:
+            attend = functools.partial(attention, window=window if sliding else None)
+            return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend)
+
+        if mixed:
+            return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x), None
+        return run(any(slides), x), None
+
+    x, _ = lax.scan(body, x, (params["layers"], jnp.asarray(slides)))
+    return x
+
+
+def _layer(
+    x: jax.Array,
+    w: Params,
+    *,
+    config: DecoderConfig,
+    layout: TreeLayout,
+    prefix_lengths: jax.Array,
+    angles: tuple[jax.Array, jax.Array],
+    attend: Attention,
+    constrain: Constrain,
+) -> jax.Array:
+    """One layer: x [B, T, D], w its parameters without the layer axis."""
+    norm = functools.partial(
+        rms_norm,
+        eps=config.rms_norm_eps,
+        plus_one=config.norm_plus_one,
+        scale_after_cast=config.norm_scale_after_cast,
+    )
+    rows, tokens, _ = x.shape
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+
+    y = norm(x, w["input_norm"])
+    q = project(y, w["q"], w.get("q_bias")).reshape(rows, tokens, heads, head_dim)
+    k = project(y, w["k"], w.get("k_bias")).reshape(rows, tokens, kv_heads, head_dim)
+    v = project(y, w["v"], w.get("v_bias")).reshape(rows, tokens, kv_heads, head_dim)
+    if config.qk_norm:  # before rope
+        q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
+    q = rotate(q, *angles, scale=config.attention_scale)
+    k = rotate(k, *angles)
+    q, k, v = (constrain(z, ("batch", None, "heads", None)) for z in (q, k, v))
+    y = attend(q, k, v, layout=layout, prefix_lengths=prefix_lengths, softcap=config.attn_logit_softcapping)
+    y = project(y.reshape(rows, tokens, heads * head_dim), w["o"], w.get("o_bias"))
+    if config.post_norms:
+        y = norm(y, w["post_attention_norm"])
+    x = constrain(x + y, ("batch", None, None))
+
+    y = norm(x, w["mlp_norm"])
+    biases = (w["gate_bias"], w["up_bias"], w["down_bias"]) if config.mlp_bias else None
+    y = gated_mlp(y, w["gate"], w["up"], w["down"], kind=config.hidden_activation, biases=biases)
+    if config.post_norms:
+        y = norm(y, w["post_mlp_norm"])
+    return constrain(x + y, ("batch", None, None))
+
+
+def score_tree(
+    params: Params,
+    batch: TreeBatch,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    attention: Attention = blockwise_attention,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Logits of the score head at each response's read position: float32 [B, K, num_labels].
+
+    Args:
+        params: nested dict as :func:`abstract_decoder` describes it.
+        batch: B trees.
+        config: architecture.
+        dtype: of activations.
+        attention: an implementation from :mod:`prb_jax.models.attention`.
+        mesh: how activations are split; None for one device.
+    """
+    layout = layout_of(batch)
+    x = decode_tree(params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh)
+    offsets = layout.prefix + layout.response_length * jnp.arange(layout.responses)
+    read = jnp.asarray(batch.read) + offsets[None]
+    states = jnp.take_along_axis(x, read[:, :, None], axis=1)
+    # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+    states = rms_norm(
+        states.astype(jnp.float32),
+        params["final_norm"],
+        eps=config.rms_norm_eps,
+        plus_one=config.norm_plus_one,
+        scale_after_cast=config.norm_scale_after_cast,
+    )
+    return lax.dot_general(
+        states,
+        params["score"].astype(jnp.float32),
+        (((2,), (0,)), ((), ())),
+        precision=matmul_precision(jnp.dtype(jnp.float32)),
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,134 @@
+"""What each model family is, as far as ``config.json`` does not say it.
+
+One row a family: the class name that reward-model checkpoints carry, the values transformers takes
+for fields that are absent, and the structural facts that are fixed in that family's code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+#: Which linear layers of attention have a bias: those of q, k, v (``qkv``), as ``attention_bias`` says
+#: for q, k, v and o (``field``), or none.
+BiasRule = Literal["none", "qkv", "field"]
+#: Which layers slide: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or every
+#: layer but each n-th.
+WindowRule = Literal["none", "every", "upper", "pattern"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Facts about one ``model_type``.
+
+    Attributes:
+      architecture: name of the class with a score head, as in ``architectures``.
+      defaults: transformers' values for absent fields (None: derived from other fields).
+      bias: which attention projections have biases.
+      windows: which layers see only a sliding window.
+      window_period: for ``pattern``: each layer whose number (from 1) this divides is a full one.
+      mlp_bias_field: ``mlp_bias`` says whether gate, up and down have biases (else they have none).
+      qk_norm: RMSNorm over each head of q and k, before rope.
+      gemma: Gemma's norms (1 + w, multiplied in float32), norms after attention and mlp, embeddings
+        scaled by sqrt(D), attention scaled by ``query_pre_attn_scalar``.
+      local_rope: sliding layers have their own rope.
+      softcaps_attention: ``attn_logit_softcapping`` is honoured.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    bias: BiasRule
+    windows: WindowRule
+    window_period: int = 0
+    mlp_bias_field: bool = False
+    qk_norm: bool = False
+    gemma: bool = False
+    local_rope: bool = False
+    softcaps_attention: bool = False
+
+
+def _defaults(**values: Any) -> Mapping[str, Any]:
+    shared = {
+        "head_dim": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+    }
+    return MappingProxyType(shared | values)
+
+
+_GEMMA = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(
+            architecture="LlamaForSequenceClassification",
+            defaults=_defaults(max_position_embeddings=2048, num_key_value_heads=None),
+            bias="field",
+            mlp_bias_field=True,
+            windows="none",
+        ),
+        "mistral": Family(
+            architecture="MistralForSequenceClassification",
+            defaults=_defaults(max_position_embeddings=4096 * 32, num_key_value_heads=8, sliding_window=4096),
+            bias="none",
+            windows="every",
+        ),
+        "qwen2": Family(
+            architecture="Qwen2ForSequenceClassification",
+            defaults=_defaults(
+                max_position_embeddings=32768,
+                num_key_value_heads=32,
+                sliding_window=4096,
+                max_window_layers=28,
+            ),
+            bias="qkv",
+            windows="upper",
+        ),
+        "qwen3": Family(
+            architecture="Qwen3ForSequenceClassification",
+            defaults=_defaults(
+                max_position_embeddings=32768,
+                num_key_value_heads=32,
+                head_dim=128,
+                sliding_window=4096,
+                max_window_layers=28,
+            ),
+            bias="field",
+            windows="upper",
+            qk_norm=True,
+        ),
+        "gemma2": Family(
+            architecture="Gemma2ForSequenceClassification",
+            defaults=_defaults(**_GEMMA, max_position_embeddings=8192, attn_logit_softcapping=50.0),
+            bias="field",
+            windows="pattern",
+            window_period=2,
+            gemma=True,
+            softcaps_attention=True,
+        ),
+        "gemma3_text": Family(
+            architecture="Gemma3TextForSequenceClassification",
+            defaults=_defaults(
+                **_GEMMA,
+                max_position_embeddings=131_072,
+                rope_theta=1_000_000.0,
+                rope_local_base_freq=10_000.0,
+            ),
+            bias="field",
+            windows="pattern",
+            window_period=6,
+            qk_norm=True,
+            gemma=True,
+            local_rope=True,
+        ),
+    }
+)

@@ -1,0 +1,127 @@
+"""The result on the terminal: a model beside the baselines, with intervals, and by subset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+NONE = "–"
+
+_BASELINE = "baseline:"  # how the names of scorers without a model begin
+_INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
+
+
+def render_summary(summaries: Mapping[str, Mapping[str, Any]], *, title: str) -> Group:
+    """Tables of one or more summaries, as ``prb_jax.metrics.summary.summarise`` gives them.
+
+    Args:
+      summaries: by the name to show. Baselines inside a summary follow it, each once.
+      title: above the first table.
+
+    Returns:
+      A rich renderable: overall figures, then accuracy by subset where there are subsets.
+    """
+    shown = _with_baselines(summaries)
+    parts: list[Table] = [_overall(shown, title=title)]
+    if any(summary.get("accuracy_by_subset") for summary in shown.values()):
+        parts.append(_by_subset(shown))
+    return Group(*parts)
+
+
+def interval(value: float | None, bounds: list[float] | None) -> str:
+    """``0.759 [0.741..0.776]``: a figure with its 95 % interval, where there is one."""
+    if value is None:
+        return NONE
+    # no space inside the brackets, so that a narrow terminal breaks the line before them
+    return f"{value:.3f}" if bounds is None else f"{value:.3f} [{bounds[0]:.3f}..{bounds[1]:.3f}]"
+
+
+def _with_baselines(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    shown: dict[str, Mapping[str, Any]] = dict(summaries)
+    for summary in summaries.values():
+        for name, figures in (summary.get("baselines") or {}).items():
+            shown.setdefault(name, figures)
+    return shown
+
+
+def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    table.add_column("model", overflow="fold")
+    with_users = any(summary.get("users") for summary in shown.values())
+    table.add_column("accuracy", min_width=_INTERVAL_WIDTH)
+    if with_users:
+        table.add_column("per user", min_width=_INTERVAL_WIDTH)
+        table.add_column("coverage", justify="right")
+    table.add_column("ties", justify="right")
+    table.add_column("margin", justify="right")
+    for name, summary in shown.items():
+        cells = [_label(name), escape(interval(summary["accuracy"], summary.get("ci95")))]
+        if with_users:
+            cells.append(escape(interval(summary.get("user_accuracy"), summary.get("user_accuracy_ci95"))))
+            cells.append(_number(summary.get("coverage"), "{:.3f}"))
+        cells += [f"{summary['ties']:,}", _number(summary.get("mean_margin"), "{:.3g}")]
+        table.add_row(*cells)
+    table.caption = "\n".join(_notes(shown))
+    return table
+
+
+def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the columns do not say: how many, over whom, what was cut."""
+    sizes = {(summary["n"], summary.get("users") or 0) for summary in shown.values()}
+    notes = [escape("[..] 95 % interval, bootstrap over users")]
+    if len(sizes) == 1:
+        n, users = sizes.pop()
+        notes.append(
+            f"{n:,} comparisons" + (f" of {users:,} users" if users else "") + "; a tie is not a win"
+        )
+    else:
+        for name, summary in shown.items():
+            notes.append(f"{_label(name)}: {summary['n']:,} comparisons")
+    for name, summary in shown.items():
+        if summary.get("truncated"):
+            notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
+        compared = summary.get("baselines") or {}
+        for baseline, figures in compared.items():
+            if "difference" in figures:
+                difference = interval(figures["difference"], figures.get("difference_ci95"))
+                notes.append(f"{_label(name)} minus {_label(baseline)}: {escape(difference)}")
+    return notes
+
+
+def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(title="Accuracy by subset", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("subset", overflow="fold")
+    table.add_column("n", justify="right")
+    for name in shown:
+        header = name.removeprefix(_BASELINE)  # the first table says that it is a baseline
+        width = min(len(header), 8) if name.startswith(_BASELINE) else _INTERVAL_WIDTH
+        table.add_column(escape(header), overflow="fold", min_width=width)
+    subsets = sorted({subset for s in shown.values() for subset in s.get("accuracy_by_subset") or {}})
+    for subset in subsets:
+        figures = {name: (s.get("accuracy_by_subset") or {}).get(subset) for name, s in shown.items()}
+        sizes = sorted({f["n"] for f in figures.values() if f})
+        cells = [_subset_cell(f, with_interval=not name.startswith(_BASELINE)) for name, f in figures.items()]
+        table.add_row(escape(subset), "/".join(f"{n:,}" for n in sizes), *cells)
+    return table
+
+
+def _subset_cell(figures: Mapping[str, Any] | None, *, with_interval: bool) -> str:
+    if figures is None:
+        return NONE
+    return escape(interval(figures["accuracy"], figures.get("ci95") if with_interval else None))
+
+
+def _label(name: str) -> str:
+    """``baseline:length`` as "length (baseline)", which breaks well in a narrow column."""
+    if name.startswith(_BASELINE):
+        return f"{escape(name.removeprefix(_BASELINE))} (baseline)"
+    return escape(name)
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else form.format(value)

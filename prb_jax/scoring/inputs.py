@@ -1,0 +1,131 @@
+"""The comparisons of one evaluation: from files, benchmarks or Python, with proof of what they were."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError
+
+Data = str | Path | Sequence[str | Path] | Iterable[Comparison]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Labelled comparisons with distinct ids, at least one.
+
+    Attributes:
+      comparisons: in the order in which they are reported.
+      sha256: of the comparisons' contents, in order.
+      sources: for each named source what it is made of (files and their sha256); empty for
+        comparisons given from Python.
+      subset: which subset of the sources was asked for.
+    """
+
+    comparisons: list[Comparison]
+    sha256: str
+    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    subset: str | None = None
+
+
+def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
+    """Reads what is to be scored.
+
+    Args:
+      data: a file, folder, hub data set or generated benchmark by name; several of them; or comparisons.
+      subset: reads one subset of the named sources.
+      limit: reads at most so many comparisons, of each source.
+
+    Raises:
+      DataError: what `read_comparisons` raises; no comparison at all; one without labels; an id
+        given twice, naming both places.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
+    names, given = _split(data)
+    if given is not None:
+        if subset is not None:
+            raise DataError("subset: applies to named sources, not to comparisons given from Python")
+        comparisons = list(islice(given, limit))
+        places = [f"position {position}" for position in range(len(comparisons))]
+        sources: dict[str, Mapping[str, Any]] = {}
+    else:
+        from prb_jax.data.sources import describe_source, read_comparisons
+
+        comparisons, places, sources = [], [], {}
+        for name in names:
+            # Described first: a file that changes while it is read is then found out at the end.
+            sources[name] = describe_source(name)
+            part = read_comparisons(name, subset=subset, limit=limit)
+            comparisons += part
+            places += [name] * len(part)
+    _check(comparisons, places)
+    return Inputs(comparisons=comparisons, sha256=_digest(comparisons), sources=sources, subset=subset)
+
+
+def check_unchanged(inputs: Inputs) -> None:
+    """Makes sure that every named source is still what was read.
+
+    Raises:
+      DataError: a source vanished or changed since, so the scores would be of data nobody has.
+    """
+    from prb_jax.data.sources import describe_source
+
+    for name, before in inputs.sources.items():
+        try:
+            after = describe_source(name)
+        except DataError as error:
+            raise DataError(
+                f"{name}: vanished while it was being scored ({error}); the scores so far are kept: put it "
+                f"back, and the same command finishes the run"
+            ) from error
+        if after != before:
+            raise DataError(
+                f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
+                f"old contents: put those back to finish the run, or start again in another folder"
+            )
+
+
+def _split(data: Data) -> tuple[list[str], Iterable[Comparison] | None]:
+    """Names of sources, or the comparisons themselves."""
+    if isinstance(data, str | Path):
+        return [str(data)], None
+    items: list[Any] = list(data)
+    named = [isinstance(item, str | Path) for item in items]
+    if items and all(named):
+        names = [str(item) for item in items]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"{name}: given twice as a source")
+        return names, None
+    for position, item in enumerate(items):
+        if not isinstance(item, Comparison):
+            raise DataError(f"position {position}: expected a Comparison, found {type(item).__name__}")
+    return [], items
+
+
+def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
+    if not comparisons:
+        raise DataError("nothing to score: expected at least one comparison")
+    seen: dict[str, str] = {}
+    for comparison, place in zip(comparisons, places, strict=True):
+        if comparison.labels is None:
+            raise DataError(f"{place}: comparison {comparison.id!r} has no labels, so it cannot be evaluated")
+        if comparison.id in seen:
+            raise DataError(
+                f"comparison id {comparison.id!r} occurs twice: in {seen[comparison.id]} and in {place}; "
+                f"ids must be distinct within one run"
+            )
+        seen[comparison.id] = place
+
+
+def _digest(comparisons: Sequence[Comparison]) -> str:
+    digest = sha256()
+    for comparison in comparisons:
+        digest.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
+        digest.update(b"\n")
+    return f"sha256:{digest.hexdigest()}"

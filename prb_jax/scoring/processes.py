@@ -1,0 +1,69 @@
+"""What several processes of one run must agree on: who writes, and what is already done.
+
+One process is the normal case, and costs nothing here: JAX is asked only where
+``jax.distributed.initialize`` was called.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from prb_jax import errors
+from prb_jax.errors import PrbError
+
+
+def process_index() -> int:
+    """This process's number; 0 is the one that reads and writes the run folder."""
+    return sys.modules["jax"].process_index() if process_count() > 1 else 0
+
+
+def process_count() -> int:
+    """The number of processes that run this job together."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return 1
+    return jax.process_count()
+
+
+def share_json(value: Any) -> Any:
+    """Process 0's value in every process; a collective, so every process must call it.
+
+    Args:
+      value: anything JSON can hold; looked at on process 0 alone.
+    """
+    if process_count() == 1:
+        return value
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(value).encode() if process_index() == 0 else b""
+    # The length goes first: a broadcast needs one shape everywhere.
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    buffer = np.zeros(length, np.uint8)
+    buffer[: len(text)] = np.frombuffer(text, np.uint8)
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer)).tobytes())
+
+
+def on_first_process(action: Callable[[], Any]) -> Any:
+    """Runs ``action`` on process 0 alone; its value, or its PrbError, in every process.
+
+    A collective, so every process must call it. The value must be one that JSON can hold.
+    """
+    if process_count() == 1:
+        return action()
+    failure: PrbError | None = None
+    outcome: dict[str, Any] = {}
+    if process_index() == 0:
+        try:
+            outcome = {"value": action()}
+        except PrbError as error:
+            failure = error
+            outcome = {"error": [type(error).__name__, str(error)]}
+    outcome = share_json(outcome)
+    if failure is not None:
+        raise failure
+    if "error" in outcome:
+        kind, text = outcome["error"]
+        raise getattr(errors, kind)(f"process 0: {text}")
+    return outcome["value"]

@@ -1,0 +1,306 @@
+"""A reward model ready to score: weights on a mesh, a compiled scorer, its tokenizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
+from prb_jax.checkpoints.locate import describe, locate
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.config import DecoderConfig, load_config
+from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.readout import choose_readout, read_out
+from prb_jax.scoring.plan import ShapeOptions
+from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.scoring.stream import stream_scores
+from prb_jax.sharding import (
+    batch_sharding,
+    check_heads,
+    make_mesh,
+    mesh_shape,
+    parameter_shardings,
+    replicated,
+    to_global,
+)
+from prb_jax.text.protocol import FACTS, parse_protocol
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.encode import encode_comparisons
+from prb_jax.trees.tree import Tree
+
+ScoreFn = Callable[[Params, TreeBatch], jax.Array]
+
+DTYPES = ("float32", "bfloat16")
+
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
+# out of the cache; accelerators need some thousand tokens to be busy.
+TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
+MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RewardModel:
+    """A reward model. Build with :func:`load`.
+
+    Attributes:
+      name: folder or hub id it was loaded from.
+      config: architecture.
+      params: weights, a nested dict of arrays sharded over ``mesh``; layers stacked on axis 0, matrices
+        [in, out].
+      score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
+        :class:`prb_jax.trees.batches.TreeBatch`; what it gives for absent rows and responses is
+        meaningless. It compiles once for each shape (B, P, K, R).
+      tokenizer: tokenizer and chat template.
+      mesh: devices.
+      dtype: of weights and activations; the head and the rewards are float32.
+      readout: how logits become a reward.
+      report: what was read from the checkpoint.
+      source: revision and file fingerprints, for ``run.json``.
+    """
+
+    name: str
+    config: DecoderConfig
+    params: Params = field(repr=False)
+    score_fn: ScoreFn = field(repr=False)
+    tokenizer: ChatTokenizer
+    mesh: Mesh
+    dtype: str
+    readout: str
+    report: LoadReport | None = field(default=None, repr=False)
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def score(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int = 10,
+        protocol: str = "default",
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> list[np.ndarray]:
+        """Rewards of every response, one float32 array [K] a comparison, in the order given.
+
+        Args:
+          comparisons: what to score; labels are not looked at.
+          profile_posts: at most this many posts of each profile are shown; 0 shows none.
+          protocol: "default" or "paper".
+          max_length: longest conversation in tokens; the model's context if not given.
+          batch_tokens: padded tokens computed at a time.
+
+        Raises:
+          DataError: a comparison that cannot be shown to this model; the message names it.
+        """
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
+        for batch in self.stream(
+            comparisons,
+            profile_posts=profile_posts,
+            protocol=protocol,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+        ):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                scores[index] = row
+        return scores
+
+    def encode(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int = 10,
+        protocol: str = "default",
+        max_length: int | None = None,
+    ) -> list[Tree]:
+        """What the model sees of each comparison, as trees of token ids."""
+        rules = parse_protocol(protocol)
+        limit = max_length
+        if limit is None:
+            limit = FACTS[rules].max_length or self.config.max_position_embeddings
+        if limit > self.config.max_position_embeddings:
+            if max_length is not None:
+                raise DataError(
+                    f"max_length {limit} is more than the {self.config.max_position_embeddings} tokens "
+                    f"(max_position_embeddings) that {self.name} was made for"
+                )
+            limit = self.config.max_position_embeddings
+        trees = encode_comparisons(
+            comparisons,
+            self.tokenizer,
+            profile_posts=profile_posts,
+            protocol=rules,
+            max_length=limit,
+            pad_token_id=self.config.pad_token_id,
+        )
+        for comparison, tree in zip(comparisons, trees, strict=True):
+            top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
+            if top >= self.config.vocab_size:
+                raise DataError(
+                    f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
+                    f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
+                )
+        return trees
+
+    def batch(self, trees: Sequence[Tree]) -> TreeBatch:
+        """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty."""
+        multiple = MULTIPLE.get(self._platform, 16)
+        tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
+        shards = mesh_shape(self.mesh).batch_shards
+        prefix, responses, length = max(tops[0], 1), tops[1], tops[2]
+        bucket = Bucket(-(-prefix // multiple) * multiple, responses, -(-length // multiple) * multiple)
+        return self._place(make_batch(trees, bucket, batch=-(-len(trees) // shards) * shards))
+
+    def stream(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int = 10,
+        protocol: str = "default",
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+        skip: Callable[[Sequence[int]], bool] = lambda indices: False,
+    ) -> Iterator[ScoredBatch]:
+        """As :meth:`score`, a batch at a time, as soon as it is computed.
+
+        Args:
+          skip: tells of a batch's indices that they need no scores; the other batches stay as they are.
+        """
+        shards = mesh_shape(self.mesh).batch_shards
+        per_batch = batch_tokens or shards * TOKENS_PER_SHARD.get(self._platform, 8_192)
+        options = ShapeOptions(
+            tokens_per_batch=per_batch,
+            divisor=shards,
+            multiple=MULTIPLE.get(self._platform, 16),
+            attention_length=_attention_length(self.config),
+        )
+        return stream_scores(
+            comparisons,
+            encode=functools.partial(
+                self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
+            ),
+            dispatch=lambda batch: self.score_fn(self.params, self._place(batch)),
+            options=options,
+            skip=skip,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Everything about the model that decides its scores, JSON-ready."""
+        return {
+            "name": self.name,
+            **self.source,
+            "architecture": self.config.architectures[0] if self.config.architectures else None,
+            "dtype": self.dtype,
+            "readout": self.readout,
+            "template": self.tokenizer.template_hash,
+        }
+
+    @property
+    def _platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    def _place(self, batch: TreeBatch) -> TreeBatch:
+        return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
+
+
+def load(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    readout: str | None = None,
+    tokenizer: str | Path | None = None,
+) -> RewardModel:
+    """Loads a reward model from a Hugging Face folder or hub id.
+
+    Args:
+      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id.
+      mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
+        of :func:`prb_jax.sharding.make_mesh`; parameters split over all devices if not given.
+      dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
+        (bfloat16 for float16 ones).
+      revision: branch, tag or commit of a hub id.
+      chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
+      readout: which logit is the reward, for heads with several labels:
+        see :func:`prb_jax.models.readout.choose_readout`.
+      tokenizer: folder or hub id of the tokenizer, if it is not with the model.
+
+    Raises:
+      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+      MeshError: the mesh does not fit the devices or the model.
+    """
+    folder = locate(model, revision=revision)
+    config = load_config(folder.path)
+    chosen_dtype = _choose_dtype(dtype, config, where=folder.name)
+    rule = choose_readout(readout, num_labels=config.num_labels, where=folder.name)
+    chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template)
+    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    kind = jnp.dtype(chosen_dtype)
+    shardings = parameter_shardings(abstract_params(config), devices)
+    loaded = load_params(folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings)
+    return RewardModel(
+        name=folder.name,
+        config=config,
+        params=loaded.params,
+        score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=rule, shardings=shardings),
+        tokenizer=chat,
+        mesh=devices,
+        dtype=chosen_dtype,
+        readout=rule,
+        report=loaded.report,
+        source=describe(folder),
+    )
+
+
+def make_score_fn(
+    config: DecoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str = "logit",
+    shardings: Mapping[str, NamedSharding] | None = None,
+) -> ScoreFn:
+    """The jitted scorer: (params, TreeBatch) -> rewards float32 [B, K], the same on every device.
+
+    Args:
+      config: architecture.
+      mesh: devices.
+      dtype: of activations.
+      readout: see :func:`prb_jax.models.readout.choose_readout`.
+      shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+    """
+    if shardings is None:
+        shardings = parameter_shardings(abstract_params(config), mesh)
+
+    def score(params: Params, batch: TreeBatch) -> jax.Array:
+        return read_out(score_tree(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
+
+    batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
+    return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))
+
+
+def _choose_dtype(dtype: str | None, config: DecoderConfig, *, where: str) -> str:
+    if dtype is None:
+        return "float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16"
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
+    return dtype
+
+
+def _attention_length(config: DecoderConfig) -> int:
+    """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
+    width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    matrices = width * (2 * heads + 2 * kv + 3 * config.intermediate_size)
+    return max(1, matrices // (2 * heads))

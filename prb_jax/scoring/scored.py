@@ -1,0 +1,54 @@
+"""What a scorer is to the rest: an identity, and a stream of scored batches."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.trees.tree import Truncation
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """The scores of some of the comparisons given to ``Scorer.stream``.
+
+    Attributes:
+      indices: positions in the list of comparisons, without the padding of the batch.
+      scores: one float32 array [K] for each index, in the order of the comparison's responses.
+      tokens: tokens computed for each index: the shared prefix once, and every response.
+      truncation: what was cut from each index to make it fit.
+    """
+
+    indices: Sequence[int]
+    scores: Sequence[np.ndarray]
+    tokens: Sequence[int]
+    truncation: Sequence[Truncation]
+
+
+class Scorer(Protocol):
+    """A model that can be evaluated: ``RewardModel``, a baseline, or code of your own."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything about the model that decides its scores, JSON-ready.
+
+        ``name`` is shown in tables; where there are other entries, they decide and the name may change.
+        """
+        ...
+
+    def stream(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int,
+        protocol: str,
+        max_length: int | None,
+        skip: Callable[[Sequence[int]], bool],
+    ) -> Iterator[ScoredBatch]:
+        """Scores every comparison once, in any order.
+
+        ``skip(indices)`` is True for a batch whose scores are all known; it need not be computed. The
+        composition of batches must not depend on it, so that a continued run gives equal scores.
+        """
+        ...

@@ -1,0 +1,212 @@
+"""Meshes and shardings: one table says which mesh axis holds which logical axis.
+
+Axes of the mesh, always all three: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
+layer by layer) and ``tensor`` (heads and mlp split). Trees are dealt over ``data`` and ``fsdp``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from prb_jax.errors import MeshError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+Constrain = Callable[[jax.Array, Sequence[str | None]], jax.Array]
+
+# Logical axis -> mesh axes that split it. None: replicated.
+RULES: Mapping[str, tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),
+    "model": ("fsdp",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+
+# Logical axes of every parameter, by its place in the tree.
+PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
+    "embed": ("vocab", "model"),
+    "layers/q": (None, "model", "heads"),
+    "layers/k": (None, "model", "heads"),
+    "layers/v": (None, "model", "heads"),
+    "layers/o": (None, "heads", "model"),
+    "layers/q_bias": (None, "heads"),
+    "layers/k_bias": (None, "heads"),
+    "layers/v_bias": (None, "heads"),
+    "layers/o_bias": (None, None),
+    "layers/gate": (None, "model", "mlp"),
+    "layers/up": (None, "model", "mlp"),
+    "layers/down": (None, "mlp", "model"),
+    "layers/gate_bias": (None, "mlp"),
+    "layers/up_bias": (None, "mlp"),
+    "layers/down_bias": (None, None),
+    "layers/input_norm": (None, None),
+    "layers/post_attention_norm": (None, None),
+    "layers/mlp_norm": (None, None),
+    "layers/post_mlp_norm": (None, None),
+    "layers/q_norm": (None, None),
+    "layers/k_norm": (None, None),
+    "final_norm": (None,),
+    "score": (None, None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshShape:
+    """Sizes of the mesh axes."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh takes."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def batch_shards(self) -> int:
+        """Into how many parts a batch of trees is split."""
+        return self.data * self.fsdp
+
+
+def parse_mesh(text: str | None, *, devices: int) -> MeshShape:
+    """Sizes from ``"fsdp=4,tensor=2"``; -1 takes what is left; ``None`` splits parameters over all devices.
+
+    Raises:
+        MeshError: unknown or repeated axis, bad size, or a product that is not the number of devices.
+    """
+    if not text:
+        return MeshShape(fsdp=devices)
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in MESH_AXES:
+            raise MeshError(f"mesh '{text}': unknown axis '{name}': expected {', '.join(MESH_AXES)}")
+        if name in sizes:
+            raise MeshError(f"mesh '{text}': axis '{name}' is given twice")
+        try:
+            sizes[name] = int(value)
+        except ValueError:
+            raise MeshError(
+                f"mesh '{text}': axis '{name}': expected a whole number or -1, found '{value}'"
+            ) from None
+        if sizes[name] < 1 and sizes[name] != -1:
+            raise MeshError(
+                f"mesh '{text}': axis '{name}': expected a size of at least 1, or -1 for what is left, "
+                f"found {sizes[name]}"
+            )
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise MeshError(f"mesh '{text}': only one axis may be -1, found {' and '.join(open_axes)}")
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if open_axes:
+        if devices % known:
+            raise MeshError(f"mesh '{text}': {known} does not divide the {devices} devices")
+        sizes[open_axes[0]] = devices // known
+    shape = MeshShape(**sizes)
+    if shape.devices != devices:
+        raise MeshError(
+            f"mesh '{text}' takes {shape.devices} devices, but {devices} are present: "
+            f"write -1 for one axis to use all of them"
+        )
+    return shape
+
+
+def make_mesh(text: str | None = None, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh over all devices (or the given ones); see :func:`parse_mesh`."""
+    found = list(jax.devices() if devices is None else devices)
+    shape = parse_mesh(text, devices=len(found))
+    return jax.make_mesh(
+        (shape.data, shape.fsdp, shape.tensor),
+        MESH_AXES,
+        axis_types=(AxisType.Auto,) * len(MESH_AXES),
+        devices=found,
+    )
+
+
+def mesh_shape(mesh: Mesh) -> MeshShape:
+    """The sizes of a mesh made by :func:`make_mesh`."""
+    return MeshShape(**{name: mesh.shape[name] for name in MESH_AXES})
+
+
+def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
+    """Logical axes translated by :data:`RULES`."""
+    return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
+
+
+def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str = "") -> dict[str, Any]:
+    """NamedSharding for every leaf of a nested dict of parameters.
+
+    Raises:
+        MeshError: a mesh axis does not divide the dimension that it splits.
+    """
+    shardings: dict[str, Any] = {}
+    for name, leaf in abstract.items():
+        place = f"{prefix}{name}"
+        if isinstance(leaf, Mapping):
+            shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
+            continue
+        axes = PARAMETER_AXES[place]
+        for size, axis in zip(leaf.shape, axes, strict=True):
+            _check_divides(place, leaf.shape, size, axis, mesh)
+        shardings[name] = NamedSharding(mesh, partition_spec(axes))
+    return shardings
+
+
+def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:
+    """Heads are split whole.
+
+    Raises:
+        MeshError: the tensor axis does not divide the number of heads or of kv heads.
+    """
+    tensor = mesh.shape["tensor"]
+    for name, count in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads)):
+        if count % tensor:
+            raise MeshError(f"mesh axis tensor={tensor} does not divide {name}={count}")
+
+
+def _check_divides(place: str, shape: tuple[int, ...], size: int, axis: str | None, mesh: Mesh) -> None:
+    names = RULES[axis] if axis is not None else None
+    if names is None:
+        return
+    parts = math.prod(mesh.shape[name] for name in names)
+    if size % parts:
+        sizes = " x ".join(f"{name}={mesh.shape[name]}" for name in names)
+        raise MeshError(f"mesh axis {sizes} does not divide {size} ({axis} axis of '{place}', shape {shape})")
+
+
+def batch_sharding(mesh: Mesh, rank: int) -> NamedSharding:
+    """Rows over the data and fsdp axes, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(RULES["batch"], *([None] * (rank - 1))))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrainer(mesh: Mesh | None) -> Constrain:
+    """A function of (array, logical axes) that states how an activation is split over ``mesh``.
+
+    Without a mesh, or on one device, it changes nothing.
+    """
+    if mesh is None or mesh.size == 1:
+        return lambda x, axes: x
+
+    def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(axes)))
+
+    return constrain
+
+
+def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """A global array whose rows this process has in full: [B, ...] -> each device takes its part."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

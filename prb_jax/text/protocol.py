@@ -1,0 +1,68 @@
+"""The two ways of turning a comparison into text and tokens, and the facts that differ between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from prb_jax.errors import DataError
+
+
+class Protocol(StrEnum):
+    """How a comparison is shown to the model.
+
+    DEFAULT: one tokenisation through the chat template (one BOS), the profile before the question,
+      truncation that never touches a response, the score read at the last token.
+    PAPER: what the scripts released with Personalised RewardBench (arXiv 2604.07343) do: without a
+      profile as their pointwise script, with one as their best-of-N script.
+    """
+
+    DEFAULT = "default"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class ProtocolFacts:
+    """What a protocol fixes.
+
+    Attributes:
+      max_length: the length limit of a conversation in tokens where the caller gives none; None
+        means the model's own context length.
+      second_tokenisation: whether the rendered template is tokenised with special tokens added
+        again, which writes BOS twice wherever template and tokenizer both add one.
+      cuts_responses: whether a conversation beyond the limit loses its end (the response's end and
+        end-of-turn token) instead of profile posts and prompt.
+      reads_last_non_pad: whether the score is read at the last token that is not the padding token,
+        rather than at the last token; they differ where padding and end-of-turn share an id.
+    """
+
+    max_length: int | None
+    second_tokenisation: bool
+    cuts_responses: bool
+    reads_last_non_pad: bool
+
+
+FACTS = MappingProxyType(
+    {
+        Protocol.DEFAULT: ProtocolFacts(
+            max_length=None, second_tokenisation=False, cuts_responses=False, reads_last_non_pad=False
+        ),
+        Protocol.PAPER: ProtocolFacts(
+            max_length=8192, second_tokenisation=True, cuts_responses=True, reads_last_non_pad=True
+        ),
+    }
+)
+
+
+def parse_protocol(name: str) -> Protocol:
+    """The protocol called `name`.
+
+    Raises:
+      DataError: no protocol has this name.
+    """
+    try:
+        return Protocol(name)
+    except ValueError:
+        known = ", ".join(repr(str(protocol)) for protocol in Protocol)
+        raise DataError(f"protocol: expected one of {known}, found {name!r}") from None

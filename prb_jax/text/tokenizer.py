@@ -1,0 +1,260 @@
+"""A tokenizer with its chat template: conversations in, token ids out, in one tokenisation.
+
+The rendered template is tokenised as it stands, without adding special tokens again, which is what
+`apply_chat_template(tokenize=True)` of transformers does. Tokenising it with special tokens, as many
+scripts do, writes BOS twice wherever template and tokenizer both add one; only the `paper` protocol
+does that here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.text.boundaries import independent_tokens, shared_run
+from prb_jax.text.template import Template, choose_template
+
+_PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
+
+
+@dataclass(frozen=True, eq=False)
+class ChatTokenizer:
+    """A transformers tokenizer and the chat template it is used with. Build with `load_tokenizer`.
+
+    Attributes:
+      name: the folder or hub id it was loaded from.
+      template: the chat template.
+      tokenizer: the transformers tokenizer.
+      cut_tokens: special tokens before which a rendered text may be cut and tokenised in two parts
+        without changing a single id.
+      added_before, added_after: the special tokens that the tokenizer adds around a text when
+        asked to (the `paper` protocol asks).
+    """
+
+    name: str
+    template: Template
+    tokenizer: Any = field(repr=False)
+    cut_tokens: tuple[str, ...] = ()
+    added_before: tuple[int, ...] = ()
+    added_after: tuple[int, ...] = ()
+
+    @property
+    def template_hash(self) -> str:
+        """ "sha256:..." of the template text in use."""
+        return self.template.hash
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.tokenizer.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.tokenizer.pad_token_id
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+        """The template's text for each conversation, without a generation prompt.
+
+        Raises:
+          DataError: the template refuses a conversation; `conversation` numbers it.
+        """
+        spoken = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
+        try:
+            return self._apply(spoken)
+        except Exception:
+            # One bad conversation fails the whole call: find it, to be able to name it.
+            for number, messages in enumerate(spoken):
+                try:
+                    self._apply([messages])
+                except Exception as error:
+                    raise RenderError(number, messages, self.name, error) from error
+            raise
+
+    def _apply(self, spoken: list[list[dict[str, str]]]) -> list[str]:
+        return self.tokenizer.apply_chat_template(
+            spoken, chat_template=self.template.text, tokenize=False, add_generation_prompt=False
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text as it stands, int32, with no special token added and none cut off."""
+        if not texts:
+            return []
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        else:
+            rows = [
+                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            ]
+        return [np.asarray(row, np.int32) for row in rows]
+
+    def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
+        """Ids of every conversation, where those of one group share most of their text.
+
+        The same ids as `encode` gives for each one alone. What the texts of a group share up to the
+        last special token is tokenised once.
+
+        Raises:
+          DataError: the template refuses a conversation.
+          CheckpointError: the template writes BOS twice.
+        """
+        texts = self.render([conversation for group in groups for conversation in group])
+        parts: list[str] = []
+        cuts: list[bool] = []
+        start = 0
+        for group in groups:
+            own = texts[start : start + len(group)]
+            start += len(group)
+            cut = shared_run(own, self.cut_tokens)
+            cuts.append(cut > 0)
+            parts.extend([own[0][:cut]] if cut else [])
+            parts.extend(text[cut:] for text in own)
+        ids = iter(self.tokenize(parts))
+        encoded: list[list[np.ndarray]] = []
+        for group, cut in zip(groups, cuts, strict=True):
+            head = next(ids) if cut else np.zeros(0, np.int32)
+            encoded.append([np.concatenate([head, next(ids)]) for _ in group])
+        for group in encoded:
+            for sequence in group:
+                self._check_one_bos(sequence)
+        return encoded
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of one whole conversation: the rendered template in one tokenisation.
+
+        Raises:
+          DataError: the template refuses the conversation.
+          CheckpointError: the template writes BOS twice.
+        """
+        return self.encode_together([[messages]])[0][0].tolist()
+
+    def encode_paper(self, messages: Sequence[Message], *, max_length: int) -> list[int]:
+        """Ids of one conversation as the scripts of the paper make them.
+
+        The rendered template is tokenised with special tokens added once more (a second BOS for
+        tokenizers that add one) and cut at `max_length` on the tokenizer's truncation side, which
+        is the right one by default: the end of the response goes first.
+        """
+        ids = self.tokenize(self.render([messages]))[0]
+        return self.with_special_tokens(ids, max_length=max_length).tolist()
+
+    def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
+        """`ids` cut to leave room for, and then surrounded by, the tokens the tokenizer adds."""
+        if max_length is not None:
+            room = max(max_length - len(self.added_before) - len(self.added_after), 0)
+            if len(ids) > room:
+                left = self.tokenizer.truncation_side == "left"
+                ids = ids[len(ids) - room :] if left else ids[:room]
+        before, after = np.asarray(self.added_before, np.int32), np.asarray(self.added_after, np.int32)
+        return np.concatenate([before, ids, after])
+
+    def _check_one_bos(self, ids: np.ndarray) -> None:
+        bos = self.bos_token_id
+        if bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos:
+            raise CheckpointError(
+                f"{self.name}: the chat template writes the BOS token (id {bos}) twice; expected it at most"
+                " once at the start of a conversation"
+            )
+
+
+class RenderError(DataError):
+    """A chat template refuses a conversation. `conversation` is its number within the call."""
+
+    def __init__(
+        self, conversation: int, messages: list[dict[str, str]], name: str, error: Exception
+    ) -> None:
+        self.conversation = conversation
+        self.reason = (
+            f"the chat template of {name} refuses the conversation with roles"
+            f" {[message['role'] for message in messages]}: {error}"
+        )
+        super().__init__(self.reason)
+
+
+def load_tokenizer(
+    path_or_id: str | Path, *, revision: str | None = None, chat_template: str | None = None
+) -> ChatTokenizer:
+    """Loads a tokenizer and fixes the chat template it is used with.
+
+    Args:
+      path_or_id: a folder with tokenizer files, or a hub id.
+      revision: branch, tag or commit of a hub id.
+      chat_template: None for the tokenizer's own; "plain" for the built-in format; a file with a
+        Jinja template, or its text.
+
+    Raises:
+      CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
+        no chat template, or its template fails on a plain exchange or writes BOS twice.
+    """
+    from transformers import AutoTokenizer
+
+    name = str(path_or_id)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
+    if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
+        raise CheckpointError(
+            f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
+            " convert the tokenizer to a tokenizer.json"
+        )
+    # Conversations beyond the tokenizer's nominal length are normal here and handled by the caller.
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    template = choose_template(tokenizer, chat_template, where=name)
+    chat = ChatTokenizer(name=name, template=template, tokenizer=tokenizer)
+    try:
+        probe = chat.render([_PROBE])[0]
+        again = chat.render([_PROBE])[0]
+    except DataError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    if probe != again:
+        raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
+    if missing := [message.content for message in _PROBE if message.content not in probe]:
+        raise CheckpointError(
+            f"{name}: the chat template leaves out message contents, such as {missing[0]!r}"
+        )
+    chat.encode(_PROBE)
+    before, after = _added_tokens(tokenizer, name)
+    return ChatTokenizer(
+        name=name,
+        template=template,
+        tokenizer=tokenizer,
+        cut_tokens=independent_tokens(tokenizer, probe),
+        added_before=before,
+        added_after=after,
+    )
+
+
+def _added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer puts before and after a text when it adds special tokens."""
+    text = "a b"
+    plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    full = list(tokenizer(text, add_special_tokens=True)["input_ids"])
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start]), tuple(full[start + len(plain) :])
+    raise CheckpointError(
+        f"{name}: adding special tokens changes the ids of the text itself: {plain} -> {full}"
+    )

@@ -1,0 +1,70 @@
+"""The leak guard: the one place that decides which parts of a comparison a scored model may see.
+
+Nothing but the prompt, the responses and the text and category of the first profile posts passes
+through `visible`. Rubric aspects, narrative, labels, margin, ids, user, subset and the category of
+the record never do; everything downstream works on its result and not on the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prb_jax.data.comparison import Comparison, Message, Post
+from prb_jax.errors import DataError
+from prb_jax.text.protocol import Protocol
+
+PROFILE_HEADING = "What this user wrote before, most relevant first:"
+QUESTION_HEADING = "What the user asks now:"
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What the model sees of one comparison.
+
+    Attributes:
+      prefix_messages: the conversation before the response; its last message is the user's.
+      responses: the K responses, in the order of the comparison.
+    """
+
+    prefix_messages: tuple[Message, ...]
+    responses: tuple[str, ...]
+
+
+def render_profile(posts: Sequence[Post], count: int, *, protocol: Protocol = Protocol.DEFAULT) -> str:
+    """The first `count` posts as text, one after the other, in the format of the paper.
+
+    Each post is `Post {i} (Category: {category}):`, a newline and its text, numbered from 1. Where a
+    post has no category the default protocol leaves the parenthesis out; the paper's format keeps it.
+    """
+    blocks = []
+    for i, post in enumerate(posts[:count], start=1):
+        named = post.category or protocol is Protocol.PAPER
+        header = f"Post {i} (Category: {post.category}):" if named else f"Post {i}:"
+        blocks.append(f"{header}\n{post.text}")
+    return "\n".join(blocks)
+
+
+def visible(comparison: Comparison, *, profile_posts: int, protocol: Protocol) -> Visible:
+    """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
+
+    default: the posts stand before the question, under headings, within the first user turn.
+    paper: the posts follow the question without any separator (the best-of-N script does so); with
+    no posts it is the question alone (the pointwise script).
+
+    Raises:
+      DataError: `profile_posts` is negative.
+    """
+    if profile_posts < 0:
+        raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
+    messages = list(comparison.prompt)
+    profile = render_profile(comparison.profile, profile_posts, protocol=protocol)
+    if profile and protocol is Protocol.PAPER:
+        last = messages[-1]
+        messages[-1] = Message(last.role, last.content + profile)
+    elif profile:
+        first = next(i for i, message in enumerate(messages) if message.role == "user")
+        question = messages[first].content
+        content = f"{PROFILE_HEADING}\n\n{profile}\n\n{QUESTION_HEADING}\n\n{question}"
+        messages[first] = Message("user", content)
+    return Visible(prefix_messages=tuple(messages), responses=comparison.responses)

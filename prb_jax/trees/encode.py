@@ -1,0 +1,290 @@
+"""From comparisons to trees: what is visible, cut to fit the length limit, in token ids.
+
+The limit holds for each whole conversation (prompt and one response), as if it were scored alone.
+In the default protocol, what does not fit is taken away in this order, and counted:
+
+1. whole posts from the end of the ranked profile, as few as possible;
+2. whole earlier turns of the prompt, the oldest first (`prb_jax.trees.shorten`);
+3. the start of the question, or of the system message if that is longer, word by word: what
+   stands last in a prompt is what a response answers to.
+
+A response is never cut, and the conversation stays a valid rendering of the chat template. The
+`paper` protocol instead cuts the end of each conversation, response first.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError
+from prb_jax.text.protocol import FACTS, Protocol
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError
+from prb_jax.text.visible import Visible, render_profile, visible
+from prb_jax.trees.shorten import shorten_prompt
+from prb_jax.trees.tree import Tree, Truncation, build_tree
+
+CHUNK_ROWS = 64
+"""Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough that
+its bulky intermediate results stay small."""
+
+ESTIMATE_SLACK = 8
+"""By how many tokens leaving out one post may differ from the length of that post alone."""
+
+
+def encode_comparison(
+    comparison: Comparison,
+    tokenizer: ChatTokenizer,
+    *,
+    profile_posts: int,
+    protocol: Protocol = Protocol.DEFAULT,
+    max_length: int | None = None,
+    pad_token_id: int | None = None,
+) -> Tree:
+    """The tree of one comparison; `encode_comparisons` for many is faster and gives the same."""
+    return encode_comparisons(
+        [comparison],
+        tokenizer,
+        profile_posts=profile_posts,
+        protocol=protocol,
+        max_length=max_length,
+        pad_token_id=pad_token_id,
+    )[0]
+
+
+def encode_comparisons(
+    comparisons: Sequence[Comparison],
+    tokenizer: ChatTokenizer,
+    *,
+    profile_posts: int,
+    protocol: Protocol = Protocol.DEFAULT,
+    max_length: int | None = None,
+    pad_token_id: int | None = None,
+) -> list[Tree]:
+    """The trees of `comparisons`, in their order. Each is a function of its comparison alone.
+
+    Args:
+      comparisons: what to encode.
+      tokenizer: tokenizer and chat template.
+      profile_posts: at most this many posts of each profile are shown.
+      protocol: default or paper.
+      max_length: most tokens of a prompt with one response; None for the protocol's own limit
+        (none for default, 8,192 for paper).
+      pad_token_id: padding id in the model's configuration, which the paper protocol's read
+        position depends on; the tokenizer's, else its EOS, when not given.
+
+    Raises:
+      DataError: naming the comparison: its template refuses it, a response with its template
+        exceeds the limit, or two different responses have become equal in tokens.
+    """
+    facts = FACTS[protocol]
+    limit = facts.max_length if max_length is None else max_length
+    if limit is not None and limit < 1:
+        raise DataError(f"max_length: expected at least 1, found {limit}")
+    encoder = _Encoder(tokenizer, profile_posts, protocol, limit)
+    trees: list[Tree] = []
+    for start in range(0, len(comparisons), CHUNK_ROWS):
+        chunk = comparisons[start : start + CHUNK_ROWS]
+        if facts.cuts_responses:
+            if pad_token_id is None:
+                pad = tokenizer.pad_token_id
+                pad_token_id = tokenizer.eos_token_id if pad is None else pad
+            trees.extend(encoder.paper(chunk, pad_token_id))
+        else:
+            trees.extend(encoder.default(chunk))
+    return trees
+
+
+@dataclass(eq=False)
+class _Row:
+    """A comparison on its way to a length that fits."""
+
+    comparison: Comparison
+    posts: int
+    """Posts tried now."""
+    refused: int
+    """Fewest posts known to be too many."""
+    fitting: int = -1
+    """Most posts known to fit; -1 while not even none is known to."""
+    sequences: list[np.ndarray] = field(default_factory=list)
+    """Ids of the K conversations with `fitting` posts."""
+    block_tokens: list[int] = field(default_factory=list)
+    """Length of each post alone; known for rows that do not fit with all their posts."""
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    tokenizer: ChatTokenizer
+    profile_posts: int
+    protocol: Protocol
+    limit: int | None
+
+    def default(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        rows = [
+            _Row(comparison, posts=shown, refused=shown + 1)
+            for comparison in comparisons
+            for shown in [min(len(comparison.profile), max(self.profile_posts, 0))]
+        ]
+        shown = [row.posts for row in rows]
+        active = rows
+        while active:
+            seen = [self._visible(row.comparison, row.posts) for row in active]
+            encoded = self._encode([row.comparison for row in active], seen)
+            refused = []
+            for row, sequences in zip(active, encoded, strict=True):
+                if self.limit is None or longest(sequences) <= self.limit:
+                    row.fitting, row.sequences = row.posts, sequences
+                else:
+                    row.refused = row.posts
+                    refused.append(row)
+            self._count_blocks(refused)
+            active = [
+                row
+                for row, sequences in zip(active, encoded, strict=True)
+                if self._choose_posts(row, longest(sequences))
+            ]
+        return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
+
+    def _visible(self, comparison: Comparison, posts: int) -> Visible:
+        # A negative number of posts is for `visible` to refuse.
+        count = posts if self.profile_posts >= 0 else self.profile_posts
+        return visible(comparison, profile_posts=count, protocol=self.protocol)
+
+    def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
+        groups = [conversations(each.prefix_messages, each.responses) for each in seen]
+        try:
+            return self.tokenizer.encode_together(groups)
+        except RenderError as error:
+            number = error.conversation
+            for comparison, group in zip(comparisons, groups, strict=True):
+                if number < len(group):
+                    raise DataError(f"comparison {comparison.id!r}: {error.reason}") from error
+                number -= len(group)
+            raise
+
+    def _count_blocks(self, rows: Sequence[_Row]) -> None:
+        """Fills in the length of each post, for rows that need it and lack it."""
+        rows = [row for row in rows if not row.block_tokens]
+        texts = [
+            render_profile([post], 1, protocol=self.protocol) + "\n"
+            for row in rows
+            for post in row.comparison.profile[: row.refused]
+        ]
+        lengths = iter([len(ids) for ids in self.tokenizer.tokenize(texts)])
+        for row in rows:
+            row.block_tokens = [next(lengths) for _ in row.comparison.profile[: row.refused]]
+
+    def _choose_posts(self, row: _Row, length: int) -> bool:
+        """Chooses the next number of posts to try, given the `length` found with the last; False when settled.
+
+        Lengths of posts alone predict the length of the whole to within a few tokens, so two or
+        three tries find the largest number that fits.
+        """
+        if self.limit is None or row.refused - row.fitting <= 1:
+            return False
+        guess = row.posts
+        if row.fitting == row.posts:
+            guess += 1
+            if length + row.block_tokens[row.posts] > self.limit + ESTIMATE_SLACK:
+                return False
+        else:
+            while guess > 0 and length > self.limit:
+                guess -= 1
+                length -= row.block_tokens[guess]
+        row.posts = min(max(guess, row.fitting + 1), row.refused - 1)
+        return True
+
+    def _finish(self, row: _Row, shown: int) -> Tree:
+        dropped = 0
+        if row.fitting < 0:
+            assert self.limit is not None
+            row.fitting = 0
+            row.sequences, dropped = self._shorten(row.comparison, self.limit)
+        truncation = Truncation(posts_dropped=shown - row.fitting, prompt_tokens_dropped=dropped)
+        tree = build_tree(row.sequences, truncation=truncation)
+        refuse_merged_responses(row.comparison, tree)
+        return tree
+
+    def _shorten(self, comparison: Comparison, limit: int) -> tuple[list[np.ndarray], int]:
+        """The K conversations without posts and with a prompt cut to fit, and the tokens that cost."""
+        seen = self._visible(comparison, 0)
+
+        def encode(messages: Sequence[Message]) -> list[np.ndarray]:
+            return self._encode([comparison], [Visible(tuple(messages), seen.responses)])[0]
+
+        whole = longest(encode(seen.prefix_messages))
+        short = shorten_prompt(seen.prefix_messages, fits=lambda messages: longest(encode(messages)) <= limit)
+        if short is None:
+            least = min(len(self.tokenizer.tokenize([text])[0]) for text in seen.responses)
+            most = max(len(self.tokenizer.tokenize([text])[0]) for text in seen.responses)
+            raise DataError(
+                f"comparison {comparison.id!r}: its longest conversation has {whole} tokens without profile and"
+                f" the responses alone {least} to {most}; with the chat template that leaves no room for the"
+                f" prompt within max_length {limit}, and responses are never cut"
+            )
+        sequences = encode(short)
+        return sequences, whole - longest(sequences)
+
+    def paper(self, comparisons: Sequence[Comparison], pad_token_id: int | None) -> list[Tree]:
+        seen = [self._visible(comparison, self.profile_posts) for comparison in comparisons]
+        return [self._cut_ends(sequences, pad_token_id) for sequences in self._encode(comparisons, seen)]
+
+    def _cut_ends(self, sequences: list[np.ndarray], pad_token_id: int | None) -> Tree:
+        whole = [self.tokenizer.with_special_tokens(ids, max_length=None) for ids in sequences]
+        cut = [self.tokenizer.with_special_tokens(ids, max_length=self.limit) for ids in sequences]
+        lost = [len(before) - len(after) for before, after in zip(whole, cut, strict=True)]
+        responses = [len(response) for response in build_tree(whole).responses]
+        of_responses = [min(n, r) for n, r in zip(lost, responses, strict=True)]
+        if self.tokenizer.tokenizer.truncation_side == "left":
+            prompts = [len(ids) - r for ids, r in zip(whole, responses, strict=True)]
+            of_responses = [max(n - p, 0) for n, p in zip(lost, prompts, strict=True)]
+        truncation = Truncation(
+            prompt_tokens_dropped=max(n - r for n, r in zip(lost, of_responses, strict=True)),
+            response_tokens_dropped=sum(of_responses),
+        )
+        return build_tree(cut, read=[last_non_pad(ids, pad_token_id) for ids in cut], truncation=truncation)
+
+
+def conversations(messages: Sequence[Message], responses: Sequence[str]) -> list[list[Message]]:
+    """The K whole conversations: the prompt, answered by each response."""
+    return [[*messages, Message("assistant", response)] for response in responses]
+
+
+def longest(sequences: Sequence[np.ndarray]) -> int:
+    """Length of the longest sequence."""
+    return max(len(sequence) for sequence in sequences)
+
+
+def last_non_pad(ids: np.ndarray, pad_token_id: int | None) -> int:
+    """The position at which transformers reads a score: the rightmost id that is not padding (else 0)."""
+    if pad_token_id is None:
+        return len(ids) - 1
+    positions = np.flatnonzero(ids != pad_token_id)
+    return int(positions[-1]) if len(positions) else 0
+
+
+def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
+    """Raises DataError if two responses that read differently have the same tokens.
+
+    Differences that many templates and tokenizers normalise away (surrounding blanks, the form of
+    a Unicode character) are none: such responses tie, as equal ones do.
+    """
+    first: dict[bytes, int] = {}
+    for k, ids in enumerate(tree.responses):
+        other = first.setdefault(ids.tobytes(), k)
+        if other == k:
+            continue
+        a, b = comparison.responses[other], comparison.responses[k]
+        if a != b and _plain(a) != _plain(b):
+            raise DataError(
+                f"comparison {comparison.id!r}: responses[{other}] and responses[{k}] differ as text but have the"
+                " same tokens; the chat template or the tokenizer drops what tells them apart"
+            )
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split())

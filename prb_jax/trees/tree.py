@@ -1,0 +1,124 @@
+"""A tree: the tokens of one shared prefix and of K responses that continue it.
+
+The split is made in token space. Each full conversation (prompt and response) is tokenised exactly
+as it would be alone; the prefix is the longest common run of ids of the K sequences. So a tree's
+scores equal the scores of K separate forwards, whatever the chat template writes around a response
+and whatever the tokenizer merges at its edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """What was left out of one comparison so that it fits its length limit.
+
+    Attributes:
+      posts_dropped: whole profile posts, counted from the end of the ranked profile.
+      prompt_tokens_dropped: tokens by which the rest of the prompt was shortened.
+      response_tokens_dropped: response tokens lost, summed over the K responses (only the `paper`
+        protocol ever cuts a response).
+    """
+
+    posts_dropped: int = 0
+    prompt_tokens_dropped: int = 0
+    response_tokens_dropped: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything at all was left out."""
+        return (self.posts_dropped, self.prompt_tokens_dropped, self.response_tokens_dropped) != (0, 0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """One comparison in tokens.
+
+    Attributes:
+      prefix: int32 [p], shared by all responses; p may be 0.
+      responses: K arrays int32 [r_k], r_k >= 1; `prefix` followed by `responses[k]` is the whole
+        tokenised conversation k.
+      read: for each response, the index within it of the token whose state gives the score.
+      truncation: what was left out to fit the length limit.
+    """
+
+    prefix: np.ndarray
+    responses: tuple[np.ndarray, ...]
+    read: tuple[int, ...]
+    truncation: Truncation = field(default_factory=Truncation)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens a forward needs: the prefix once and every response."""
+        return len(self.prefix) + sum(len(response) for response in self.responses)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(p, K, r): prefix length, number of responses, length of the longest response."""
+        return len(self.prefix), len(self.responses), max(len(response) for response in self.responses)
+
+    def sequence(self, k: int) -> np.ndarray:
+        """The whole conversation `k`, int32 [p + r_k], as it would be scored alone."""
+        return np.concatenate([self.prefix, self.responses[k]])
+
+
+def common_run(sequences: Sequence[np.ndarray]) -> int:
+    """Length of the longest run of ids that all `sequences` start with."""
+    first = sequences[0]
+    run = len(first)
+    for other in sequences[1:]:
+        run = min(run, len(other))
+        different = first[:run] != other[:run]
+        if different.any():
+            run = int(different.argmax())
+    return run
+
+
+def build_tree(
+    sequences: Sequence[Sequence[int] | np.ndarray],
+    *,
+    read: Sequence[int] | None = None,
+    truncation: Truncation | None = None,
+) -> Tree:
+    """Splits K tokenised conversations into a shared prefix and K responses.
+
+    Args:
+      sequences: K >= 1 non-empty sequences of token ids, one whole conversation each.
+      read: for each sequence the index, within the whole sequence, of the token to read the score
+        at; its last token when not given.
+      truncation: recorded in the tree.
+
+    Returns:
+      The tree. Its prefix is the longest common run of ids, shortened where needed so that every
+      response holds at least one token and the token it is read at.
+
+    Raises:
+      ValueError: no sequence, an empty one, or a read position outside its sequence.
+    """
+    arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
+    if not arrays:
+        raise ValueError("a tree needs at least one sequence, found none")
+    for k, array in enumerate(arrays):
+        if array.ndim != 1 or len(array) == 0:
+            raise ValueError(
+                f"sequence {k}: expected a non-empty list of token ids, found shape {array.shape}"
+            )
+    positions = [len(array) - 1 for array in arrays] if read is None else [int(position) for position in read]
+    if len(positions) != len(arrays):
+        raise ValueError(f"expected {len(arrays)} read positions, found {len(positions)}")
+    for k, (position, array) in enumerate(zip(positions, arrays, strict=True)):
+        if not 0 <= position < len(array):
+            raise ValueError(f"sequence {k}: read position {position} is outside its {len(array)} tokens")
+    # A read position is at most the last index, so this also leaves every response one token.
+    split = min(common_run(arrays), *positions)
+    return Tree(
+        prefix=arrays[0][:split].copy(),
+        responses=tuple(array[split:].copy() for array in arrays),
+        read=tuple(position - split for position in positions),
+        truncation=truncation or Truncation(),
+    )

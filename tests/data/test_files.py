@@ -1,0 +1,193 @@
+import gzip
+import hashlib
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prb_jax.data.files import file_digest, read_rows
+from prb_jax.errors import DataError
+
+ROWS = [
+    {"id": str(i), "question": f"q{i} é", "chosen": "a", "rejected": "b", "extra": {"deep": [i]}}
+    for i in range(5)
+]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+
+
+def write(path, content: bytes):
+    path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+    return path
+
+
+def values(path):
+    return [row.value for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json", "x.json.gz"])
+def test_json_lines(tmp_path, name):
+    path = write(tmp_path / name, LINES)
+    assert values(path) == ROWS
+    assert [row.where for row in read_rows(path)] == [f"{path}:{n}" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["x.json", "x.json.gz"])
+def test_json_array_keeps_line_numbers(tmp_path, name, indent):
+    text = "\ufeff\n" + json.dumps(ROWS, indent=indent)
+    path = write(tmp_path / name, text.encode())
+    assert values(path) == ROWS
+    lines = [int(row.where.rsplit(":", 1)[1]) for row in read_rows(path)]
+    starts = [n for n, line in enumerate(text.split("\n"), 1) if line.startswith("  {")]
+    assert lines == (starts or [2] * 5)
+
+
+def test_blank_lines_byte_order_mark_and_carriage_returns(tmp_path):
+    content = b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n\r\n") + b"  \n"
+    path = write(tmp_path / "x.jsonl", content)
+    assert values(path) == ROWS
+    assert [row.where for row in read_rows(path)][-1] == f"{path}:9"
+
+
+def test_no_newline_at_the_end(tmp_path):
+    assert values(write(tmp_path / "x.jsonl", LINES.rstrip(b"\n"))) == ROWS
+
+
+def test_unicode_line_separators_do_not_end_a_line(tmp_path):
+    row = {"id": "1", "question": "a\u2028b\x85c"}
+    assert values(write(tmp_path / "x.jsonl", json.dumps(row, ensure_ascii=False).encode())) == [row]
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    assert values(path) == [{k: v for k, v in row.items() if k != "extra"} for row in ROWS]
+    assert next(row.where for row in read_rows(path)) == f"{path}: row 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id": "3", "question"', "x.jsonl:3: malformed JSON at column 23: "),
+        (b"{'id': 3}", "x.jsonl:3: malformed JSON at column 2: "),
+        (b'{"id": 1} {"id": 2}', "x.jsonl:3: malformed JSON at column 11: text after the end"),
+        (b'{"id": "a", "id": "b"}', "x.jsonl:3: malformed JSON: field 'id' is given twice"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "x.jsonl:3: malformed JSON: "),
+        (b"[" * 100_000, "x.jsonl:3: malformed JSON: nested too deeply"),
+        (b'{"id": "\xff"}', "x.jsonl:3: invalid UTF-8: byte 0xff at column 9"),
+        ('{"id": "é"}'.encode("latin-1"), "x.jsonl:3: invalid UTF-8: byte 0xe9 at column 9"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_bad_lines_are_named(tmp_path, line, message, suffix):
+    good = LINES.splitlines(keepends=True)
+    path = write(tmp_path / f"x.jsonl{suffix}", b"".join([*good[:2], line, b"\n", *good[2:]]))
+    with pytest.raises(DataError) as caught:
+        values(path)
+    assert message.replace("x.jsonl", f"x.jsonl{suffix}") in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[\n{"id": 1},\n{"id": }\n]', ":3: malformed JSON at column 8"),
+        ('[\n{"id": 1}\n{"id": 2}]', ":3: malformed JSON at column 1: expected ',' or ']'"),
+        ('[\n{"id": 1},\n', ":3: malformed JSON at column 1"),
+        ('[{"id": 1}]\n\n{"id": 2}', ":3: malformed JSON: text after the end of the array"),
+        ('[{"id": 1},,{"id": 2}]', ":1: malformed JSON at column 12"),
+    ],
+)
+def test_bad_arrays_are_named(tmp_path, text, message):
+    path = write(tmp_path / "x.json", text.encode())
+    with pytest.raises(DataError) as caught:
+        values(path)
+    assert str(caught.value).startswith(f"{path}{message}")
+
+
+def test_invalid_utf8_in_an_array_names_the_line(tmp_path):
+    path = write(tmp_path / "x.json", b'[\n{"id": 1},\n{"id": "\xff"}]')
+    with pytest.raises(DataError, match=r"x\.json:3: invalid UTF-8: byte 0xff"):
+        values(path)
+
+
+def test_missing_file(tmp_path):
+    for name in ("x.jsonl", "x.jsonl.gz", "x.json", "x.parquet"):
+        with pytest.raises(DataError, match=f"{name}: no such file"):
+            values(tmp_path / name)
+    with pytest.raises(DataError, match=r"x\.jsonl: no such file"):
+        file_digest(tmp_path / "x.jsonl")
+
+
+def test_a_folder_named_like_a_file(tmp_path):
+    (tmp_path / "x.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"x\.jsonl: cannot be read: Is a directory"):
+        values(tmp_path / "x.jsonl")
+
+
+def test_unknown_suffix(tmp_path):
+    path = write(tmp_path / "x.csv", b"id,question")
+    with pytest.raises(DataError, match=r"x\.csv: unknown kind of file; expected a name ending in \.jsonl"):
+        values(path)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.json.gz"])
+def test_truncated_gzip(tmp_path, name):
+    whole = gzip.compress(LINES * 500)
+    path = tmp_path / name
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=f"{name}: truncated; the gzip stream ends too early"):
+        values(path)
+
+
+def test_corrupt_gzip(tmp_path):
+    damaged = bytearray(gzip.compress(LINES * 500, mtime=0))
+    damaged[60:120] = bytes(60)
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz"):
+        values(path)
+
+
+def test_plain_text_named_gz(tmp_path):
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(LINES)
+    with pytest.raises(DataError, match="damaged, or not gzip as its name says"):
+        values(path)
+
+
+def test_gzip_not_named_gz(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(gzip.compress(LINES))
+    with pytest.raises(DataError, match=r"x\.jsonl:1: .*looks gzipped, but is not named \.gz"):
+        values(path)
+
+
+def test_not_parquet_and_truncated_parquet(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"text, not parquet")
+    with pytest.raises(DataError, match=r"x\.parquet: not a whole parquet file"):
+        values(path)
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"x\.parquet: not a whole parquet file"):
+        values(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"x\.parquet: not a whole parquet file"):
+        values(path)
+
+
+def test_invalid_utf8_in_parquet_names_row_and_field(tmp_path):
+    good, bad = pa.array(["a", "b", "c"]), pa.array([b"a", b"\xff\xfe", b"c"], pa.binary())
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": good, "chosen": bad.view(pa.string())}), path)
+    with pytest.raises(DataError, match=r"x\.parquet: row 2: field 'chosen': invalid UTF-8"):
+        values(path)
+
+
+def test_digest_is_that_of_the_bytes(tmp_path):
+    path = write(tmp_path / "x.jsonl", LINES)
+    assert file_digest(path) == f"sha256:{hashlib.sha256(LINES).hexdigest()}"
+    assert file_digest(str(path)) == file_digest(path)

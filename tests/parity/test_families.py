@@ -1,0 +1,82 @@
+"""Every architecture and rope type against transformers: one tree against K separate forwards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.checkpoints.load import load_params
+from prb_jax.models.attention import blockwise_attention, reference_attention
+from prb_jax.models.config import load_config
+from prb_jax.models.decoder import score_tree
+from prb_jax.trees.batches import make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import Tree, build_tree
+from tests.parity.oracle import transformers_scores
+from tests.tiny_models import FAMILIES, write_tiny_model
+
+FLOAT32_TOLERANCE = 1e-5
+
+
+def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 256) -> Tree:
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(3, vocab, prefix).tolist()
+    # The first token differs between responses, so that the split falls where it is meant to.
+    return build_tree(
+        [shared + [3 + k] + rng.integers(3, vocab, n - 1).tolist() for k, n in enumerate(lengths)]
+    )
+
+
+def tree_scores(folder, trees, bucket, *, dtype="float32", attention=blockwise_attention, batch=None):
+    config = load_config(folder)
+    params = load_params(folder, config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32).params
+    scorer = jax.jit(
+        lambda p, b: score_tree(p, b, config=config, dtype=jnp.dtype(dtype), attention=attention)
+    )
+    return np.asarray(scorer(params, make_batch(trees, bucket, batch=batch or len(trees))))
+
+
+def oracle(folder, tree: Tree, **options) -> np.ndarray:
+    return transformers_scores(folder, [tree.sequence(k) for k in range(len(tree.responses))], **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("responses", [2, 4])
+def test_float32_scores_equal_transformers(family, responses, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
+    lengths = [17, 30, 9, 24][:responses]
+    trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
+    ours = tree_scores(folder, trees, Bucket(160, responses, 32), batch=3)
+    for row, tree in enumerate(trees):
+        np.testing.assert_allclose(ours[row], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_two_attentions_agree(family, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family)
+    trees = [random_tree(100, [20, 30, 11], seed=3)]
+    fast = tree_scores(folder, trees, Bucket(112, 3, 32))
+    dense = tree_scores(folder, trees, Bucket(112, 3, 32), attention=reference_attention)
+    np.testing.assert_allclose(fast, dense, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_close_to_the_truth_as_transformers_bfloat16(family, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family, dtype="bfloat16")
+    trees = [random_tree(90 + 7 * i, [20, 30, 11, 5], seed=i) for i in range(6)]
+    ours = tree_scores(folder, trees, Bucket(128, 4, 32), dtype="bfloat16")[..., 0]
+    truth = np.stack([oracle(folder, tree, dtype="float32")[:, 0] for tree in trees])
+    theirs = np.stack([oracle(folder, tree, dtype="bfloat16")[:, 0] for tree in trees])
+    assert np.sqrt(np.mean((ours - truth) ** 2)) <= 1.5 * np.sqrt(np.mean((theirs - truth) ** 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("responses", [2, 4, 16])
+@pytest.mark.parametrize("prefix", [0, 2000, 3900])
+def test_float32_scores_equal_transformers_at_length(family, responses, prefix, tmp_path):
+    folder = write_tiny_model(tmp_path / "model", family)
+    lengths = np.random.default_rng(responses).integers(20, 190, responses).tolist()
+    tree = random_tree(prefix, lengths, seed=4)
+    ours = tree_scores(folder, [tree], Bucket(max(16, -(-prefix // 16) * 16), responses, 192))
+    np.testing.assert_allclose(ours[0], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)

@@ -1,0 +1,337 @@
+"""Evaluation: outputs, resuming after kills, refusals, sources that change."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax import Comparison, DataError, RunError, evaluate
+from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
+from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.trees.tree import Truncation
+from tests.scoring.slow_scorer import SlowScorer, comparisons
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(out: Path, name: str) -> dict:
+    return json.loads((out / name).read_text(encoding="utf-8"))
+
+
+def score_rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
+
+
+def write_jsonl(path: Path, items: list[Comparison]) -> Path:
+    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in items), encoding="utf-8")
+    return path
+
+
+def test_the_three_files_and_the_result_agree(tmp_path):
+    items = comparisons(23)
+    scorer = SlowScorer()
+    result = evaluate(scorer, items, out=tmp_path, progress=False)
+    rows = score_rows(tmp_path)
+    assert [row["id"] for row in rows] == [item.id for item in items]
+    wins = [row["scores"][0] > row["scores"][1] for row in rows]
+    ties = [row["scores"][0] == row["scores"][1] for row in rows]
+    summary = read(tmp_path, "summary.json")
+    assert summary == result.summary
+    assert summary["n"] == 23
+    assert summary["accuracy"] == pytest.approx(np.mean(wins))
+    assert summary["ties"] == sum(ties)
+    assert set(summary["accuracy_by_subset"]) == {"even", "odd"}
+    assert summary["truncated"] == sum(bool(row["truncated"]) for row in rows) > 0
+    assert summary["model"] == "slow"
+    assert [row.id for row in result.rows] == [item.id for item in items]
+    assert result.rows[3].scores == rows[3]["scores"]
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json"]
+
+
+def test_baselines_stand_beside_every_model(tmp_path):
+    summary = evaluate(SlowScorer(), comparisons(30), out=tmp_path, progress=False).summary
+    assert set(summary["baselines"]) == {"baseline:length", "baseline:random", "baseline:profile-overlap"}
+    length = summary["baselines"]["baseline:length"]
+    assert summary["length_baseline"] == length["accuracy"]
+    # This scorer prefers length too, so it equals that baseline and the paired difference is nothing.
+    assert length["accuracy"] == summary["accuracy"]
+    assert summary["baselines"]["baseline:profile-overlap"]["ties"] == 30
+    for baseline in summary["baselines"].values():
+        assert {"accuracy", "ci95", "user_accuracy", "coverage"} <= set(baseline)
+
+
+def test_a_baseline_is_a_model_like_any_other(tmp_path):
+    items = comparisons(12)
+    result = evaluate("baseline:length", items, out=tmp_path, progress=False)
+    assert [row["scores"] for row in score_rows(tmp_path)] == [
+        [float(len(text)) for text in item.responses] for item in items
+    ]
+    assert result.summary["accuracy"] == result.summary["length_baseline"]
+
+
+@pytest.mark.parametrize("protocol", ["default", "paper"])
+def test_options_reach_the_scorer_with_the_protocols_defaults(tmp_path, protocol):
+    scorer = SlowScorer()
+    evaluate(scorer, comparisons(4), out=tmp_path, protocol=protocol, max_length=99, progress=False)
+    posts = {"default": 10, "paper": 0}[protocol]
+    assert DEFAULT_PROFILE_POSTS[protocol] == posts
+    assert scorer.options == {"profile_posts": posts, "protocol": protocol, "max_length": 99}
+    assert read(tmp_path, "run.json")["inputs"]["profile_posts"] == posts
+
+
+def test_bytes_do_not_depend_on_batches(tmp_path):
+    for batch in (1, 4, 100):
+        evaluate(SlowScorer(batch=batch), comparisons(23), out=tmp_path / str(batch), progress=False)
+    first, *others = (tmp_path / str(batch) / "scores.jsonl" for batch in (1, 4, 100))
+    assert all(other.read_bytes() == first.read_bytes() for other in others)
+
+
+def test_a_continued_run_scores_only_unfinished_batches(tmp_path):
+    items = comparisons(23)
+
+    class Stopped(Exception):
+        pass
+
+    @dataclass
+    class Stopping(SlowScorer):
+        def stream(self, comparisons, **options):
+            for number, batch in enumerate(super().stream(comparisons, **options)):
+                if number == 3:
+                    raise Stopped
+                yield batch
+
+    with pytest.raises(Stopped):
+        evaluate(Stopping(), items, out=tmp_path / "a", progress=False)
+    assert not (tmp_path / "a" / "summary.json").exists()
+    kept = [row["id"] for row in score_rows(tmp_path / "a")]
+    assert len(kept) == 12
+    # A torn line makes the last batch a partly finished one, which is computed again as a whole.
+    path = tmp_path / "a" / "scores.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    scorer = SlowScorer()
+    evaluate(scorer, items, out=tmp_path / "a", progress=False)
+    assert len(scorer.skipped) == 8
+    assert len(scorer.scored) == 15
+    evaluate(SlowScorer(), items, out=tmp_path / "b", progress=False)
+    for name in ("scores.jsonl", "summary.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    again = SlowScorer()
+    evaluate(again, items, out=tmp_path / "a", progress=False)
+    assert again.scored == []
+
+
+def start(out: Path, *, seconds: float) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.scoring.slow_scorer", str(out), "60", str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def test_kill_minus_9_at_any_moment_then_the_same_command(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    # Killed when so many bytes of scores are there: at once, early, in the middle, near the end.
+    for size in (0, 1, 1500, 4000, 6000):
+        process = start(killed, seconds=0.03)
+        scores = killed / "scores.jsonl"
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            if scores.exists() and scores.stat().st_size >= size:
+                break
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (killed / "summary.json").exists()
+    last = start(killed, seconds=0)
+    assert last.wait(60) == 0, last.communicate()
+    last.communicate()
+    evaluate(SlowScorer(), comparisons(60), out=whole, progress=False)
+    ids = [row["id"] for row in score_rows(killed)]
+    assert ids == [item.id for item in comparisons(60)]
+    for name in ("scores.jsonl", "summary.json"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert len(read(killed, "run.json")["sessions"]) == 6
+
+
+def test_a_changed_run_is_refused_with_both_values(tmp_path):
+    items = comparisons(8)
+    evaluate(SlowScorer(), items, out=tmp_path, progress=False, seed=1)
+    changed = [
+        ({"protocol": "paper"}, 'protocol: "default" -> "paper"'),
+        ({"profile_posts": 3}, "profile_posts: 10 -> 3"),
+        ({"max_length": 5}, "max_length: null -> 5"),
+        ({"limit": 8}, "limit: null -> 8"),
+        ({"seed": 2}, "seed: 1 -> 2"),
+    ]
+    for options, line in changed:
+        with pytest.raises(RunError) as caught:
+            evaluate(SlowScorer(), items, out=tmp_path, progress=False, **{"seed": 1, **options})
+        assert line in str(caught.value)
+    with pytest.raises(RunError, match=r'model\.files\.weights: "sha256:0" -> "sha256:1"'):
+        evaluate(SlowScorer(weights="sha256:1"), items, out=tmp_path, progress=False, seed=1)
+    with pytest.raises(RunError, match=r"data\.comparisons: 8 -> 7"):
+        evaluate(SlowScorer(), items[:7], out=tmp_path, progress=False, seed=1)
+    with pytest.raises(RunError, match=r"data\.sha256"):
+        evaluate(SlowScorer(), items[::-1], out=tmp_path, progress=False, seed=1)
+
+
+def test_run_json_says_what_decides_the_result(tmp_path):
+    evaluate(SlowScorer(), comparisons(8), out=tmp_path, progress=False, command=["prb", "evaluate"])
+    run = read(tmp_path, "run.json")
+    assert run["command"] == ["prb", "evaluate"]
+    assert set(run["inputs"]) == {
+        "model", "data", "protocol", "profile_posts", "max_length", "limit", "seed", "versions",
+    }  # fmt: skip
+    assert {"prb_jax", "jax", "flax", "transformers"} <= set(run["inputs"]["versions"])
+    assert run["inputs"]["model"] == {"files": {"weights": "sha256:0"}}
+    assert run["model"] == "slow"
+    (session,) = run["sessions"]
+    assert session["started"].endswith("+00:00")
+
+
+def test_no_space_left_in_the_middle_then_the_same_call(tmp_path, monkeypatch):
+    items = comparisons(23)
+    real = os.write
+    calls = []
+
+    def full(file, data):
+        calls.append(len(data))
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunError, match=r"cannot write .*scores\.jsonl: No space left on device"):
+        evaluate(SlowScorer(), items, out=tmp_path, progress=False)
+    monkeypatch.undo()
+    assert len(score_rows(tmp_path)) == 8
+    evaluate(SlowScorer(), items, out=tmp_path, progress=False)
+    assert len(score_rows(tmp_path)) == 23
+
+
+def test_scores_that_cannot_be(tmp_path):
+    @dataclass
+    class Wrong(SlowScorer):
+        value: object = None
+
+        def stream(self, comparisons, **options):
+            yield ScoredBatch([0], [np.asarray(self.value, np.float32)], [1], [Truncation()])
+
+    with pytest.raises(RunError, match=r"'c0'.*3 scores, expected 2"):
+        evaluate(Wrong(value=[1, 2, 3]), comparisons(2), out=tmp_path / "a", progress=False)
+    with pytest.raises(RunError, match=r"'c0'.*\[nan, 1\.0\].*finite"):
+        evaluate(Wrong(value=[np.nan, 1]), comparisons(2), out=tmp_path / "b", progress=False)
+    with pytest.raises(RunError, match="1 of 2 comparisons have no score, first 'c1'"):
+        evaluate(Wrong(value=[0, 1]), comparisons(2), out=tmp_path / "c", progress=False)
+
+
+def test_bad_arguments(tmp_path):
+    one = comparisons(1)
+    unlabelled = Comparison(id="x", question="?", responses=["a", "b"])
+    cases = [
+        ({"data": []}, DataError, "nothing to score"),
+        ({"data": [*one, *one]}, DataError, "'c0' occurs twice: in position 0 and in position 1"),
+        ({"data": [unlabelled]}, DataError, "position 0: comparison 'x' has no labels"),
+        ({"data": [1]}, DataError, "position 0: expected a Comparison, found int"),
+        ({"data": one, "subset": "s"}, DataError, "subset: applies to named sources"),
+        ({"data": one, "limit": 0}, DataError, "limit: expected a positive number"),
+        ({"data": one, "protocol": "other"}, DataError, "protocol: expected.*'other'"),
+        ({"data": one, "profile_posts": -1}, RunError, "profile_posts: expected 0 or more, found -1"),
+        ({"data": one, "max_length": 0}, RunError, "max_length: expected a positive number"),
+        ({"data": one, "dtype": "float32"}, RunError, "dtype: decided where the model was loaded"),
+    ]
+    for options, error, message in cases:
+        data = options.pop("data")
+        with pytest.raises(error, match=message):
+            evaluate(SlowScorer(), data, out=tmp_path / "x", progress=False, **options)
+    with pytest.raises(RunError, match="unknown baseline 'baseline:best'"):
+        evaluate("baseline:best", one, out=tmp_path / "x", progress=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_named_files_subset_and_limit(tmp_path):
+    items = comparisons(20)
+    one = write_jsonl(tmp_path / "one.jsonl", items[:12])
+    two = write_jsonl(tmp_path / "two.jsonl", items[12:])
+    result = evaluate(SlowScorer(), [one, str(two)], out=tmp_path / "all", progress=False)
+    assert [row.id for row in result.rows] == [item.id for item in items]
+    run = read(tmp_path / "all", "run.json")
+    assert run["data"] == [str(one), str(two)]
+    files = [source["files"] for source in run["inputs"]["data"]["sources"]]
+    assert [list(names) for names in files] == [["one.jsonl"], ["two.jsonl"]]
+    assert files[0]["one.jsonl"] == "sha256:" + hashlib.sha256(one.read_bytes()).hexdigest()
+    result = evaluate(SlowScorer(), [one, two], out=tmp_path / "few", limit=3, progress=False)
+    assert [row.id for row in result.rows] == ["c0", "c1", "c2", "c12", "c13", "c14"]
+    assert result.summary["limit"] == 3
+
+
+def test_an_id_in_two_files_names_both(tmp_path):
+    one = write_jsonl(tmp_path / "one.jsonl", comparisons(3))
+    two = write_jsonl(tmp_path / "two.jsonl", comparisons(2))
+    with pytest.raises(DataError) as caught:
+        evaluate(SlowScorer(), [one, two], out=tmp_path / "x", progress=False)
+    assert "'c0'" in str(caught.value)
+    assert str(one) in str(caught.value)
+    assert str(two) in str(caught.value)
+    with pytest.raises(DataError, match="given twice as a source"):
+        evaluate(SlowScorer(), [one, one], out=tmp_path / "x", progress=False)
+
+
+def test_a_file_that_changes_or_vanishes_while_it_is_scored(tmp_path):
+    path = write_jsonl(tmp_path / "data.jsonl", comparisons(9))
+    before = path.read_bytes()
+
+    @dataclass
+    class Meddling(SlowScorer):
+        vanish: bool = False
+
+        def stream(self, comparisons, **options):
+            yield from super().stream(comparisons, **options)
+            if self.vanish:
+                path.unlink()
+            else:
+                path.write_bytes(before + b"\n\n")
+
+    with pytest.raises(DataError, match=r"data\.jsonl: changed while it was being scored"):
+        evaluate(Meddling(), path, out=tmp_path / "run", progress=False)
+    path.write_bytes(before)
+    with pytest.raises(DataError, match=r"data\.jsonl: vanished while it was being scored"):
+        evaluate(Meddling(vanish=True), path, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    path.write_bytes(before)
+    scorer = SlowScorer()
+    evaluate(scorer, path, out=tmp_path / "run", progress=False)
+    assert scorer.scored == []
+    assert read(tmp_path / "run", "summary.json")["n"] == 9
+
+
+def test_another_file_of_the_same_name_is_another_run(tmp_path):
+    path = write_jsonl(tmp_path / "data.jsonl", comparisons(9))
+    evaluate("baseline:length", path, out=tmp_path / "run", progress=False)
+    write_jsonl(path, comparisons(8))
+    with pytest.raises(RunError, match=r"data\.comparisons: 9 -> 8") as caught:
+        evaluate("baseline:length", path, out=tmp_path / "run", progress=False)
+    assert 'data.sources[0].files.data.jsonl: "sha256:' in str(caught.value)
+
+
+def test_a_moved_file_is_the_same_run(tmp_path):
+    items = comparisons(9)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = write_jsonl(tmp_path / "a" / "data.jsonl", items)
+    two = write_jsonl(tmp_path / "b" / "data.jsonl", items)
+    evaluate("baseline:length", one, out=tmp_path / "run", progress=False)
+    evaluate("baseline:length", two, out=tmp_path / "run", progress=False)
+
+
+def test_progress_goes_to_standard_error_as_lines(tmp_path, capsys):
+    evaluate(SlowScorer(), comparisons(9), out=tmp_path)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "slow: 9/9 pairs (100%)" in captured.err

@@ -1,0 +1,218 @@
+"""The command line: spelling, exit statuses, start-up time, one whole run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prb_jax import PrbError, cli
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    pairs = [
+        {"id": i, "user_id": f"u{i % 3}", "question": "?", "chosen": "long " * (i % 4), "rejected": "short 2"}
+        for i in range(1, 12)
+        if i % 4
+    ]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
+def prb(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prb_jax.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, **options)
+
+
+def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
+        assert shown in captured.out
+    assert "9/9 pairs" in captured.err
+    assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["n"] == 9
+    run = json.loads((out / "run.json").read_text())
+    assert run["command"] == ["prb", "evaluate", "baseline:length", "--data", str(data), "--out", str(out)]
+
+
+def test_the_same_command_again_changes_nothing(data, tmp_path, capsys):
+    command = ["evaluate", "baseline:random", "--data", str(data), "--out", str(tmp_path / "run")]
+    contents = []
+    for _ in range(2):
+        assert cli.main(command) == 0
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()})
+    assert contents[0] == contents[1]
+
+
+def test_dashes_and_underscores_and_repeated_data(data, tmp_path, capsys):
+    other = tmp_path / "other_file.jsonl"
+    other.write_text('{"id": "x_y", "question": "?", "chosen": "a", "rejected": "b"}\n')
+    out = tmp_path / "under_score"
+    arguments = ["--data", str(data), "--data", str(other), "--profile_posts=3", "--max_length", "7"]
+    assert cli.main(["evaluate", "baseline:length", *arguments, f"--out={out}", "--no_progress"]) == 0
+    assert capsys.readouterr().err == ""
+    inputs = json.loads((out / "run.json").read_text())["inputs"]
+    assert (inputs["profile_posts"], inputs["max_length"]) == (3, 7)
+    assert inputs["data"]["comparisons"] == 10
+    again = ["--profile-posts", "3", "--max-length=7", "--no-progress"]
+    arguments = ["--data", str(data), str(other), *again, "--out", str(out)]
+    assert cli.main(["evaluate", "baseline:length", *arguments]) == 0
+
+
+def test_limit_is_for_testing_only_and_says_so(data, tmp_path, capsys):
+    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
+    assert cli.main([*command, "--limit", "2"]) == 0
+    assert "testing only" in capsys.readouterr().out
+    assert cli.main(command) == 2
+    assert "limit: 2 -> null" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--data": "missing.jsonl"}, "missing.jsonl"),
+        ({"MODEL": "baseline:best"}, "unknown baseline 'baseline:best'"),
+        ({"--subset": "S"}, "no subset 'S'"),
+        ({"--out": "pairs.jsonl"}, "pairs.jsonl: the output folder is a file"),
+    ],
+)
+def test_what_the_user_can_put_right_is_one_line_and_status_2(data, tmp_path, capsys, change, message):
+    options = {"MODEL": "baseline:length", "--data": str(data), "--out": "run"} | change
+    options |= {name: str(tmp_path / options[name]) for name in ("--data", "--out")}
+    model = options.pop("MODEL")
+    assert cli.main(["evaluate", model, *(part for option in options.items() for part in option)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("prb: error: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["evaluate"],
+        ["evaluate", "m", "--data", "d"],
+        ["evaluate", "m", "--out", "o"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--protocol", "other"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--dtype", "int8"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--limit", "0"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--profile-posts", "-1"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--profile", "3"],
+        ["unknown"],
+    ],
+)
+def test_a_command_line_that_cannot_be_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "prb: error: " in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", interrupted)
+    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
+    assert cli.main(command) == 130
+    assert "the same command continues the run" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(data, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")])
+    assert not issubclass(ZeroDivisionError, PrbError)
+
+
+def test_a_reader_that_leaves_is_no_crash(data, tmp_path):
+    command = f"{sys.executable} -m prb_jax.cli evaluate baseline:length --data {data} --out {tmp_path / 'r'}"
+    done = subprocess.run(
+        f"set -o pipefail; {command} | true",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_help_is_fast_and_starts_nothing_heavy():
+    code = (
+        "import sys\nfrom prb_jax import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print({'jax', 'numpy', 'rich', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()"
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert prb("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+def test_a_baseline_run_starts_no_jax(data, tmp_path):
+    arguments = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "r")]
+    code = (
+        f"import sys\nfrom prb_jax import cli\ncli.main({arguments!r})\n"
+        "print({'jax', 'flax', 'transformers', 'torch', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()", done
+
+
+def test_a_narrow_character_set_is_no_crash(data, tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = prb("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r", env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_version():
+    from prb_jax import __version__
+
+    done = prb("--version")
+    assert done.stdout.strip() == f"prb {__version__}"
+
+
+def test_real_data_from_the_terminal(tmp_path):
+    path = SHARED / "data" / "personalised" / "polis_en.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"needs {path}, which is not part of the repository")
+    done = prb("evaluate", "baseline:length", "--data", path, "--limit", 2000, "--out", tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    assert "coverage" in done.stdout
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["n"] == 2000
+    assert summary["users"] > 100
+
+
+def test_interrupt_of_a_real_process(tmp_path):
+    pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(200_000))
+    data = tmp_path / "many.jsonl"
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    command = [sys.executable, "-m", "prb_jax.cli", "evaluate", "baseline:length", "--data", data]
+    process = subprocess.Popen(
+        [*map(str, command), "--out", str(tmp_path / "r")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert error.strip().splitlines()[-1].startswith("prb: interrupted; what was scored is kept")

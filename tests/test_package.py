@@ -1,0 +1,62 @@
+"""The public names: all there, lazily imported."""
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import prb_jax
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("jax", "flax", "transformers", "torch", "numpy", "datasets", "rich", "tensorflow")
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level packages that a fresh interpreter has imported after ``code``."""
+    code += "\nimport sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_every_public_name_is_where_it_is_said_to_be():
+    assert set(prb_jax._HOMES) | {"__version__"} == set(prb_jax.__all__)
+    for name, home in prb_jax._HOMES.items():
+        value = getattr(prb_jax, name)
+        assert value is getattr(importlib.import_module(home), name)
+        assert value.__doc__
+        assert name in dir(prb_jax)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'Comparision'"):
+        _ = prb_jax.Comparision
+
+
+def test_the_version_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == prb_jax.__version__
+
+
+def test_import_is_light():
+    assert not modules_after("import prb_jax") & set(HEAVY)
+
+
+def test_records_and_baselines_start_no_jax():
+    loaded = modules_after(
+        "import prb_jax as prb\n"
+        "c = prb.Comparison(id=1, question='?', chosen='a', rejected='b')\n"
+        "from prb_jax.scoring.baselines import score_baseline\n"
+        "score_baseline('baseline:length', [c])"
+    )
+    assert not loaded & {"jax", "flax", "transformers", "torch"}
+
+
+def test_no_torch_in_the_library():
+    for path in (ROOT / "prb_jax").rglob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not line.strip().startswith(("import torch", "from torch")), path

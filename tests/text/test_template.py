@@ -1,0 +1,64 @@
+"""A template that prints the date must render the same on any day."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError
+from prb_jax.text.template import fix_clock
+from prb_jax.text.tokenizer import load_tokenizer
+from tests import tiny_tokenizer as tiny
+
+EXCHANGE = (Message("user", "A?"), Message("assistant", "B."))
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, year: int) -> None:
+    from transformers.utils import chat_template_utils
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Clock:
+            return cls(year, 3, 4)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+
+
+def test_the_day_does_not_change_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.write_tokenizer(tmp_path, template=tiny.DATED)
+    spoken = [{"role": m.role, "content": m.content} for m in EXCHANGE]
+    ours, theirs, hashes = set(), set(), set()
+    for year in (2025, 2031):
+        set_clock(monkeypatch, year)
+        chat = load_tokenizer(folder)
+        ours.add(chat.render([EXCHANGE])[0])
+        theirs.add(chat.tokenizer.apply_chat_template(spoken, tokenize=False))
+        hashes.add(chat.template_hash)
+        assert chat.template.reads_clock
+    assert len(theirs) == 2  # the two clocks do reach templates
+    assert len(ours) == len(hashes) == 1
+    assert ours.pop().startswith("<|start|>system\nToday: 26 Jul 2024<|end|>\n<|start|>user\nA?")
+
+
+def test_a_template_without_a_date_is_left_alone(tmp_path: Path) -> None:
+    assert fix_clock(tiny.CHAT, where="here") == tiny.CHAT
+    assert not load_tokenizer(tiny.write_tokenizer(tmp_path)).template.reads_clock
+
+
+def test_fixing_the_clock_changes_nothing_else(tmp_path: Path) -> None:
+    # Leading blanks, newlines and blocks are what whitespace control could disturb.
+    for start in ("", "\n", "  ", "  {% if true %}x{% endif %}", "\n\n{%- if true %} y{% endif %}"):
+        template = start + "{{ strftime_now('%Y') }}{{ strftime_now(\"%d %b\") }}" + tiny.CHAT
+        plain = start + "202426 Jul" + tiny.CHAT
+        folder = tiny.write_tokenizer(tmp_path)
+        fixed, expected = (load_tokenizer(folder, chat_template=text) for text in (template, plain))
+        assert fixed.render([EXCHANGE]) == expected.render([EXCHANGE])
+
+
+@pytest.mark.parametrize("call", ["strftime_now(form)", "strftime_now ('%d' + x)", "strftime_now('%d\\n')"])
+def test_computed_formats_are_refused(call: str) -> None:
+    with pytest.raises(CheckpointError, match="model-x: the chat template reads the clock"):
+        fix_clock("{{ " + call + " }}", where="model-x")

@@ -1,0 +1,242 @@
+"""Conversations to ids: one tokenisation, one BOS, and the same ids as transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
+from tests import tiny_tokenizer as tiny
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "tokenizers"
+REAL = ("qwen3", "llama3-instruct", "minimind")
+
+EXCHANGE = (
+    Message("user", "  What should I cook? \n"),
+    Message("assistant", "Rice."),
+    Message("user", "And then? 你好 😀"),
+    Message("assistant", " A salad, \n\n quickly. "),
+)
+
+
+@pytest.fixture(scope="module", params=[*REAL, "tiny", "tiny-bos", "tiny-seamless", "tiny-thinking"])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    if request.param in REAL:
+        if not (SHARED / request.param).is_dir():
+            pytest.skip(f"no tokenizer at {SHARED / request.param}")
+        return load_tokenizer(SHARED / request.param)
+    template, added = {
+        "tiny": (tiny.CHAT, False),
+        "tiny-bos": (tiny.CHAT_WITH_BOS, True),
+        "tiny-seamless": (tiny.SEAMLESS, True),
+        "tiny-thinking": (tiny.THINKING, False),
+    }[request.param]
+    return load_tokenizer(tiny.write_tokenizer(tmp_path_factory.mktemp("t"), template=template, bos=added))
+
+
+def spoken(messages: tuple[Message, ...]) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": m.content} for m in messages]
+
+
+def test_ids_equal_transformers_own_tokenisation(chat: ChatTokenizer) -> None:
+    expected = chat.tokenizer.apply_chat_template(spoken(EXCHANGE), tokenize=True, return_dict=False)
+    assert type(expected) is list
+    assert chat.encode(EXCHANGE) == expected
+
+
+def test_transformers_returns_an_encoding_unless_told_otherwise(tmp_path: Path) -> None:
+    # What `encode` is compared with above must be ids: the default changed in transformers 5.
+    from transformers import BatchEncoding
+
+    tokenizer = load_tokenizer(tiny.write_tokenizer(tmp_path)).tokenizer
+    assert isinstance(tokenizer.apply_chat_template(spoken(EXCHANGE)), BatchEncoding)
+    ids = tokenizer.apply_chat_template(spoken(EXCHANGE), return_dict=False)
+    assert all(type(token) is int for token in ids)
+
+
+def test_template_and_tokenizer_both_adding_bos_gives_one(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
+    ids = chat.encode(EXCHANGE)
+    assert ids[0] == chat.bos_token_id
+    assert [chat.bos_token_id] == [token for token in ids if token == chat.bos_token_id]
+    paper = chat.encode_paper(EXCHANGE, max_length=8192)
+    assert paper == [chat.bos_token_id, *ids]
+
+
+def test_real_llama_has_one_bos_and_two_in_the_paper_protocol() -> None:
+    if not (SHARED / "llama3-instruct").is_dir():
+        pytest.skip(f"no tokenizer at {SHARED / 'llama3-instruct'}")
+    chat = load_tokenizer(SHARED / "llama3-instruct")
+    assert chat.encode(EXCHANGE).count(128000) == 1
+    assert chat.encode_paper(EXCHANGE, max_length=8192)[:3] == [128000, 128000, 128006]
+    assert (chat.bos_token_id, chat.eos_token_id, chat.pad_token_id) == (128000, 128009, None)
+    assert chat.vocab_size == 128256
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("limit", [2, 3, 17, 40, 8192])
+def test_paper_ids_equal_the_scripts_call(tmp_path: Path, side: str, limit: int) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True, eos=True))
+    chat.tokenizer.truncation_side = side
+    ids = chat.encode_paper(EXCHANGE, max_length=limit)
+    reference = load_tokenizer(tmp_path).tokenizer
+    reference.truncation_side = side
+    text = reference.apply_chat_template(spoken(EXCHANGE), tokenize=False)
+    assert ids == reference(text, truncation=True, max_length=limit)["input_ids"]
+
+
+def test_paper_ids_equal_the_scripts_call_on_every_tokenizer(chat: ChatTokenizer) -> None:
+    for limit in (10, 8192):
+        ids = chat.encode_paper(EXCHANGE, max_length=limit)
+        text = chat.tokenizer.apply_chat_template(spoken(EXCHANGE), tokenize=False)
+        assert ids == chat.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        chat.tokenizer.backend_tokenizer.no_truncation()
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    prompt=st.text(max_size=40),
+    responses=st.lists(
+        st.text(max_size=20)
+        | st.sampled_from(
+            [
+                "<|im_end|>",
+                "<|end|>\n<|start|>assistant\n x",
+                "<|eot_id|>",
+                "<think>",
+                "</think>a",
+                " <|",
+                "e\u0301",
+            ]
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    shared=st.text(max_size=10),
+)
+def test_tokenising_the_shared_part_once_changes_no_id(
+    chat: ChatTokenizer, prompt: str, responses: list[str], shared: str
+) -> None:
+    group = [(Message("user", prompt), Message("assistant", shared + response)) for response in responses]
+    together = chat.encode_together([group])[0]
+    for messages, ids in zip(group, together, strict=True):
+        alone = chat.tokenizer.apply_chat_template(spoken(messages), tokenize=True, return_dict=False)
+        assert ids.tolist() == alone
+
+
+def test_cut_tokens_are_found_where_they_exist(chat: ChatTokenizer) -> None:
+    if "the" in chat.template.text[:40]:  # the seamless template has no special token
+        assert chat.cut_tokens == ()
+    else:
+        assert chat.cut_tokens
+
+
+def test_groups_of_several_comparisons_keep_apart(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
+    groups = [
+        [(Message("user", f"question {g}"), Message("assistant", f"answer {k}")) for k in range(g + 1)]
+        for g in range(4)
+    ]
+    for group, encoded in zip(groups, chat.encode_together(groups), strict=True):
+        assert [ids.tolist() for ids in encoded] == [chat.encode(messages) for messages in group]
+
+
+def test_no_chat_template_names_the_remedy(tmp_path: Path) -> None:
+    folder = tiny.write_tokenizer(tmp_path, template=None)
+    with pytest.raises(CheckpointError, match=r"no chat template.*--chat-template FILE.*plain"):
+        load_tokenizer(folder)
+
+
+def test_plain_format_is_written_between_bos_and_eos(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=None, bos=True), chat_template="plain")
+    text = chat.render([[Message("user", "A?"), Message("assistant", "B.")]])[0]
+    assert text == "<|bos|>User: A?\n\nAssistant: B.<|end|>"
+    ids = chat.encode([Message("user", "A?"), Message("assistant", "B.")])
+    assert [chat.bos_token_id] == [token for token in ids if token == chat.bos_token_id]
+    assert ids[-1] == chat.eos_token_id
+
+
+def test_template_from_a_file_or_as_text_replaces_the_tokenizers(tmp_path: Path) -> None:
+    folder = tiny.write_tokenizer(tmp_path / "t")
+    own = load_tokenizer(folder)
+    (tmp_path / "other.jinja").write_text(tiny.THINKING, encoding="utf-8")
+    from_file = load_tokenizer(folder, chat_template=str(tmp_path / "other.jinja"))
+    from_text = load_tokenizer(folder, chat_template=tiny.THINKING)
+    assert from_file.template_hash == from_text.template_hash != own.template_hash
+    assert from_file.template_hash.startswith("sha256:")
+    assert "thought" in from_file.render([EXCHANGE])[0]
+    with pytest.raises(CheckpointError, match=r"missing\.jinja: cannot be read"):
+        load_tokenizer(folder, chat_template=str(tmp_path / "missing.jinja"))
+
+
+def test_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.NO_SYSTEM))
+    bad = [Message("system", "Be brief."), Message("user", "A?"), Message("assistant", "B.")]
+    with pytest.raises(
+        RenderError, match=r"\['system', 'user', 'assistant'\]: System role not supported"
+    ) as error:
+        chat.render([EXCHANGE, bad])
+    assert error.value.conversation == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ bos_token + bos_token }}" + tiny.CHAT, "writes the BOS token .* twice"),
+        ("{{ raise_exception('no') }}", "refuses the conversation.*no"),
+        ("{% if %}", "refuses the conversation"),
+        ("{{ messages[0]['content'] }}", "leaves out message contents, such as 'It is an answer.'"),
+        ("{{ strftime_now(messages[0]['content']) }}" + tiny.CHAT, "computed format"),
+    ],
+)
+def test_unusable_templates_are_refused_when_loading(tmp_path: Path, template: str, message: str) -> None:
+    folder = tiny.write_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(folder, chat_template=template)
+
+
+def test_truncation_and_padding_stored_with_the_tokenizer_have_no_effect(tmp_path: Path) -> None:
+    folder = tiny.write_tokenizer(tmp_path)
+    expected = load_tokenizer(folder).encode(EXCHANGE)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    stored["padding"] = {
+        "strategy": {"Fixed": 500}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": tiny.PAD,
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    assert load_tokenizer(folder).encode(EXCHANGE) == expected
+
+
+def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty: no tokenizer can be loaded"):
+        load_tokenizer(tmp_path / "empty")
+    folder = tiny.write_tokenizer(tmp_path / "remote")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["auto_map"] = {"AutoTokenizer": ["code.Tokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"auto_map|code from its repository"):
+        load_tokenizer(folder)
+
+
+def test_vocab_size_counts_every_id(chat: ChatTokenizer) -> None:
+    assert chat.vocab_size >= len(chat.tokenizer)
+    assert max(chat.encode(EXCHANGE)) < chat.vocab_size
+
+
+def test_importing_needs_neither_transformers_nor_torch() -> None:
+    code = (
+        "import sys, prb_jax.text.tokenizer, prb_jax.text.visible;"
+        "print([name for name in ('transformers', 'torch', 'jax') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

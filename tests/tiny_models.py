@@ -1,0 +1,173 @@
+"""Tiny random reward models, written by transformers itself: the oracle's side of parity tests.
+
+Nothing in them is trivial: norm weights are not one, biases and heads are not zero, windows are shorter
+than the sequences tests use, soft-caps bite, and each rope type has pairs in every one of its bands.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TinyFamily:
+    """One architecture with one rope: names of transformers' classes and arguments of its configuration."""
+
+    config_class: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_class(self) -> str:
+        return self.config_class.removesuffix("Config") + "ForSequenceClassification"
+
+
+_SIZES: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+)
+
+
+def _rope(rope_type: str, theta: float, **values: Any) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": theta, **values}
+
+
+_DEFAULT = _rope("default", 50_000.0)
+_LINEAR = _rope("linear", 20_000.0, factor=4.0)
+# Head dimension 16: two pairs are kept, one is blended, five are slowed.
+_LLAMA3 = _rope(
+    "llama3",
+    500_000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=512,
+)
+_YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=1024)
+# layer_types are left out: transformers derives them from the pattern.
+_GEMMA: Mapping[str, Any] = MappingProxyType(
+    {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24, "num_hidden_layers": 4}
+)
+_LOCAL = _rope("default", 10_000.0)
+
+TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
+    {
+        "llama": TinyFamily("LlamaConfig", {"rope_parameters": _DEFAULT}),
+        "llama-linear": TinyFamily("LlamaConfig", {"rope_parameters": _LINEAR}),
+        "llama-llama3": TinyFamily("LlamaConfig", {"rope_parameters": _LLAMA3, "attention_bias": True}),
+        "llama-yarn": TinyFamily("LlamaConfig", {"rope_parameters": _YARN, "mlp_bias": True}),
+        "mistral": TinyFamily("MistralConfig", {"rope_parameters": _DEFAULT, "sliding_window": 24}),
+        "mistral-full": TinyFamily(
+            "MistralConfig", {"rope_parameters": _YARN, "sliding_window": None, "head_dim": 24}
+        ),
+        "qwen2": TinyFamily("Qwen2Config", {"rope_parameters": _DEFAULT}),
+        "qwen2-window": TinyFamily(
+            "Qwen2Config",
+            {
+                "rope_parameters": _YARN,
+                "use_sliding_window": True,
+                "sliding_window": 24,
+                "max_window_layers": 1,
+            },
+        ),
+        "qwen3": TinyFamily("Qwen3Config", {"rope_parameters": _DEFAULT, "head_dim": 24}),
+        "qwen3-yarn": TinyFamily(
+            "Qwen3Config", {"rope_parameters": _YARN, "head_dim": 24, "tie_word_embeddings": True}
+        ),
+        "gemma2": TinyFamily(
+            "Gemma2Config", {**_GEMMA, "rope_parameters": _DEFAULT, "attn_logit_softcapping": 5.0}
+        ),
+        "gemma3": TinyFamily(
+            "Gemma3TextConfig",
+            {
+                **_GEMMA,
+                "sliding_window_pattern": 3,
+                "rope_parameters": {"full_attention": _DEFAULT, "sliding_attention": _LOCAL},
+            },
+        ),
+        "gemma3-linear": TinyFamily(
+            "Gemma3TextConfig",
+            {
+                **_GEMMA,
+                "sliding_window_pattern": 2,
+                "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": _LOCAL},
+            },
+        ),
+    }
+)
+#: One name for each architecture and rope type that the decoder must match.
+FAMILIES: tuple[str, ...] = tuple(TINY_FAMILIES)
+
+
+def write_tiny_model(
+    folder: str | Path,
+    family: str,
+    *,
+    dtype: str = "float32",
+    num_labels: int = 1,
+    seed: int = 0,
+    rope: Mapping[str, Any] | None = None,
+    max_shard_size: str | None = None,
+    **config_overrides: Any,
+) -> Path:
+    """Write a random ``*ForSequenceClassification`` checkpoint with ``save_pretrained``.
+
+    Args:
+      folder: where to; created.
+      family: one of :data:`FAMILIES`.
+      dtype: of the saved weights, ``float32``, ``bfloat16`` or ``float16``.
+      num_labels: rows of the score head.
+      seed: of the weights.
+      rope: replaces the family's ``rope_parameters``.
+      max_shard_size: e.g. ``"100KB"`` for several files and an index.
+      config_overrides: further arguments of the configuration class.
+
+    Returns:
+      The folder.
+    """
+    import torch
+    import transformers
+
+    tiny = TINY_FAMILIES[family]
+    arguments = {**_SIZES, **tiny.arguments, **config_overrides, "num_labels": num_labels}
+    arguments["rope_parameters"] = _copied(rope or arguments["rope_parameters"])
+    config = getattr(transformers, tiny.config_class)(**arguments)
+    model = getattr(transformers, tiny.model_class)(config).eval()
+
+    generator = torch.Generator().manual_seed(seed)
+    gemma = "Gemma" in tiny.config_class
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name:
+                weight.copy_(0.3 * noise + (0.0 if gemma else 1.0))
+            elif name.endswith(".bias"):
+                weight.copy_(0.3 * noise)
+            elif "embed_tokens" in name:
+                weight.copy_(noise / (config.hidden_size**0.5 if gemma else 1.0))
+            else:
+                # unit variance through the layer, so that attention is far from uniform
+                weight.copy_(noise / weight.shape[1] ** 0.5)
+    model = model.to(getattr(torch, dtype))
+    if max_shard_size is None:
+        model.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return Path(folder)
+
+
+def _copied(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers fills in the object it is given, which must not change the table above."""
+    return {key: dict(value) if isinstance(value, Mapping) else value for key, value in rope.items()}
