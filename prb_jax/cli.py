@@ -27,8 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done, 2 for anything the user can put right (one line on standard error), 130 for Ctrl-C.
     """
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
-    options = parser().parse_args(arguments)
+    options, rest = parser().parse_known_args(arguments)
+    if rest and options.verb is not _bench:
+        parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     options.command = ["prb", *arguments]
+    options.own_process = argv is None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
@@ -168,6 +172,8 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     if not options.model.startswith("baseline:"):
+        if options.own_process:
+            _hide_torch()
         _prepare_jax(distributed=options.distributed)
     from prb_jax.report.table import render_summary
     from prb_jax.scoring.evaluate import evaluate
@@ -209,6 +215,8 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    if options.own_process:
+        _hide_torch()
     from prb_jax.report.load_report import inspect_model, load_report_table
 
     facts = inspect_model(
@@ -233,15 +241,10 @@ def _add_personas(verbs: argparse._SubParsersAction) -> None:
 
 
 def _personas(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from prb_jax.data import personas
-    from prb_jax.data.writing import write_comparisons
 
-    for part in personas.PARTS:
-        path = Path(options.out) / f"{part}.jsonl"
-        count = write_comparisons(path, personas.load(part))
-        print(f"{path}: {count:,} comparisons")
+    for part, path in personas.write(options.out).items():
+        print(f"{path}: {len(personas.load(part)):,} comparisons")
     return 0
 
 
@@ -263,16 +266,16 @@ def _quickstart(options: argparse.Namespace) -> int:
 
 
 def _add_bench(verbs: argparse._SubParsersAction) -> None:
+    # Its arguments, --help too, are parsed where they are used.
     sub = verbs.add_parser("bench", help="how fast a model scores on this machine", add_help=False)
     sub.set_defaults(verb=_bench, after_interrupt="nothing was kept")
-    sub.add_argument("rest", nargs=argparse.REMAINDER)
 
 
 def _bench(options: argparse.Namespace) -> int:
     _prepare_jax(distributed=False)
     from prb_jax.bench import main as bench
 
-    return bench(options.rest) or 0
+    return bench(options.rest)
 
 
 def _prepare_jax(*, distributed: bool) -> None:
@@ -283,7 +286,17 @@ def _prepare_jax(*, distributed: bool) -> None:
     if distributed:
         import jax
 
-        jax.distributed.initialize()
+        # On a TPU pod, Slurm or GKE all is found out; elsewhere these name the processes.
+        count, index = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+        jax.distributed.initialize(
+            num_processes=int(count) if count else None, process_id=int(index) if index else None
+        )
+
+
+def _hide_torch() -> None:
+    """Tokenizers need no torch, but transformers imports it where it is installed: two seconds."""
+    sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
 
 
 def _print(renderable: object) -> None:

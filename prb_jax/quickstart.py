@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.personas import load
+from prb_jax.data.personas import generate
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
 """Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
 the training part, on new topics; personas that do not."""
+
+BOUNDS = {"best, user unknown": "user_blind", "best, user known": "persona_aware"}
+"""Known from how the benchmark is made: no scorer that ignores the profile exceeds the first, none at all
+the second."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def quickstart(*, out: str | Path) -> Quickstart:
 
     `models` in it holds for each model its accuracy on generic pairs, on personalised pairs of seen
     and of unseen personas (each with its 95 % interval), the share of personas covered, the number of
-    pairs it was trained on, and milliseconds of scoring for each pair.
+    pairs it was trained on, and milliseconds of scoring for each pair. `bounds` holds what is possible.
 
     Raises:
       RunError: `out` holds a run of `prb evaluate`, is a file, or cannot be written.
@@ -48,10 +52,18 @@ def quickstart(*, out: str | Path) -> Quickstart:
     folder = Path(out)
     if (folder / RUN).exists():
         raise RunError(f"{folder}: holds another run; give --out another folder")
-    parts = {part: load(part) for part in (GENERIC, SEEN, UNSEEN)}
+    benchmark = generate()
+    parts = {part: benchmark.parts[part] for part in (GENERIC, SEEN, UNSEEN)}
     summary = {
         "pairs": {part: len(comparisons) for part, comparisons in parts.items()},
         "models": {name: _baseline(name, parts) for name in BASELINES},
+        "bounds": {
+            bound: {
+                "personalised_accuracy_seen": getattr(benchmark.ceilings[SEEN], field),
+                "personalised_accuracy_unseen": getattr(benchmark.ceilings[UNSEEN], field),
+            }
+            for bound, field in BOUNDS.items()
+        },
     }
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,19 +73,22 @@ def quickstart(*, out: str | Path) -> Quickstart:
 
 def quickstart_table(summary: Mapping[str, Any]) -> "Table":
     """The summary as a table for the terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from prb_jax.report.table import interval
 
     pairs = summary["pairs"]
-    table = Table(title="Accuracy on the generated benchmark", title_justify="left")
-    table.add_column("model", overflow="fold")
+    table = Table(title="Accuracy on the generated benchmark", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("model", no_wrap=True)
     table.add_column(f"generic\n{pairs[GENERIC]:,} pairs")
     table.add_column(f"seen personas\n{pairs[SEEN]:,} pairs")
     table.add_column(f"unseen personas\n{pairs[UNSEEN]:,} pairs")
-    table.add_column("personas\ncovered", justify="right")
-    table.add_column("trained on\npairs", justify="right")
-    table.add_column("ms a\npair", justify="right")
+    table.add_column("coverage", justify="right")
+    table.add_column("pairs\ntrained on", justify="right")
+    table.add_column("ms/pair", justify="right")
+    table.caption = r"\[..] 95 % interval, bootstrap over personas"
+    table.caption_justify = "left"
     for name, figures in summary["models"].items():
         cells = [
             interval(figures[key], figures[f"{key}_ci95"]).replace("[", r"\[")
@@ -81,7 +96,13 @@ def quickstart_table(summary: Mapping[str, Any]) -> "Table":
         ]
         coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"
         trained, speed = f"{figures['train_pairs']:,}", f"{figures['ms_per_pair']:.3g}"
-        table.add_row(name, *cells, coverage, trained, speed)
+        table.add_row(name.removeprefix("baseline:"), *cells, coverage, trained, speed)
+    table.add_section()
+    for bound, figures in summary["bounds"].items():
+        seen, unseen = (
+            f"{figures[key]:.3f}" for key in ("personalised_accuracy_seen", "personalised_accuracy_unseen")
+        )
+        table.add_row(bound, "", seen, unseen)
     return table
 
 

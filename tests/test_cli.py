@@ -111,6 +111,8 @@ def test_what_the_user_can_put_right_is_one_line_and_status_2(data, tmp_path, ca
         ["evaluate", "m", "--data", "d", "--out", "o", "--limit", "0"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--profile-posts", "-1"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--profile", "3"],
+        ["evaluate", "m", "extra", "--data", "d", "--out", "o"],
+        ["quickstart", "--unknown"],
         ["unknown"],
     ],
 )
@@ -119,6 +121,13 @@ def test_a_command_line_that_cannot_be_is_status_2(arguments, capsys):
         cli.main(arguments)
     assert caught.value.code == 2
     assert "prb: error: " in capsys.readouterr().err
+
+
+def test_bench_parses_its_own_arguments(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "--help"])
+    assert caught.value.code == 0
+    assert "usage: prb bench" in capsys.readouterr().out
 
 
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):

@@ -61,6 +61,7 @@ def write_tokenizer(
     eos: bool = False,
     pad: str | None = PAD,
     vocab_size: int = 400,
+    style: str = "byte-level",
 ) -> Path:
     """Writes a tokenizer to `folder` and returns the folder.
 
@@ -70,13 +71,25 @@ def write_tokenizer(
       bos, eos: whether tokenising with special tokens adds BOS in front, END behind.
       pad: padding token, None for none.
       vocab_size: of the trained vocabulary.
+      style: how blanks are treated: "byte-level" (GPT-2, Llama 3, Qwen), "prepend" (a normaliser puts
+        one before every stretch of text: Llama 2), "metaspace" (one before the text: Mistral, Gemma).
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
+    if style == "byte-level":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend.model = models.BPE(unk_token=PAD, fuse_unk=True)
+        if style == "prepend":
+            backend.normalizer = normalizers.Sequence(
+                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
+        else:
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        backend.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[PAD, BOS, START, END],

@@ -47,9 +47,9 @@ def short_name(subset: str) -> str:
 def read_hub(source: str | Path, *, subset: str | None, split: str) -> list[Row]:
     """The records of all configs of a data set, or of the one that ``subset`` names, in order.
 
-    A record without a subset of its own gets the (short) name of its config, if there are several.
-    Configs number their records on their own: if two of those read share an id, every id is
-    written as "SUBSET/ID".
+    If there are several configs, the subset of a record is the (short) name of its config. Configs
+    number their records on their own: if two of those read share an id, every id is written as
+    "SUBSET/ID".
 
     Args:
       source: a hub id, or (as ``Path``) a folder with the same layout: configs declared in the
@@ -78,7 +78,7 @@ def read_hub(source: str | Path, *, subset: str | None, split: str) -> list[Row]
         name = short_name(config.name)
         place = f"{source} ({name}, {split})" if several else f"{source} ({split})"
         for number, row in enumerate(rows, start=1):
-            if several and row.get("subset") is None:
+            if several:
                 row["subset"] = name
             if clash and isinstance(row.get("id"), str | int):
                 row["id"] = f"{name}/{row['id']}"

@@ -89,10 +89,10 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
       DataError: naming ``id``, for scores that are not finite, another number of labels than of
         scores, or labels that are all equal.
     """
-    if len(scores) == 2 == len(labels) and labels[0] != labels[1]:
+    if len(scores) == 2 == len(labels) and math.isfinite(labels[0] - labels[1]):
         # a pair, the common case; whatever is odd about it is named by the general path below
         difference = float(scores[0]) - float(scores[1])
-        if math.isfinite(difference):
+        if math.isfinite(difference) and labels[0] != labels[1]:
             return difference if labels[0] > labels[1] else -difference
     values = [float(s) for s in scores]
     if len(values) != len(labels):
@@ -100,6 +100,8 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
     for k, value in enumerate(values):
         if not math.isfinite(value):
             raise DataError(f"row {id!r}: scores[{k}] is {value}; expected a finite number")
+    if not all(math.isfinite(label) for label in labels):
+        raise DataError(f"row {id!r}: labels {list(labels)}; expected finite numbers")
     top = max(labels, default=math.nan)
     best = [value for value, label in zip(values, labels) if label == top]
     rest = [value for value, label in zip(values, labels) if label != top]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -23,7 +24,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "null with fewer than two clusters",
     "ties": "comparisons in which those two scores are equal",
     "mean_margin": "mean of the best score among the highest labels minus the best of the others",
-    "accuracy_by_subset": "the same within each subset",
+    "accuracy_by_subset": "the accuracy within each subset",
+    "by_subset": "n, accuracy, ci95 and ties within each subset",
     "users": "distinct users; rows without a user do not enter the user figures",
     "users_testable": "users with enough rows (5 or more) to be covered at all",
     "user_accuracy": "mean over users of each user's accuracy",
@@ -84,8 +86,11 @@ def _figures(rows: Sequence[ScoredRow], *, seed: int, resamples: int) -> dict[st
     result = outcomes(rows)
     users = [row.user_id for row in rows]
     figures = _accuracy(result, users, seed=seed, resamples=resamples)
-    figures["mean_margin"] = float(np.mean(result.margins))
-    figures["accuracy_by_subset"] = _by_subset(rows, result, seed=seed, resamples=resamples)
+    # exact sums here and below: not even the last bit depends on the order of the rows
+    figures["mean_margin"] = math.fsum(result.margins) / len(rows)
+    by_subset = _by_subset(rows, result, seed=seed, resamples=resamples)
+    figures["accuracy_by_subset"] = {name: part["accuracy"] for name, part in by_subset.items()}
+    figures["by_subset"] = by_subset
     figures |= _users(result, users, seed=seed, resamples=resamples)
     figures["truncated"] = sum(row.is_truncated for row in rows)
     figures["truncation"] = _truncation(rows)
@@ -132,8 +137,7 @@ def _users(result: Outcomes, users: Sequence[str | None], *, seed: int, resample
     return {
         "users": len(counts.rows),
         "users_testable": int(testable.sum()),
-        # sorted, so that not even the last bit depends on the order of the rows
-        "user_accuracy": float(np.mean(np.sort(counts.accuracy))),
+        "user_accuracy": math.fsum(counts.accuracy) / len(counts.rows),
         "user_accuracy_ci95": bootstrap_interval(counts.accuracy, ones, seed=seed, resamples=resamples),
         "coverage": float(covered.mean()),
     }
@@ -145,4 +149,4 @@ def _truncation(rows: Sequence[ScoredRow]) -> dict[str, int]:
         if isinstance(row.truncated, Mapping):
             for kind, amount in row.truncated.items():
                 totals[kind] = totals.get(kind, 0) + int(amount)
-    return totals
+    return dict(sorted(totals.items()))

@@ -28,7 +28,7 @@ def render_summary(summaries: Mapping[str, Mapping[str, Any]], *, title: str) ->
     """
     shown = _with_baselines(summaries)
     parts: list[Table] = [_overall(shown, title=title)]
-    if any(summary.get("accuracy_by_subset") for summary in shown.values()):
+    if any(summary.get("by_subset") for summary in shown.values()):
         parts.append(_by_subset(shown))
     return Group(*parts)
 
@@ -101,9 +101,9 @@ def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
         header = name.removeprefix(_BASELINE)  # the first table says that it is a baseline
         width = min(len(header), 8) if name.startswith(_BASELINE) else _INTERVAL_WIDTH
         table.add_column(escape(header), overflow="fold", min_width=width)
-    subsets = sorted({subset for s in shown.values() for subset in s.get("accuracy_by_subset") or {}})
+    subsets = sorted({subset for s in shown.values() for subset in s.get("by_subset") or {}})
     for subset in subsets:
-        figures = {name: (s.get("accuracy_by_subset") or {}).get(subset) for name, s in shown.items()}
+        figures = {name: (s.get("by_subset") or {}).get(subset) for name, s in shown.items()}
         sizes = sorted({f["n"] for f in figures.values() if f})
         cells = [_subset_cell(f, with_interval=not name.startswith(_BASELINE)) for name, f in figures.items()]
         table.add_row(escape(subset), "/".join(f"{n:,}" for n in sizes), *cells)

@@ -20,7 +20,15 @@ from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.processes import on_first_process, process_count, process_index
 from prb_jax.scoring.progress import progress as show_progress
-from prb_jax.scoring.runs import SUMMARY, RunFolder, append_rows, finish_scores, open_run, write_json
+from prb_jax.scoring.runs import (
+    SUMMARY,
+    RunFolder,
+    append_rows,
+    check_folder,
+    finish_scores,
+    open_run,
+    write_json,
+)
 from prb_jax.scoring.scored import ScoredBatch, Scorer
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.tree import Truncation
@@ -121,6 +129,7 @@ def evaluate(
         raise RunError(f"profile_posts: expected 0 or more, found {posts}")
     if max_length is not None and max_length < 1:
         raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
+    on_first_process(lambda: check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     scorer = _scorer(
         model,

@@ -1,7 +1,9 @@
 """The comparisons of one evaluation: from files, benchmarks or Python, with proof of what they were."""
 
+import contextlib
+import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
@@ -20,14 +22,14 @@ class Inputs:
 
     Attributes:
       comparisons: in the order in which they are reported.
-      sha256: of the comparisons' contents, in order.
+      sha256: of the comparisons' contents, in order; None where the sources name files with theirs.
       sources: for each named source what it is made of (files and their sha256); empty for
         comparisons given from Python.
       subset: which subset of the sources was asked for.
     """
 
     comparisons: list[Comparison]
-    sha256: str
+    sha256: str | None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
 
@@ -60,11 +62,18 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         for name in names:
             # Described first: a file that changes while it is read is then found out at the end.
             sources[name] = describe_source(name)
-            part = read_comparisons(name, subset=subset, limit=limit)
+            with _no_garbage_collection():
+                part = read_comparisons(name, subset=subset, limit=limit)
             comparisons += part
             places += [name] * len(part)
     _check(comparisons, places)
-    return Inputs(comparisons=comparisons, sha256=_digest(comparisons), sources=sources, subset=subset)
+    hashed = bool(sources) and all(source.get("files") for source in sources.values())
+    return Inputs(
+        comparisons=comparisons,
+        sha256=None if hashed else _digest(comparisons),
+        sources=sources,
+        subset=subset,
+    )
 
 
 def check_unchanged(inputs: Inputs) -> None:
@@ -88,6 +97,18 @@ def check_unchanged(inputs: Inputs) -> None:
                 f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
                 f"old contents: put those back to finish the run, or start again in another folder"
             )
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Records are no garbage: looking through them again and again doubles the time of reading."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _split(data: Data) -> tuple[list[str], Iterable[Comparison] | None]:

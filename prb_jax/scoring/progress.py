@@ -114,8 +114,7 @@ def _bar(label: str, meter: Meter, stream: TextIO) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def _lines(label: str, meter: Meter, stream: TextIO, seconds: float) -> Iterator[Advance]:
-    shown = meter.clock()
-    last = -1
+    shown, last = meter.clock(), -1
 
     def show() -> None:
         nonlocal shown, last
@@ -127,6 +126,7 @@ def _lines(label: str, meter: Meter, stream: TextIO, seconds: float) -> Iterator
         if meter.clock() - shown >= seconds:
             show()
 
+    show()  # at once: compiling the first batch can take minutes
     yield advance
     if last != meter.done:
         show()

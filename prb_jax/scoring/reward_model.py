@@ -17,6 +17,7 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.attention_choice import choose_scoring_attention
 from prb_jax.models.config import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
@@ -157,7 +158,7 @@ class RewardModel:
         shards = mesh_shape(self.mesh).batch_shards
         prefix, responses, length = max(tops[0], 1), tops[1], tops[2]
         bucket = Bucket(-(-prefix // multiple) * multiple, responses, -(-length // multiple) * multiple)
-        return self._place(make_batch(trees, bucket, batch=-(-len(trees) // shards) * shards))
+        return self.place(make_batch(trees, bucket, batch=-(-len(trees) // shards) * shards))
 
     def stream(
         self,
@@ -174,22 +175,24 @@ class RewardModel:
         Args:
           skip: tells of a batch's indices that they need no scores; the other batches stay as they are.
         """
-        shards = mesh_shape(self.mesh).batch_shards
-        per_batch = batch_tokens or shards * TOKENS_PER_SHARD.get(self._platform, 8_192)
-        options = ShapeOptions(
-            tokens_per_batch=per_batch,
-            divisor=shards,
-            multiple=MULTIPLE.get(self._platform, 16),
-            attention_length=_attention_length(self.config),
-        )
         return stream_scores(
             comparisons,
             encode=functools.partial(
                 self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
             ),
-            dispatch=lambda batch: self.score_fn(self.params, self._place(batch)),
-            options=options,
+            dispatch=lambda batch: self.score_fn(self.params, self.place(batch)),
+            options=self.shape_options(batch_tokens),
             skip=skip,
+        )
+
+    def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
+        """How batches are shaped for this model on its devices."""
+        shards = mesh_shape(self.mesh).batch_shards
+        return ShapeOptions(
+            tokens_per_batch=batch_tokens or shards * TOKENS_PER_SHARD.get(self._platform, 8_192),
+            divisor=shards,
+            multiple=MULTIPLE.get(self._platform, 16),
+            attention_length=_attention_length(self.config),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -207,7 +210,8 @@ class RewardModel:
     def _platform(self) -> str:
         return self.mesh.devices.flat[0].platform
 
-    def _place(self, batch: TreeBatch) -> TreeBatch:
+    def place(self, batch: TreeBatch) -> TreeBatch:
+        """A batch of the host, its rows dealt over the mesh."""
         return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
 
 
@@ -243,11 +247,16 @@ def load(
     config = load_config(folder.path)
     chosen_dtype = _choose_dtype(dtype, config, where=folder.name)
     rule = choose_readout(readout, num_labels=config.num_labels, where=folder.name)
-    chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template)
+    chat = load_tokenizer(
+        folder.path if tokenizer is None else locate(tokenizer).path, chat_template=chat_template
+    )
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     kind = jnp.dtype(chosen_dtype)
     shardings = parameter_shardings(abstract_params(config), devices)
+    source = describe(folder)
+    if tokenizer is not None:
+        source["tokenizer"] = describe(locate(tokenizer))
     loaded = load_params(folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings)
     return RewardModel(
         name=folder.name,
@@ -259,7 +268,7 @@ def load(
         dtype=chosen_dtype,
         readout=rule,
         report=loaded.report,
-        source=describe(folder),
+        source=source,
     )
 
 
@@ -283,8 +292,11 @@ def make_score_fn(
     if shardings is None:
         shardings = parameter_shardings(abstract_params(config), mesh)
 
+    attention = choose_scoring_attention(config, platform=mesh.devices.flat[0].platform, dtype=dtype)
+
     def score(params: Params, batch: TreeBatch) -> jax.Array:
-        return read_out(score_tree(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
+        logits = score_tree(params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh)
+        return read_out(logits, readout)
 
     batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))

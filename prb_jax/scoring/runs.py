@@ -64,9 +64,8 @@ def open_run(
         (each differing field is named, with both values) or scores without ``run.json``.
     """
     path = Path(out)
+    check_folder(path)
     with writing(path):
-        if path.exists() and not path.is_dir():
-            raise RunError(f"{path}: the output folder is a file; give --out a folder")
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDONLY)
     scores = -1
@@ -91,6 +90,19 @@ def open_run(
         if scores >= 0:
             os.close(scores)
         os.close(lock)
+
+
+def check_folder(out: str | Path) -> None:
+    """Refuses what no run could be written to, before anything costly is done.
+
+    Raises:
+      RunError: ``out`` is a file, or holds something else than a run.
+    """
+    path = Path(out)
+    if path.is_dir():
+        _read_run(path)
+    elif os.path.lexists(path):
+        raise RunError(f"{path}: the output folder is a file; give --out a folder")
 
 
 def append_rows(run: RunFolder, rows: Iterable[ScoredRow]) -> None:

@@ -54,7 +54,8 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
 
     Args:
       tokenizer: a transformers tokenizer.
-      chat_template: None for the tokenizer's own, "plain", a file, or the Jinja text itself.
+      chat_template: None for the tokenizer's own, "plain", the name of one of several that the
+        tokenizer brings, a file, or the Jinja text itself.
       where: what error messages call the tokenizer.
 
     Raises:
@@ -70,6 +71,8 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
             ) from error
     elif chat_template == PLAIN:
         text = PLAIN_TEMPLATE
+    elif isinstance(tokenizer.chat_template, dict) and chat_template in tokenizer.chat_template:
+        text = tokenizer.chat_template[chat_template]
     elif "{{" in chat_template or "{%" in chat_template:
         text = chat_template
     else:

@@ -8,9 +8,9 @@ does that here.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class ChatTokenizer:
     def pad_token_id(self) -> int | None:
         return self.tokenizer.pad_token_id
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
@@ -71,7 +71,7 @@ class ChatTokenizer:
         """The template's text for each conversation, without a generation prompt.
 
         Raises:
-          DataError: the template refuses a conversation; `conversation` numbers it.
+          RenderError: the template refuses a conversation; its `conversation` tells which.
         """
         spoken = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
         try:
@@ -110,7 +110,7 @@ class ChatTokenizer:
         last special token is tokenised once.
 
         Raises:
-          DataError: the template refuses a conversation.
+          RenderError: the template refuses a conversation, numbered through all groups.
           CheckpointError: the template writes BOS twice.
         """
         texts = self.render([conversation for group in groups for conversation in group])
@@ -214,8 +214,6 @@ def load_tokenizer(
             f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
             " convert the tokenizer to a tokenizer.json"
         )
-    # Conversations beyond the tokenizer's nominal length are normal here and handled by the caller.
-    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.

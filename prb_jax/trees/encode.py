@@ -78,11 +78,14 @@ def encode_comparisons(
         position depends on; the tokenizer's, else its EOS, when not given.
 
     Raises:
-      DataError: naming the comparison: its template refuses it, a response with its template
-        exceeds the limit, or two different responses have become equal in tokens.
+      DataError: naming the comparison: the template refuses it, a response with its template
+        exceeds the limit, or two different responses have become equal in tokens (the last two
+        not in the paper protocol). Also for a negative option.
     """
     facts = FACTS[protocol]
     limit = facts.max_length if max_length is None else max_length
+    if profile_posts < 0:
+        raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
     if limit is not None and limit < 1:
         raise DataError(f"max_length: expected at least 1, found {limit}")
     encoder = _Encoder(tokenizer, profile_posts, protocol, limit)
@@ -124,12 +127,11 @@ class _Encoder:
     limit: int | None
 
     def default(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        shown = [min(len(comparison.profile), self.profile_posts) for comparison in comparisons]
         rows = [
-            _Row(comparison, posts=shown, refused=shown + 1)
-            for comparison in comparisons
-            for shown in [min(len(comparison.profile), max(self.profile_posts, 0))]
+            _Row(comparison, posts=posts, refused=posts + 1)
+            for comparison, posts in zip(comparisons, shown, strict=True)
         ]
-        shown = [row.posts for row in rows]
         active = rows
         while active:
             seen = [self._visible(row.comparison, row.posts) for row in active]
@@ -150,9 +152,7 @@ class _Encoder:
         return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
 
     def _visible(self, comparison: Comparison, posts: int) -> Visible:
-        # A negative number of posts is for `visible` to refuse.
-        count = posts if self.profile_posts >= 0 else self.profile_posts
-        return visible(comparison, profile_posts=count, protocol=self.protocol)
+        return visible(comparison, profile_posts=posts, protocol=self.protocol)
 
     def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
         groups = [conversations(each.prefix_messages, each.responses) for each in seen]

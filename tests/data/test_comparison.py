@@ -4,6 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
 from prb_jax.errors import DataError
@@ -228,3 +230,23 @@ def test_posts_made_in_python_are_checked_too():
         Comparison(**PAIR, profile=[Post(id="1", text=3)])  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match=r"rubric_aspects\[0\]\.aspect"):
         Comparison(**PAIR, rubric_aspects=[RubricAspect(aspect=3)])  # pyright: ignore[reportArgumentType]
+
+
+INNER = ["id", "text", "category", "role", "content", "aspect"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(INNER), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(FULL | RANKED)), JSON, max_size=3), st.sampled_from([PAIR, RANKED])
+)
+def test_any_json_is_a_valid_comparison_or_a_data_error(changes, row):
+    try:
+        c = Comparison.from_row(row | changes, where="f:1")
+    except DataError as error:
+        assert str(error).startswith("f:1: field '")  # noqa: PT017
+    else:
+        assert Comparison.from_row(json.loads(json.dumps(c.to_row(), allow_nan=False)), where="f:1") == c

@@ -5,6 +5,8 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prb_jax.data.files import file_digest, read_rows
 from prb_jax.errors import DataError
@@ -191,3 +193,14 @@ def test_digest_is_that_of_the_bytes(tmp_path):
     path = write(tmp_path / "x.jsonl", LINES)
     assert file_digest(path) == f"sha256:{hashlib.sha256(LINES).hexdigest()}"
     assert file_digest(str(path)) == file_digest(path)
+
+
+@given(st.binary(max_size=40), st.sampled_from([b"", b"[", b'{"id": 1}\n', b'[{"id": 1}']))
+def test_any_bytes_are_rows_or_a_data_error(tmp_path_factory, content, start):
+    folder = tmp_path_factory.mktemp("fuzz")
+    for name in ("x.jsonl", "x.json"):
+        (folder / name).write_bytes(start + content)
+        try:
+            values(folder / name)
+        except DataError as error:
+            assert str(error).startswith(f"{folder / name}:")  # noqa: PT017

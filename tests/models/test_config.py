@@ -250,7 +250,13 @@ def test_num_labels_default_is_two_as_in_transformers() -> None:
 
 
 def test_unknown_fields_are_listed() -> None:
-    raw = SMALL | {"model_type": "llama", "architectures": None, "use_cache": False, "mean": 0.3, "auto_map": {}}
+    raw = SMALL | {
+        "model_type": "llama",
+        "architectures": None,
+        "use_cache": False,
+        "mean": 0.3,
+        "auto_map": {},
+    }
     assert parse_config(raw, where="c").ignored_keys == ("auto_map", "mean")
 
 
@@ -263,15 +269,27 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "classes mistyped": ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
     "multimodal": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
     "rope type": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
-    "rope type, new": ({"rope_parameters": {"rope_type": "longrope"}}, "'rope_parameters.rope_type'.*longrope"),
+    "rope type, new": (
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "'rope_parameters.rope_type'.*longrope",
+    ),
     "rope types differ": (
         {"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}},
         "'rope_scaling.type'",
     ),
-    "rope field": ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "'rope_scaling.beta'.*'linear'"),
-    "rope field of another type": ({"rope_parameters": {"factor": 2.0}}, "'rope_parameters.factor'.*'default'"),
+    "rope field": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}},
+        "'rope_scaling.beta'.*'linear'",
+    ),
+    "rope field of another type": (
+        {"rope_parameters": {"factor": 2.0}},
+        "'rope_parameters.factor'.*'default'",
+    ),
     "rope factor": ({"rope_scaling": {"type": "linear"}}, "'rope_scaling.factor' is missing"),
-    "rope factor mistyped": ({"rope_scaling": {"type": "linear", "factor": "2"}}, "'rope_scaling.factor'.*'2'"),
+    "rope factor mistyped": (
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        "'rope_scaling.factor'.*'2'",
+    ),
     "rope bands": ({"rope_scaling": LLAMA3_SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
     "both spellings": (
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5.0}},
@@ -309,11 +327,23 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         "'sliding_window'",
     ),
     "layer type": ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "'layer_types'"),
-    "number of layer types": ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "4 entries.*1 entries"),
+    "number of layer types": (
+        {"model_type": "qwen3", "layer_types": ["full_attention"]},
+        "4 entries.*1 entries",
+    ),
     "gemma window": ({"model_type": "gemma2", "sliding_window": None}, "'sliding_window'"),
-    "bidirectional": ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
-    "gemma 3 soft-cap": ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    "gemma 3 flat rope": ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e6}}, "full_attention"),
+    "bidirectional": (
+        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+        "use_bidirectional",
+    ),
+    "gemma 3 soft-cap": (
+        {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping",
+    ),
+    "gemma 3 flat rope": (
+        {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e6}},
+        "full_attention",
+    ),
     "gemma 3 rope spelled type": (
         {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
         "'rope_scaling.rope_type' is missing",

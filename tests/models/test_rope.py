@@ -124,7 +124,9 @@ def test_frequencies_are_those_of_transformers(name: str, head_dim: int) -> None
 def test_angles_are_those_of_transformers_at_long_positions(name: str) -> None:
     import torch
 
-    positions = np.concatenate([np.arange(4200), np.arange(MAX_POSITIONS - 50, MAX_POSITIONS)]).astype(np.int32)
+    positions = np.concatenate([np.arange(4200), np.arange(MAX_POSITIONS - 50, MAX_POSITIONS)]).astype(
+        np.int32
+    )
     reference = transformers_rope(ROPES[name], 64)
     theirs = reference(torch.zeros(1), torch.tensor(positions)[None])
     ours = rotary_angles(jnp.asarray(positions), parsed(ROPES[name], 64))
@@ -157,7 +159,9 @@ def test_llama3_keeps_short_wavelengths_and_slows_long_ones() -> None:
 
 def test_positions_stay_apart_under_a_bfloat16_model() -> None:
     # In bfloat16, 257 would be rounded to 256.
-    cos, _ = jax.jit(lambda p: rotary_angles(p, parsed(ROPES["default"], 64)))(jnp.array([256, 257], jnp.int32))
+    cos, _ = jax.jit(lambda p: rotary_angles(p, parsed(ROPES["default"], 64)))(
+        jnp.array([256, 257], jnp.int32)
+    )
     np.testing.assert_allclose(cos[:, 0], np.cos([256.0, 257.0]), atol=1e-6)
 
 

@@ -49,14 +49,15 @@ def test_lines_for_a_log_file():
         for _ in range(10):
             advance(10, 1)
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
+    assert lines[0] == "m: 0/100 pairs (0%)"
     assert lines[-1].startswith("m: 100/100 pairs (100%), ")
 
     stream = io.StringIO()
     with progress("m", total=100, stream=stream) as advance:
         for _ in range(10):
             advance(10, 1)
-    assert len(stream.getvalue().splitlines()) == 1
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_a_bar_for_a_terminal():

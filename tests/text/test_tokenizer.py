@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
+from prb_jax.text.boundaries import independent_tokens
+from prb_jax.text.template import choose_template
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
 from tests import tiny_tokenizer as tiny
 
@@ -27,7 +31,10 @@ EXCHANGE = (
 )
 
 
-@pytest.fixture(scope="module", params=[*REAL, "tiny", "tiny-bos", "tiny-seamless", "tiny-thinking"])
+@pytest.fixture(
+    scope="module",
+    params=[*REAL, "tiny", "tiny-bos", "tiny-seamless", "tiny-thinking", "prepend", "metaspace"],
+)
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     if request.param in REAL:
         if not (SHARED / request.param).is_dir():
@@ -38,8 +45,12 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "tiny-bos": (tiny.CHAT_WITH_BOS, True),
         "tiny-seamless": (tiny.SEAMLESS, True),
         "tiny-thinking": (tiny.THINKING, False),
+        "prepend": (tiny.CHAT_WITH_BOS, True),
+        "metaspace": (tiny.CHAT, True),
     }[request.param]
-    return load_tokenizer(tiny.write_tokenizer(tmp_path_factory.mktemp("t"), template=template, bos=added))
+    style = request.param if request.param in ("prepend", "metaspace") else "byte-level"
+    folder = tiny.write_tokenizer(tmp_path_factory.mktemp("t"), template=template, bos=added, style=style)
+    return load_tokenizer(folder)
 
 
 def spoken(messages: tuple[Message, ...]) -> list[dict[str, str]]:
@@ -240,3 +251,46 @@ def test_importing_needs_neither_transformers_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class WithoutBackend:
+    """A tokenizer that is not one of the `tokenizers` library, as far as its user can tell."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.tokenizer(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "backend_tokenizer":
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+
+def test_tokenizers_written_in_python_give_the_same(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
+    slow = WithoutBackend(chat.tokenizer)
+    assert independent_tokens(slow, chat.render([EXCHANGE])[0]) == ()
+    python = dataclasses.replace(chat, tokenizer=slow, cut_tokens=())
+    assert python.encode(EXCHANGE) == chat.encode(EXCHANGE)
+
+
+def test_the_shared_part_is_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
+    seen: list[str] = []
+    tokenize = ChatTokenizer.tokenize
+    monkeypatch.setattr(
+        ChatTokenizer, "tokenize", lambda self, texts: (seen.extend(texts), tokenize(self, texts))[1]
+    )
+    prompt = Message("user", "word " * 1000)
+    chat.encode_together([[(prompt, Message("assistant", f"answer {k}")) for k in range(16)]])
+    assert 5000 < sum(map(len, seen)) < 5000 + 16 * 60
+
+
+def test_one_of_several_templates_of_a_tokenizer(tmp_path: Path) -> None:
+    folder = tiny.write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(folder).tokenizer
+    tokenizer.chat_template = {"default": tiny.CHAT, "thinking": tiny.THINKING}
+    assert choose_template(tokenizer, None, where="x").text == tiny.CHAT
+    assert choose_template(tokenizer, "thinking", where="x").text == tiny.THINKING

@@ -1,0 +1,264 @@
+"""The command `prb bench`: workloads, rounds and the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prb_jax.bench.shapes import SHAPES, shape_config
+from prb_jax.bench.workload import synthetic_workload
+from prb_jax.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from prb_jax.bench.padded import TransformersScorer
+    from prb_jax.models.config import DecoderConfig
+    from prb_jax.scoring.reward_model import RewardModel
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One workload in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+
+    Attributes:
+      workload, dtype: what was timed.
+      trees, responses: how many a pass scores.
+      pairs_per_second: comparisons a second.
+      tokens_per_second: real tokens a second (the prefix counted once).
+      padding_waste: share of the computed tokens that is padding.
+      compiles, compile_seconds: programs of this workload and the time until they were ready; with a
+        warm compilation cache that is the time to load them.
+      peak_share: FLOPs without padding, over time, over the measured matmul peak.
+      peak_gflops: that peak.
+      against_pairs_per_second, speedup: the padded way, and how many times faster trees are.
+      against_padding_waste: its padding.
+      largest_difference: between the two ways' scores, over the conversations both scored;
+        None where each has random weights of its own.
+    """
+
+    workload: str
+    dtype: str
+    trees: int
+    responses: int
+    pairs_per_second: float
+    tokens_per_second: float
+    padding_waste: float
+    compiles: int
+    compile_seconds: float
+    peak_share: float
+    peak_gflops: float
+    against_pairs_per_second: float | None = None
+    speedup: float | None = None
+    against_padding_waste: float | None = None
+    largest_difference: float | None = None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prb bench",
+        allow_abbrev=False,
+        description="Times scoring on this machine. Lengths are those of personalised data unless --data is given.",
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="a Hugging Face folder, or a config.json (random weights)"
+    )
+    parser.add_argument(
+        "--against", choices=["transformers"], help="also time padded batches of 8, and compare"
+    )
+    parser.add_argument(
+        "--responses", type=int, nargs="+", default=[2], metavar="K", help="responses of a comparison"
+    )
+    parser.add_argument(
+        "--prefix-tokens", type=int, default=2000, metavar="N", help="mean length of the prefix"
+    )
+    parser.add_argument(
+        "--response-tokens", type=int, default=130, metavar="N", help="mean length of a response"
+    )
+    parser.add_argument(
+        "--pairs", type=int, metavar="N", help="comparisons of a pass (default: 64 / K, at least 2)"
+    )
+    parser.add_argument(
+        "--against-sequences",
+        type=int,
+        default=16,
+        metavar="N",
+        help="conversations that the padded way scores a round; its rate is carried over to the rest",
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=["float32", "bfloat16"], help="default: the checkpoint's"
+    )
+    parser.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
+    parser.add_argument("--batch-tokens", type=int, metavar="N", help="padded tokens computed at a time")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="side-by-side repetitions")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers here")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the benchmark and prints a table."""
+    options = _parser().parse_args(list(arguments))
+    for name in ("prefix_tokens", "response_tokens", "against_sequences", "rounds"):
+        if getattr(options, name) < 1:
+            raise SystemExit(f"prb bench: error: --{name.replace('_', '-')}: expected at least 1")
+    from prb_jax.bench.scorer import load_for_bench
+
+    source = _source(options.model)
+    results: list[BenchResult] = []
+    for dtype in options.dtype or [None]:
+        model = load_for_bench(source, mesh=options.mesh, dtype=dtype)
+        rival = _rival(options, source, model.dtype)
+        for responses in options.responses:
+            results.append(_bench(model, rival, responses, options))
+            print(_line(results[-1]), flush=True)
+    _print_table(results, rival_name=options.against)
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    return 0
+
+
+def _source(name: str) -> Path | DecoderConfig:
+    """The folder, or the configuration of a model with random weights."""
+    from prb_jax.models.config import parse_config
+
+    if name in SHAPES:
+        return parse_config(shape_config(name), where=name)
+    path = Path(name)
+    if path.suffix != ".json":
+        return path
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    return parse_config(raw, where=name)
+
+
+def _rival(
+    options: argparse.Namespace, source: Path | DecoderConfig, dtype: str
+) -> TransformersScorer | None:
+    if options.against is None:
+        return None
+    from prb_jax.bench.padded import TransformersScorer
+
+    return TransformersScorer(source if isinstance(source, Path) else source.original, dtype=dtype)
+
+
+def _bench(
+    model: RewardModel, rival: TransformersScorer | None, responses: int, options: argparse.Namespace
+) -> BenchResult:
+    import numpy as np
+
+    from prb_jax.bench.flops import measured_peak, tree_flops
+    from prb_jax.bench.padded import BATCH, padded_batches
+    from prb_jax.bench.scorer import TreePass, score_pass
+
+    config = model.config
+    count = options.pairs or max(2, 64 // responses)
+    workload = synthetic_workload(
+        count,
+        responses=responses,
+        prefix_tokens=options.prefix_tokens,
+        response_tokens=options.response_tokens,
+        vocab_size=config.vocab_size,
+        longest=config.max_position_embeddings,
+    )
+    start = time.perf_counter()
+    cold = score_pass(model, workload, batch_tokens=options.batch_tokens)
+    compile_seconds = time.perf_counter() - start
+    peak = measured_peak(model.dtype)
+
+    batches = padded_batches(workload.trees)[: max(1, options.against_sequences // BATCH)] if rival else []
+    if rival:
+        rival.run([[ids[:64] for ids in batches[0]]])  # starts its threads
+    passes: list[TreePass] = []
+    ratios: list[float] = []
+    rates: list[float] = []
+    theirs = None
+    for _ in range(options.rounds):
+        passes.append(score_pass(model, workload, batch_tokens=options.batch_tokens))
+        if rival:
+            theirs = rival.run(batches)
+            # Comparisons a second, had it scored every response of the workload at this rate.
+            rates.append(theirs.sequences / theirs.seconds / (workload.responses / len(workload.trees)))
+            ratios.append(len(workload.trees) / passes[-1].seconds / rates[-1])
+    seconds = statistics.median(each.seconds for each in passes)
+    result: dict[str, Any] = {
+        "workload": workload.name,
+        "dtype": model.dtype,
+        "trees": len(workload.trees),
+        "responses": workload.responses,
+        "pairs_per_second": len(workload.trees) / seconds,
+        "tokens_per_second": workload.tokens / seconds,
+        "padding_waste": 1 - workload.tokens / cold.padded_tokens,
+        "compiles": cold.compiles,
+        "compile_seconds": max(0.0, compile_seconds - seconds),
+        "peak_share": tree_flops(workload.trees, config) / seconds / peak / model.mesh.size,
+        "peak_gflops": peak / 1e9,
+    }
+    if rival is not None and theirs is not None:
+        by_sequence = {
+            ids.tobytes(): score
+            for tree, scores in zip(workload.trees, cold.scores, strict=True)
+            for ids, score in zip((tree.sequence(k) for k in range(len(tree.responses))), scores, strict=True)
+        }
+        flat = [ids for batch in batches for ids in batch]
+        ours = np.array([by_sequence[np.asarray(ids, np.int32).tobytes()] for ids in flat])
+        result |= {
+            "against_pairs_per_second": statistics.median(rates),
+            "speedup": statistics.median(ratios),
+            "against_padding_waste": 1 - theirs.tokens / theirs.padded_tokens,
+            "largest_difference": float(np.abs(ours - theirs.scores).max()) if rival.same_weights else None,
+        }
+    return BenchResult(**result)
+
+
+def _line(result: BenchResult) -> str:
+    text = f"{result.dtype}, {result.workload}: {result.pairs_per_second:.2f} comparisons/s"
+    if result.speedup is not None:
+        text += f", {result.speedup:.2f}x of padded batches"
+    return text
+
+
+def _print_table(results: Sequence[BenchResult], *, rival_name: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="scoring", title_justify="left")
+    columns = [
+        "dtype",
+        "workload",
+        "comparisons/s",
+        "tokens/s",
+        "padding",
+        "compiles",
+        "compile s",
+        "of matmul peak",
+    ]
+    if rival_name:
+        columns += [f"{rival_name} comparisons/s", "its padding", "speed-up", "score difference"]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("dtype", "workload") else "right")
+    for r in results:
+        cells = [
+            r.dtype,
+            r.workload,
+            f"{r.pairs_per_second:.2f}",
+            f"{r.tokens_per_second:,.0f}",
+            f"{r.padding_waste:.0%}",
+            str(r.compiles),
+            f"{r.compile_seconds:.1f}",
+            f"{r.peak_share:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
+        ]
+        if rival_name and r.speedup is not None:
+            cells += [
+                f"{r.against_pairs_per_second:.3f}",
+                f"{r.against_padding_waste:.0%}",
+                f"{r.speedup:.2f}x",
+                "-" if r.largest_difference is None else f"{r.largest_difference:.1e}",
+            ]
+        table.add_row(*cells)
+    Console(width=180).print(table)

@@ -1,0 +1,102 @@
+"""Our side of the benchmark: the scorer of `prb evaluate`, fed with token ids."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.bench.workload import Workload
+from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.data.comparison import Comparison
+from prb_jax.models.config import DecoderConfig, load_config
+from prb_jax.models.decoder import init_params
+from prb_jax.models.readout import choose_readout
+from prb_jax.scoring.reward_model import RewardModel, make_score_fn
+from prb_jax.scoring.stream import stream_scores
+from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """One timed pass over a workload.
+
+    Attributes:
+      seconds: wall time from the first tree to the last score.
+      padded_tokens: tokens computed.
+      compiles: programs the scorer holds after the pass, less those before it.
+      scores: of each tree, in order.
+    """
+
+    seconds: float
+    padded_tokens: int
+    compiles: int
+    scores: list[np.ndarray]
+
+
+def load_for_bench(model: Path | DecoderConfig, *, mesh: str | None, dtype: str | None) -> RewardModel:
+    """A reward model without a tokenizer: token ids go in.
+
+    Args:
+      model: a folder with weights; or a configuration, for random weights made on the devices.
+      mesh, dtype: as in :func:`prb_jax.scoring.reward_model.load`.
+    """
+    config = model if isinstance(model, DecoderConfig) else load_config(model)
+    devices = make_mesh(mesh)
+    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    chosen = dtype or ("float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16")
+    kind = jnp.dtype(chosen)
+    shardings = parameter_shardings(abstract_params(config), devices)
+    if isinstance(model, DecoderConfig):
+        make = functools.partial(init_params, config, dtype=kind)
+        params = jax.jit(make, out_shardings=shardings)()
+        params["score"] = params["score"].astype(jnp.float32)
+    else:
+        params = load_params(model, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings).params
+    name = config.model_type if isinstance(model, DecoderConfig) else str(model)
+    readout = choose_readout(
+        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
+    )
+    return RewardModel(
+        name=name,
+        config=config,
+        params=params,
+        score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=readout, shardings=shardings),
+        tokenizer=cast(Any, None),
+        mesh=devices,
+        dtype=chosen,
+        readout=readout,
+    )
+
+
+def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
+    """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
+    padded = 0
+    before = cast(Any, model.score_fn)._cache_size()
+
+    def dispatch(batch: Any) -> jax.Array:
+        nonlocal padded
+        padded += batch.prefix.size + batch.responses.size
+        return model.score_fn(model.params, model.place(batch))
+
+    scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
+    start = time.perf_counter()
+    # The stream asks only for the comparisons' number and hands them to `encode`: trees will do.
+    for scored in stream_scores(
+        cast(Sequence[Comparison], workload.trees),
+        encode=lambda trees: list(cast(Sequence[Tree], trees)),
+        dispatch=dispatch,
+        options=model.shape_options(batch_tokens),
+    ):
+        for index, row in zip(scored.indices, scored.scores, strict=True):
+            scores[index] = row
+    seconds = time.perf_counter() - start
+    return TreePass(seconds, padded, cast(Any, model.score_fn)._cache_size() - before, scores)

@@ -1,0 +1,35 @@
+"""Questions and answers: an answer is shown in the poles it realises, otherwise all are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prb_jax.data.personas.draws import Draws
+from prb_jax.data.personas.phrases import RunOut, Supply, Template, Topic
+from prb_jax.data.personas.pools import Pole, Pools
+
+
+def write_question(draws: Draws, pools: Pools, topic: Topic) -> str:
+    """What a user asks about the topic."""
+    return Supply(draws, topic).fill(draws.pick(pools.questions))
+
+
+def write_answer(draws: Draws, pools: Pools, topic: Topic, poles: Sequence[Pole], *, neutral: int = 1) -> str:
+    """An answer of one sentence for each entry of ``poles`` (repeats allowed) and ``neutral`` others.
+
+    The sentences come in random order; no task, fact or phrase is used twice.
+    """
+    while True:
+        templates: list[Template] = draws.some(pools.neutral, neutral)
+        for pole in poles:
+            templates.append(draws.pick([t for t in pole.sentences if t not in templates]))
+        opening = [t for t in templates if not any(t in pole.continuations for pole in poles)]
+        if not opening:
+            continue
+        first = draws.pick(opening)
+        rest = draws.shuffled([t for t in templates if t is not first])
+        try:
+            supply = Supply(draws, topic)
+            return " ".join(supply.fill(template) for template in (first, *rest))
+        except RunOut:
+            continue

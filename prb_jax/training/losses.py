@@ -1,0 +1,202 @@
+"""Losses of labelled comparisons: Bradley-Terry over pairs, Plackett-Luce over rankings.
+
+All functions are pure, run in float32 and give sums with their denominators, so that microbatches add
+up to one big batch exactly. Letters: B comparisons, K responses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from prb_jax.errors import DataError
+
+LossKind = Literal["bradley_terry", "plackett_luce"]
+LOSS_KINDS: tuple[LossKind, ...] = ("bradley_terry", "plackett_luce")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised.
+
+    Attributes:
+        kind: ``bradley_terry`` averages -log sigmoid(r_i - r_j - margin) over all ordered pairs (i
+            labelled above j) of a comparison; ``plackett_luce`` is -log of the probability of the whole
+            ranking. They are the same for two responses.
+        label_smoothing: the probability that a label is the wrong way round, in [0, 0.5).
+        center_rewards_coefficient: adds this times (r_i + r_j)^2, averaged over the ordered pairs (the
+            square of the sum, as TRL has it); None or 0 for none.
+        use_margin: subtract each comparison's margin from its differences.
+    """
+
+    kind: LossKind = "bradley_terry"
+    label_smoothing: float = 0.0
+    center_rewards_coefficient: float | None = None
+    use_margin: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOSS_KINDS:
+            raise DataError(f"loss.kind: expected {' or '.join(LOSS_KINDS)}, found {self.kind!r}")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise DataError(
+                f"loss.label_smoothing: expected at least 0 and less than 0.5, found {self.label_smoothing}"
+            )
+        if self.center_rewards_coefficient is not None and self.center_rewards_coefficient < 0:
+            raise DataError(
+                "loss.center_rewards_coefficient: expected at least 0 or None, found "
+                f"{self.center_rewards_coefficient}"
+            )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossParts:
+    """Sums over comparisons, float32 scalars; see :meth:`means`.
+
+    Attributes:
+        loss_sum: weighted losses.
+        weight_sum: the weights of comparisons that say anything (two different labels).
+        count: how many these are.
+        accuracy_sum: how many of them are won: the best of the top-labelled responses is strictly above
+            the best of the rest.
+        margin_sum: their mean r_i - r_j over ordered pairs, summed.
+        reward_sum, reward_square_sum, reward_count: over their responses.
+        reward_min, reward_max: over their responses; +inf and -inf where there are none.
+    """
+
+    loss_sum: jax.Array
+    weight_sum: jax.Array
+    count: jax.Array
+    accuracy_sum: jax.Array
+    margin_sum: jax.Array
+    reward_sum: jax.Array
+    reward_square_sum: jax.Array
+    reward_count: jax.Array
+    reward_min: jax.Array
+    reward_max: jax.Array
+
+    @staticmethod
+    def zero() -> LossParts:
+        """The parts of no comparison at all."""
+        values = {field.name: jnp.zeros((), jnp.float32) for field in dataclasses.fields(LossParts)}
+        values["reward_min"] = jnp.full((), jnp.inf, jnp.float32)
+        values["reward_max"] = jnp.full((), -jnp.inf, jnp.float32)
+        return LossParts(**values)
+
+    def __add__(self, other: LossParts) -> LossParts:
+        values = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in dataclasses.fields(LossParts)
+        }
+        values["reward_min"] = jnp.minimum(self.reward_min, other.reward_min)
+        values["reward_max"] = jnp.maximum(self.reward_max, other.reward_max)
+        return LossParts(**values)
+
+    def means(self) -> dict[str, jax.Array]:
+        """loss (weighted), accuracy, margin, reward_mean, reward_std, reward_min, reward_max, comparisons."""
+        count = jnp.maximum(self.count, 1.0)
+        responses = jnp.maximum(self.reward_count, 1.0)
+        mean = self.reward_sum / responses
+        return {
+            "loss": self.loss_sum / _or_one(self.weight_sum),
+            "accuracy": self.accuracy_sum / count,
+            "margin": self.margin_sum / count,
+            "reward_mean": mean,
+            "reward_std": jnp.sqrt(jnp.maximum(self.reward_square_sum / responses - mean**2, 0.0)),
+            "reward_min": self.reward_min,
+            "reward_max": self.reward_max,
+            "comparisons": self.count,
+        }
+
+
+def _or_one(total: jax.Array) -> jax.Array:
+    return jnp.where(total > 0, total, 1.0)
+
+
+def comparison_loss(
+    rewards: jax.Array,
+    *,
+    labels: jax.Array,
+    mask: jax.Array,
+    margin: jax.Array,
+    weights: jax.Array,
+    config: LossConfig,
+) -> LossParts:
+    """The loss of B comparisons as sums and denominators.
+
+    A comparison whose present responses all have the same label (or that has none) counts nowhere.
+
+    Args:
+        rewards: float32 [B, K]; whatever stands at absent responses has no influence.
+        labels: float32 [B, K]; a higher label is better, equal labels are not compared.
+        mask: bool [B, K], the responses that are present.
+        margin: float32 [B].
+        weights: float32 [B], at least 0.
+        config: the loss.
+    """
+    mask = mask.astype(bool)
+    rewards = jnp.where(mask, rewards.astype(jnp.float32), 0.0)
+    # [B, K, K]: response i is labelled above response j.
+    above = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+    pairs = above.sum((1, 2)).astype(jnp.float32)
+    informative = pairs > 0
+    per_pair = above / jnp.maximum(pairs, 1.0)[:, None, None]
+    weights = jnp.where(informative, weights.astype(jnp.float32), 0.0)
+    shift = jnp.where(informative, margin.astype(jnp.float32), 0.0) if config.use_margin else 0.0 * weights
+
+    difference = rewards[:, :, None] - rewards[:, None, :]
+    if config.kind == "bradley_terry":
+        each = _negative_log_sigmoid(difference - shift[:, None, None], config.label_smoothing)
+        loss = jnp.sum(each * per_pair, axis=(1, 2))
+    else:
+        loss = _ranking_loss(rewards, above, shift, config.label_smoothing)
+    if config.center_rewards_coefficient:
+        total = rewards[:, :, None] + rewards[:, None, :]
+        loss += config.center_rewards_coefficient * jnp.sum(jnp.square(total) * per_pair, axis=(1, 2))
+
+    counted = informative.astype(jnp.float32)
+    seen = mask & informative[:, None]
+    return LossParts(
+        loss_sum=jnp.sum(loss * weights),
+        weight_sum=jnp.sum(weights),
+        count=jnp.sum(counted),
+        accuracy_sum=jnp.sum(_wins(rewards, labels, mask) * counted),
+        margin_sum=jnp.sum(difference * per_pair),
+        reward_sum=jnp.sum(rewards * seen),
+        reward_square_sum=jnp.sum(jnp.square(rewards) * seen),
+        reward_count=jnp.sum(seen.astype(jnp.float32)),
+        reward_min=jnp.min(jnp.where(seen, rewards, jnp.inf)),
+        reward_max=jnp.max(jnp.where(seen, rewards, -jnp.inf)),
+    )
+
+
+def _negative_log_sigmoid(difference: jax.Array, smoothing: float) -> jax.Array:
+    """-log sigmoid(d), or its mean with -log sigmoid(-d) weighted by the smoothing."""
+    if smoothing == 0:
+        return jax.nn.softplus(-difference)
+    return (1 - smoothing) * jax.nn.softplus(-difference) + smoothing * jax.nn.softplus(difference)
+
+
+def _ranking_loss(rewards: jax.Array, above: jax.Array, margin: jax.Array, smoothing: float) -> jax.Array:
+    """-log P(ranking), float32 [B]: each response is chosen among itself and those labelled below it.
+
+    Without equal labels that is Plackett-Luce; responses with equal labels do not compete.
+    """
+    has_rest = above.any(-1)
+    # Rows without any lower label would give -inf, whose gradient is not a number.
+    safe = above | ~has_rest[:, :, None]
+    rest = jax.nn.logsumexp(jnp.where(safe, rewards[:, None, :], -1e30), axis=-1)
+    each = _negative_log_sigmoid(rewards - rest - margin[:, None], smoothing)
+    return jnp.sum(jnp.where(has_rest, each, 0.0), axis=1)
+
+
+def _wins(rewards: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """float32 [B]: the best of the top-labelled responses is strictly above the best of the rest."""
+    top = jnp.max(jnp.where(mask, labels, -jnp.inf), axis=1, keepdims=True)
+    is_top = mask & (labels == top)
+    best = jnp.max(jnp.where(is_top, rewards, -jnp.inf), axis=1)
+    rest = jnp.max(jnp.where(mask & ~is_top, rewards, -jnp.inf), axis=1)
+    return (best > rest).astype(jnp.float32)

@@ -1,0 +1,240 @@
+"""Loading: every value against transformers' own, dtypes, shardings, and refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prb_jax.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
+from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.config import load_config
+from tests.tiny_models import FAMILIES, write_tiny_model
+
+Tensors = dict[str, np.ndarray]
+
+
+def assert_holds(params: dict[str, Any], folder: Path, tensors: Tensors) -> None:
+    """Every leaf is the stack of its (transposed) tensors, bit for bit."""
+    leaves = flatten(params)
+    for leaf in leaf_maps(load_config(folder)):
+        values = [tensors[key].T if leaf.transposed else tensors[key] for key in leaf.file_keys]
+        expected = np.stack(values) if leaf.stacked else values[0]
+        found = np.asarray(leaves[leaf.path])
+        np.testing.assert_array_equal(found, expected.astype(found.dtype), err_msg=leaf.name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder = write_tiny_model(tmp_path, family, num_labels=2)
+    config = load_config(folder)
+    params, report = load_params(folder, config)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    assert_holds(params, folder, state)
+    assert set(report.used_keys) == set(state)
+    assert report.ignored_keys == {}
+    assert report.parameters == sum(value.size for value in state.values())
+    assert report.bytes_read == sum(value.nbytes for value in state.values())
+    assert report.dtypes == {"F32": len(state)}
+    assert report.head == "score.weight [2, 64] F32"
+
+    def shape_and_dtype(x: Any) -> tuple[Any, Any]:
+        return x.shape, x.dtype
+
+    assert jax.tree.map(shape_and_dtype, params) == jax.tree.map(shape_and_dtype, abstract_params(config))
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
+def test_dtypes_are_converted_as_torch_does(stored: str, loaded: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    folder = write_tiny_model(tmp_path, "qwen3", dtype=stored)
+    params, report = load_params(folder, load_config(folder), dtype=loaded)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, loaded))
+    state = {name: value.float().numpy() for name, value in model.state_dict().items()}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {loaded}
+    assert_holds(params, folder, state)
+    assert list(report.dtypes) == [{"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[stored]]
+
+
+def test_head_dtype(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "llama")
+    config = load_config(folder)
+    params, _ = load_params(folder, config, dtype=jnp.bfloat16, head_dtype=jnp.float32)
+    abstract = abstract_params(config, dtype=jnp.bfloat16, head_dtype=jnp.float32)
+    assert params["score"].dtype == abstract["score"].dtype == jnp.float32
+    assert params["embed"].dtype == abstract["embed"].dtype == jnp.bfloat16
+    with pytest.raises(CheckpointError, match="int8"):
+        load_params(folder, config, dtype=jnp.int8)
+
+
+def test_several_files_hold_the_same_model(tmp_path: Path) -> None:
+    one = write_tiny_model(tmp_path / "one", "gemma2", dtype="bfloat16")
+    many = write_tiny_model(tmp_path / "many", "gemma2", dtype="bfloat16", max_shard_size="60KB")
+    first, _ = load_params(one, load_config(one), dtype=jnp.bfloat16)
+    second, report = load_params(many, load_config(many), dtype=jnp.bfloat16)
+    assert len(report.files) > 3
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_mixed_dtypes_in_one_file(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "llama", dtype="bfloat16")
+    tensors = load_file(folder / "model.safetensors")
+    # as some trainers save a model: body in bfloat16, norms and head in float32
+    for name in tensors:
+        if "norm" in name or name == "score.weight":
+            tensors[name] = tensors[name].astype(np.float32) + np.float32(1e-4)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    params, report = load_params(folder, load_config(folder))
+    assert_holds(params, folder, tensors)
+    assert report.dtypes == {"BF16": 22, "F32": 8}
+
+
+def test_shardings_on_this_process(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "llama")
+    config = load_config(folder)
+    mesh = jax.make_mesh((1,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P())
+    tree = jax.tree.map(lambda _: sharding, abstract_params(config))
+    params, _ = load_params(folder, config, shardings=tree)
+    assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(params))
+    del tree["score"]
+    with pytest.raises(MeshError, match="differ in score"):
+        load_params(folder, config, shardings=tree)
+
+
+def changed(folder: Path, change: Callable[[Tensors], Any]) -> Path:
+    """Rewrite the folder's tensors after a change."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def configured(folder: Path, **changes: Any) -> Path:
+    raw = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def drop(*names: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+def put(**values: np.ndarray) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name.replace("__", "."): value for name, value in values.items()})
+
+
+Q1 = "model.layers.1.self_attn.q_proj.weight"
+REFUSED: dict[str, tuple[Callable[[Tensors], Any], str]] = {
+    "missing tensor": (drop(Q1), rf"1 missing: '{Q1}'"),
+    "missing tensors": (
+        lambda t: [t.pop(n) for n in list(t) if "layers.2" in n],
+        r"9 missing: .* and 6 more",
+    ),
+    "extra tensor": (
+        put(model__layers__0__self_attn__q_norm__weight=np.ones(16, np.float32)),
+        "1 that llama has no",
+    ),
+    "extra layer": (
+        lambda t: t.update(
+            {n.replace("layers.2", "layers.3"): v for n, v in list(t.items()) if "layers.2" in n}
+        ),
+        r"9 that llama has no place for: 'model\.layers\.3",
+    ),
+    "bias of an unbiased head": (put(score__bias=np.ones(1, np.float32)), "'score.bias'"),
+    "other prefix": (
+        lambda t: [t.update({n.removeprefix("model."): t.pop(n)}) for n in list(t) if n.startswith("model.")],
+        "29 missing.*29 that",
+    ),
+    "wrong shape": (
+        lambda t: t.update({Q1: np.ascontiguousarray(t[Q1][:32])}),
+        r"'model\.layers\.1\.self_attn\.q_proj\.weight': expected shape \[64, 64\], found \[32, 64\]",
+    ),
+    "other vocabulary": (
+        lambda t: t.update({"model.embed_tokens.weight": np.zeros((250, 64), np.float32)}),
+        r"'model\.embed_tokens\.weight': expected shape \[256, 64\], found \[250, 64\]",
+    ),
+    "integers": (lambda t: t.update({Q1: t[Q1].astype(np.int8)}), "floating-point weights, found I8"),
+    "no head": (drop("score.weight"), "score head 'score.weight' is missing and would .* random"),
+    "causal model": (
+        lambda t: (t.pop("score.weight"), t.update({"lm_head.weight": t["model.embed_tokens.weight"]})),
+        "score head.*causal language model, not of a reward model",
+    ),
+    "head of another kind": (
+        lambda t: (t.pop("score.weight"), t.update({"v_head.summary.weight": np.ones((1, 64), np.float32)})),
+        "score head.*another kind.*'v_head.summary.weight'",
+    ),
+    "labels": (
+        put(score__weight=np.ones((3, 64), np.float32)),
+        r"expected shape \[1, 64\], found \[3, 64\]: config.json says 1 labels; .* \"num_labels\": 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_match_is_refused(name: str, tmp_path: Path) -> None:
+    change, message = REFUSED[name]
+    folder = changed(write_tiny_model(tmp_path, "llama"), change)
+    config = load_config(folder)
+    for check in (load_params, inspect_checkpoint):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            check(folder, config)
+        assert str(folder) in str(caught.value)
+
+
+def test_a_config_that_never_says_how_many_labels(tmp_path: Path) -> None:
+    folder = configured(write_tiny_model(tmp_path, "llama"), id2label=None, label2id=None)
+    with pytest.raises(CheckpointError, match=r"gives no num_labels, which means 2 .*\"num_labels\": 1"):
+        load_params(folder, load_config(folder))
+    folder = configured(folder, num_labels=1)
+    assert load_params(folder, load_config(folder)).params["score"].shape == (64, 1)
+
+
+def test_a_head_in_a_side_file(tmp_path: Path) -> None:
+    folder = changed(write_tiny_model(tmp_path, "llama"), drop("score.weight"))
+    save_file({"v_head.summary.weight": np.ones((1, 64), np.float32)}, folder / "value_head.safetensors")
+    with pytest.raises(CheckpointError, match=r"side file.*value_head\.safetensors"):
+        load_params(folder, load_config(folder))
+
+
+def test_leftovers_are_ignored_and_listed(tmp_path: Path) -> None:
+    folder = changed(
+        write_tiny_model(tmp_path, "llama"),
+        lambda t: t.update(
+            {
+                "lm_head.weight": np.ones((256, 64), np.float32),
+                "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32),
+            }
+        ),
+    )
+    report = load_params(folder, load_config(folder)).report
+    assert set(report.ignored_keys) == {"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"}
+    assert "not used by a reward model" in report.ignored_keys["lm_head.weight"]
+    assert not set(report.ignored_keys) & set(report.used_keys)
+
+
+def test_stored_tied_embeddings_must_be_equal(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "qwen3-yarn", dtype="bfloat16")  # tie_word_embeddings
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    changed(folder, lambda t: t.update({"lm_head.weight": embedding}))
+    config = load_config(folder)
+    assert "lm_head.weight" in load_params(folder, config).report.ignored_keys
+    other = embedding.copy()
+    other[-1, -1] += ml_dtypes.bfloat16(1.0)
+    for wrong in (other, embedding[:-1]):
+        changed(folder, lambda t, wrong=wrong: t.update({"lm_head.weight": wrong}))
+        with pytest.raises(CheckpointError, match=r"tied.*differ"):
+            load_params(folder, config)

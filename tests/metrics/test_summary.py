@@ -1,0 +1,135 @@
+import json
+import time
+
+import numpy as np
+import pytest
+
+from prb_jax.errors import DataError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.summary import DEFINITIONS, NO_SUBSET, summarise
+
+
+def pair(id, result, *, user=None, subset=None, truncated=0):
+    """A pair with the margin ``result``."""
+    return ScoredRow(str(id), subset, user, [float(result), 0.0], [1.0, 0.0], 10, truncated)
+
+
+HAND = [
+    *(pair(f"a{i}", 1, user="a", subset="x") for i in range(5)),  # 5 of 5: covered
+    *(pair(f"b{i}", 2 if i < 3 else -1, user="b", subset="y") for i in range(4)),  # 3 of 4
+    pair("c0", 0, user="c", subset="x", truncated=4),  # 0 of 1, a tie
+]
+
+
+def test_by_hand():
+    s = summarise(HAND)
+    assert (s["n"], s["accuracy"], s["ties"]) == (10, 0.8, 1)
+    assert s["mean_margin"] == pytest.approx((5 + 6 - 1 + 0) / 10)
+    assert (s["users"], s["users_testable"]) == (3, 1)
+    assert s["user_accuracy"] == pytest.approx((1 + 0.75 + 0) / 3)
+    assert s["coverage"] == pytest.approx(1 / 3)
+    assert s["truncated"] == 1
+    assert s["ci95"][0] <= 0.8 <= s["ci95"][1]
+    assert s["user_accuracy_ci95"] == [0.0, 1.0]
+    x, y = s["by_subset"]["x"], s["by_subset"]["y"]
+    assert s["accuracy_by_subset"] == {"x": x["accuracy"], "y": y["accuracy"]}
+    assert (x["n"], x["accuracy"], x["ties"]) == (6, pytest.approx(5 / 6), 1)
+    assert (y["n"], y["accuracy"], y["ties"]) == (4, 0.75, 0)
+    assert y["ci95"] is None  # one user
+    assert s["length_baseline"] is None
+    assert s["baselines"] == {}
+
+
+def test_contract_keys_and_definitions():
+    s = summarise(HAND, baselines={"baseline:length": HAND})
+    wanted = {"n", "accuracy", "ci95", "ties", "mean_margin", "accuracy_by_subset", "user_accuracy"}
+    wanted |= {"user_accuracy_ci95", "coverage", "truncated", "length_baseline", "users"}
+    assert wanted <= s.keys()
+    assert s.keys() - {"definitions"} == DEFINITIONS.keys()
+    assert s["definitions"] == dict(DEFINITIONS)
+    assert s["by_subset"]["x"].keys() == {"n", "accuracy", "ci95", "ties"}
+
+
+def test_json_is_strict():
+    for rows in (HAND, HAND[:1], [pair(0, 1)]):
+        text = json.dumps(summarise(rows, baselines={"baseline:length": rows}), allow_nan=False)
+        assert json.loads(text) == summarise(rows, baselines={"baseline:length": rows})
+
+
+def test_without_users():
+    rows = [pair(i, i % 4 - 0.5) for i in range(100)]
+    s = summarise(rows)
+    assert (s["users"], s["users_testable"]) == (0, 0)
+    assert s["user_accuracy"] is s["user_accuracy_ci95"] is s["coverage"] is None
+    half = 1.96 * (0.75 * 0.25 / 100) ** 0.5
+    assert s["ci95"] == pytest.approx([0.75 - half, 0.75 + half], abs=0.02)
+
+
+def test_rows_without_a_user_stay_out_of_the_user_figures():
+    rows = [pair("0", 1, user="a"), pair("1", 1, user="a"), pair("2", -1), pair("3", -1)]
+    s = summarise(rows)
+    assert (s["accuracy"], s["users"], s["user_accuracy"]) == (0.5, 1, 1.0)
+    assert s["user_accuracy_ci95"] is None
+
+
+def test_rows_without_a_subset_are_shown_as_such():
+    assert summarise([pair(0, 1)])["accuracy_by_subset"] == {}
+    by_subset = summarise([pair(0, 1), pair(1, 1, subset="x")])["by_subset"]
+    assert {name: figures["n"] for name, figures in by_subset.items()} == {NO_SUBSET: 1, "x": 1}
+
+
+def test_many_responses():
+    row = ScoredRow("0", None, None, [1, 5, 4, 4.5], [0, 1, 1, 0])
+    s = summarise([row])
+    assert (s["accuracy"], s["mean_margin"], s["ties"]) == (1.0, 0.5, 0)
+
+
+def test_truncation_by_kind_is_added_up():
+    rows = [pair(0, 1, truncated={"posts": 2, "tokens": 0}), pair(1, 1, truncated={"posts": 1, "tokens": 7})]
+    rows += [pair(2, 1, truncated={"posts": 0, "tokens": 0})]
+    s = summarise(rows)
+    assert (s["truncated"], s["truncation"]) == (2, {"posts": 3, "tokens": 7})
+
+
+def test_baselines_on_the_same_rows():
+    length = [pair(row.id, -1 if row.id == "a0" else 1, user=row.user_id, subset=row.subset) for row in HAND]
+    s = summarise(HAND, baselines={"baseline:length": length, "other": HAND})
+    assert s["length_baseline"] == s["baselines"]["baseline:length"]["accuracy"] == 0.9
+    assert s["baselines"]["baseline:length"]["difference"] == pytest.approx(-0.1)
+    assert s["baselines"]["other"]["difference"] == 0.0
+    assert s["baselines"]["other"]["difference_ci95"] == [0.0, 0.0]
+    assert s["baselines"]["other"]["user_accuracy"] == s["user_accuracy"]
+    assert "truncated" not in s["baselines"]["other"]
+
+
+def test_a_baseline_on_other_rows_is_an_error():
+    with pytest.raises(DataError, match="id 'c0' is in one of the two only"):
+        summarise(HAND, baselines={"baseline:length": HAND[:-1]})
+
+
+def test_no_rows():
+    with pytest.raises(DataError, match="no scored comparisons"):
+        summarise([])
+
+
+def test_a_score_that_is_not_a_number_is_named():
+    with pytest.raises(DataError, match=r"row 'bad': scores\[0\] is nan"):
+        summarise([*HAND, pair("bad", float("nan"))])
+
+
+def test_order_of_rows_leaves_no_trace():
+    rng = np.random.default_rng(0)
+    rows = [pair(i, m, user=f"u{i % 37}", subset=f"s{i % 3}") for i, m in enumerate(rng.normal(0.3, 1, 500))]
+    shuffled = [rows[i] for i in rng.permutation(500)]
+    a, b = summarise(rows), summarise(shuffled)
+    assert json.dumps(a) == json.dumps(summarise(rows))
+    assert json.dumps(a) == json.dumps(b)
+
+
+def test_large_runs_are_fast():
+    rng = np.random.default_rng(0)
+    users = np.sort(rng.integers(3_229, size=16_953))
+    rows = [pair(i, m, user=f"u{u}") for i, (u, m) in enumerate(zip(users, rng.normal(0.3, 1, 16_953)))]
+    start = time.process_time()
+    summarise(rows)
+    assert time.process_time() - start < 2

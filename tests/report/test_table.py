@@ -1,0 +1,95 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.summary import summarise
+from prb_jax.report.table import interval, render_summary
+
+
+def rows(wins, *, users=True, subsets=True, truncated=0):
+    return [
+        ScoredRow(
+            str(i),
+            f"sub{i % 2}" if subsets else None,
+            f"u{i % 7}" if users else None,
+            [1.0, 0.0] if win else [0.0, 1.0],
+            [1, 0],
+            10,
+            truncated,
+        )
+        for i, win in enumerate(wins)
+    ]
+
+
+def text(summaries, *, width=120, title="Result"):
+    console = Console(file=StringIO(), width=width)
+    console.print(render_summary(summaries, title=title))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+WINS = [i % 4 != 0 for i in range(42)]
+LENGTH = [i % 2 == 0 for i in range(42)]
+
+
+def test_a_model_beside_its_baselines():
+    summary = summarise(rows(WINS, truncated=1), baselines={"baseline:length": rows(LENGTH)})
+    shown = text({"org/model": summary})
+    lines = shown.splitlines()
+    model = next(line for line in lines if "org/model" in line)
+    baseline = next(line for line in lines if line.strip().startswith("length (baseline)"))
+    low, high = summary["ci95"]
+    assert f"{summary['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in model
+    assert f"{summary['user_accuracy']:.3f}" in model
+    assert "0.500 [" in baseline
+    assert "42 comparisons of 7 users; a tie is not a win" in shown
+    assert "org/model: text cut in 42 of 42" in shown
+    assert "org/model minus length (baseline): 0.238 [" in shown
+
+
+def test_by_subset():
+    summary = summarise(rows(WINS), baselines={"baseline:length": rows(LENGTH)})
+    table = text({"org/model": summary}).split("Accuracy by subset")[1]
+    even = next(line for line in table.splitlines() if "sub0" in line)
+    figures = summary["by_subset"]["sub0"]
+    assert even.split()[1] == str(figures["n"]) == "21"
+    assert interval(figures["accuracy"], figures["ci95"]) in even
+    assert even.rstrip().endswith("1.000")
+    assert "Accuracy by subset" not in text({"m": summarise(rows(WINS, subsets=False))})
+
+
+def test_without_users_there_are_no_user_columns():
+    shown = text({"m": summarise(rows(WINS, users=False))})
+    assert "per user" not in shown
+    assert "coverage" not in shown
+    assert "42 comparisons;" in shown
+
+
+def test_a_baseline_run_alone_is_shown_once():
+    summary = summarise(rows(LENGTH), baselines={"baseline:length": rows(LENGTH)})
+    first = text({"baseline:length": summary}).split("[..]")[0]
+    assert first.count("length (baseline)") == 1
+
+
+def test_several_models_on_different_rows():
+    shown = text({"a": summarise(rows(WINS)), "b": summarise(rows(WINS[:10], subsets=False))})
+    assert "a: 42 comparisons" in shown
+    assert "b: 10 comparisons" in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_with_brackets_survive_and_lines_fit(width):
+    summary = summarise(rows(WINS), baselines={"baseline:length": rows(LENGTH)})
+    shown = text({"[bold]m[/bold]": summary}, width=width, title="data [x]")
+    assert "data [x]" in shown
+    assert max(map(len, shown.splitlines())) <= width
+    if width == 200:
+        assert "[bold]m[/bold]" in shown
+
+
+def test_interval():
+    assert interval(0.7594, [0.7414, 0.7764]) == "0.759 [0.741..0.776]"
+    assert interval(-0.1, [-0.2, 0.05]) == "-0.100 [-0.200..0.050]"
+    assert interval(0.5, None) == "0.500"
+    assert interval(None, None) == "–"

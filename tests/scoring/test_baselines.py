@@ -1,0 +1,153 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.sources import read_comparisons
+from prb_jax.errors import CheckpointError
+from prb_jax.scoring.baselines import BASELINES, score_baseline
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+PINNED = [0.018926918506622314, 0.9458092451095581]  # for id '7' and the texts 'a', 'b'
+
+TEA = [{"id": "1", "category": "", "text": "I grow green tea."}, {"id": "2", "text": "Tea, every morning!"}]
+
+
+def comparison(responses, *, id="7", profile=()):
+    return Comparison(id=id, question="q", responses=responses, profile=profile)
+
+
+MANY = [
+    comparison([f"answer {i} {'tea' * (i % 3)}", "green morning", "x" * i + "y"], id=str(i), profile=TEA)
+    for i in range(40)
+]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_one_float32_array_per_comparison(name):
+    scores = score_baseline(name, [*MANY, comparison(["a", "b"])])
+    assert [s.shape for s in scores] == [(3,)] * 40 + [(2,)]
+    assert all(s.dtype == np.float32 and np.isfinite(s).all() for s in scores)
+    assert score_baseline(name, []) == []
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_each_score_depends_on_its_own_comparison_only(name):
+    scores = score_baseline(name, MANY)
+    for i in (0, 17, 39):
+        assert np.array_equal(score_baseline(name, [MANY[i]])[0], scores[i])
+    assert all(np.array_equal(a, b) for a, b in zip(score_baseline(name, MANY[::-1]), scores[::-1]))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_order_of_responses_does_not_matter_and_equal_texts_tie(name):
+    texts = ["green tea", "black coffee in the morning", "green tea"]
+    a = score_baseline(name, [comparison(texts, profile=TEA)])[0]
+    b = score_baseline(name, [comparison(texts[::-1], profile=TEA)])[0]
+    assert a.tolist() == b.tolist()[::-1]
+    assert a[0] == a[2]
+
+
+def test_length_is_characters():
+    scores = score_baseline("baseline:length", [comparison(["abc", "äöü\n", "x" * 5000])])[0]
+    assert scores.tolist() == [3, 4, 5000]
+
+
+def test_random_is_uniform_and_fixed():
+    many = [comparison(["a", "b"], id=str(i)) for i in range(4000)]
+    scores = np.array(score_baseline("baseline:random", many))
+    assert scores.min() >= 0
+    assert scores.max() < 1
+    assert scores.mean() == pytest.approx(0.5, abs=0.02)
+    assert (scores[:, 0] > scores[:, 1]).mean() == pytest.approx(0.5, abs=0.03)
+    assert abs(np.corrcoef(scores.T)[0, 1]) < 0.06
+    # a change of this value would silently change every published random row
+    assert score_baseline("baseline:random", [comparison(["a", "b"])])[0].tolist() == pytest.approx(
+        PINNED, abs=0
+    )
+
+
+def test_random_is_the_same_in_every_process():
+    code = (
+        "from prb_jax.data.comparison import Comparison\n"
+        "from prb_jax.scoring.baselines import score_baseline\n"
+        "c = Comparison(id='7', question='q', responses=['a', 'b'])\n"
+        "print(score_baseline('baseline:random', [c])[0].tolist())"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1] == f"{PINNED}\n"
+
+
+def test_profile_overlap_by_hand():
+    """Two posts: "a b", "a c". IDF: 1 in both, 1 + ln(3/2) in one, 1 + ln 3 in none."""
+    profile = [{"text": "a b"}, {"text": "A, c"}]
+    both, one, none = 1.0, 1 + np.log(1.5), 1 + np.log(3)
+    a = (1 + np.log(2)) * both  # twice in the profile
+    profile_norm = np.sqrt(a**2 + 2 * one**2)
+    scores = score_baseline("baseline:profile-overlap", [comparison(["a b", "c d", "e"], profile=profile)])[0]
+    assert scores[0] == pytest.approx((a * both + one * one) / profile_norm / np.hypot(both, one), rel=1e-6)
+    assert scores[1] == pytest.approx(one * one / profile_norm / np.hypot(one, none), rel=1e-6)
+    assert scores[2] == 0
+
+
+def test_profile_overlap_prefers_the_users_words():
+    scores = score_baseline(
+        "baseline:profile-overlap",
+        [comparison(["A green tea in the morning", "A coffee at noon"], profile=TEA)],
+    )[0]
+    assert 1 >= scores[0] > 0.3 > scores[1] >= 0
+
+
+@pytest.mark.parametrize("profile", [(), [{"text": "..."}], [{"text": ""}]])
+def test_profile_overlap_without_words_is_a_tie(profile):
+    scores = score_baseline("baseline:profile-overlap", [comparison(["a tea", "?", "  "], profile=profile)])[
+        0
+    ]
+    assert scores.tolist() == [0, 0, 0]
+
+
+def test_private_fields_are_not_read():
+    shown = comparison(["green tea", "coffee"], profile=TEA)
+    private = Comparison(
+        id="7",
+        question="q",
+        responses=["green tea", "coffee"],
+        profile=TEA,
+        rubric_aspects=[{"aspect": "coffee"}],
+        narrative="coffee",
+        user_id="coffee",
+    )
+    for name in BASELINES:
+        assert np.array_equal(score_baseline(name, [shown])[0], score_baseline(name, [private])[0])
+
+
+def test_unknown_baseline():
+    with pytest.raises(
+        CheckpointError, match="unknown baseline 'baseline:best'; expected one of baseline:length"
+    ):
+        score_baseline("baseline:best", MANY)
+
+
+@pytest.mark.parametrize("name", ["personalised/ukpconvarg1", "generic/llmbar"])
+def test_equal_texts_of_real_data_tie(name):
+    path = SHARED / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    equal = [c for c in read_comparisons(path) if c.responses[0] == c.responses[1]]
+    assert equal
+    for baseline in BASELINES:
+        assert all(a == b for a, b in score_baseline(baseline, equal))

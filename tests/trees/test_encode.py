@@ -1,0 +1,317 @@
+"""Comparisons to trees: the ids of K separate conversations, and truncation counted exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError
+from prb_jax.text.protocol import Protocol
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.visible import visible
+from prb_jax.trees.encode import encode_comparison, encode_comparisons, last_non_pad
+from prb_jax.trees.tree import Tree
+from tests import tiny_tokenizer as tiny
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+REAL = ("qwen3", "llama3-instruct", "minimind")
+TEMPLATES = {
+    "chat": tiny.CHAT,
+    "bos": tiny.CHAT_WITH_BOS,
+    "seamless": tiny.SEAMLESS,
+    "thinking": tiny.THINKING,
+}
+
+
+@pytest.fixture(scope="module", params=[*REAL, *TEMPLATES])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    if request.param in REAL:
+        folder = SHARED / "tokenizers" / request.param
+        if not folder.is_dir():
+            pytest.skip(f"no tokenizer at {folder}")
+        return load_tokenizer(folder)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny.write_tokenizer(folder, template=TEMPLATES[request.param], bos=request.param == "bos")
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return load_tokenizer(tiny.write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def comparison(responses: list[str], *, posts: int = 0, question: str = "What should I cook?") -> Comparison:
+    return Comparison(
+        id="c1",
+        question=question,
+        responses=responses,
+        profile=[
+            {
+                "id": str(i),
+                "category": "food" * (i % 2),
+                "text": f"I wrote post {i}. " + "More text. " * (i % 5),
+            }
+            for i in range(posts)
+        ],
+    )
+
+
+def alone(chat: ChatTokenizer, record: Comparison, posts: int) -> list[list[int]]:
+    """The ids of each conversation as transformers makes them."""
+    prompt = visible(record, profile_posts=posts, protocol=Protocol.DEFAULT).prefix_messages
+    return [
+        chat.tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in (*prompt, Message("assistant", response))],
+            tokenize=True,
+            return_dict=False,
+        )
+        for response in record.responses
+    ]
+
+
+def assert_same(a: Tree, b: Tree) -> None:
+    np.testing.assert_array_equal(a.prefix, b.prefix)
+    assert [x.tolist() for x in a.responses] == [x.tolist() for x in b.responses]
+    assert (a.read, a.truncation) == (b.read, b.truncation)
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_a_tree_holds_the_ids_of_its_conversations(chat: ChatTokenizer, count: int) -> None:
+    responses = [f"{'A thing' if k % 3 else 'another'} number {k}.\n\n" + "so " * k for k in range(count)]
+    for posts in (0, 3, 10):
+        record = comparison(responses, posts=5)
+        tree = encode_comparison(record, chat, profile_posts=posts)
+        for k, ids in enumerate(alone(chat, record, posts)):
+            assert tree.sequence(k).tolist() == ids
+            assert tree.read[k] == len(tree.responses[k]) - 1
+        assert not tree.truncation.any
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(
+    start=st.text(max_size=12),
+    responses=st.lists(
+        st.text(alphabet="another the\n ,.é你", min_size=1, max_size=12), min_size=2, max_size=5
+    ),
+    question=st.text(alphabet="what then\n é你", min_size=1, max_size=20).filter(str.strip),
+)
+def test_any_texts(chat: ChatTokenizer, start: str, responses: list[str], question: str) -> None:
+    record = comparison([f"{start}x{response}" for response in responses], question=question, posts=1)
+    tree = encode_comparison(record, chat, profile_posts=1)
+    assert [tree.sequence(k).tolist() for k in range(len(responses))] == alone(chat, record, 1)
+
+
+def test_equal_responses_and_one_that_starts_another(chat: ChatTokenizer) -> None:
+    for responses in (["Same.", "Same."], ["Rice", "Rice and beans"], ["an", "another", "an"]):
+        record = comparison(responses)
+        tree = encode_comparison(record, chat, profile_posts=0)
+        assert [tree.sequence(k).tolist() for k in range(len(responses))] == alone(chat, record, 0)
+        assert min(len(response) for response in tree.responses) >= 1
+
+
+def test_merging_at_the_edge_moves_the_split_not_the_ids(tmp_path: Path) -> None:
+    # The template writes "an" right before the response, which merges with what follows.
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.SEAMLESS))
+    record = comparison(["other", "d then"], question="re?")
+    sequences = alone(chat, record, 0)
+    edge = len(chat.tokenizer("there?an", add_special_tokens=False)["input_ids"])
+    assert any(sequence[:edge] != sequences[0][:edge] for sequence in sequences)  # the tokens do merge
+    tree = encode_comparison(record, chat, profile_posts=0)
+    assert [tree.sequence(k).tolist() for k in range(2)] == sequences
+    assert len(tree.prefix) < edge
+
+
+def test_many_at_once_equal_one_by_one(chat: ChatTokenizer) -> None:
+    records = [
+        comparison(
+            [f"yes {i}", "no " * (1 + i % 20), "perhaps"], posts=i % 12, question="Why? " * (1 + i % 7)
+        )
+        for i in range(70)
+    ]
+    for max_length in (None, 170):
+        together = encode_comparisons(records, chat, profile_posts=10, max_length=max_length)
+        for record, tree in list(zip(records, together, strict=True))[::7]:
+            assert_same(tree, encode_comparison(record, chat, profile_posts=10, max_length=max_length))
+    assert encode_comparisons([], chat, profile_posts=10) == []
+
+
+def test_whole_posts_go_first_and_as_few_as_possible(chat: ChatTokenizer) -> None:
+    record = comparison(["Rice.", "A very long answer about rice."], posts=9)
+    lengths = [max(map(len, alone(chat, record, posts))) for posts in range(10)]
+    for limit in range(lengths[0], lengths[9] + 2, 3):
+        tree = encode_comparison(record, chat, profile_posts=9, max_length=limit)
+        kept = max(posts for posts in range(10) if lengths[posts] <= limit)
+        assert tree.truncation == dataclasses.replace(tree.truncation, posts_dropped=9 - kept)
+        assert tree.truncation.prompt_tokens_dropped == tree.truncation.response_tokens_dropped == 0
+        assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)
+    # Posts beyond the number asked for were never shown, so they are not counted as dropped.
+    assert (
+        encode_comparison(record, chat, profile_posts=4, max_length=lengths[3]).truncation.posts_dropped == 1
+    )
+
+
+def test_then_the_prompt_is_cut_from_its_start(tiny_chat: ChatTokenizer) -> None:
+    question = " ".join(f"word{i}" for i in range(200)) + " the end?"
+    record = comparison(["Rice.", "A longer answer."], posts=3, question=question)
+    whole = max(map(len, alone(tiny_chat, record, 0)))
+    tree = encode_comparison(record, tiny_chat, profile_posts=3, max_length=100)
+    lengths = [len(tree.sequence(k)) for k in range(2)]
+    assert 90 < max(lengths) <= 100  # no more was cut than a word needs
+    assert tree.truncation.posts_dropped == 3
+    assert tree.truncation.prompt_tokens_dropped == whole - max(lengths)
+    assert tree.truncation.response_tokens_dropped == 0
+    text = tiny_chat.tokenizer.decode(tree.sequence(1))
+    assert text.startswith("<|start|>user\nword")  # the template is intact
+    assert text.endswith("the end?<|end|>\n<|start|>assistant\nA longer answer.<|end|>\n")
+
+
+def test_responses_beyond_the_limit_are_an_error(tiny_chat: ChatTokenizer) -> None:
+    record = comparison(["Rice.", "Rice " * 50], posts=1)
+    with pytest.raises(DataError, match=r"comparison 'c1': .*no room for the prompt within max_length 40"):
+        encode_comparison(record, tiny_chat, profile_posts=1, max_length=40)
+    with pytest.raises(DataError, match="max_length: expected at least 1, found 0"):
+        encode_comparison(record, tiny_chat, profile_posts=1, max_length=0)
+
+
+def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.NO_SYSTEM))
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    records = [
+        comparison(["a", "b", "c"]),
+        Comparison(id="bad-one", prompt=turns, responses=["a", "b"]),
+        comparison(["a", "b"]),
+    ]
+    for protocol in Protocol:
+        with pytest.raises(DataError, match=r"comparison 'bad-one': .*System role not supported"):
+            encode_comparisons(records, chat, profile_posts=0, protocol=protocol)
+
+
+def test_different_responses_with_equal_tokens_are_an_error(tmp_path: Path) -> None:
+    deaf = "{{ messages[0]['content'] }}<|start|>{{ messages[1]['content'][:16] | trim }}<|end|>"
+    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=deaf))
+    record = comparison(["x", "the same start, good", "the same start, bad"])
+    with pytest.raises(DataError, match=r"'c1': responses\[1\] and responses\[2\] differ as text"):
+        encode_comparison(record, chat, profile_posts=0)
+    # Surrounding blanks, which many templates trim, do not count as a difference.
+    tree = encode_comparison(comparison(["Rice. ", "Rice."]), chat, profile_posts=0)
+    assert tree.responses[0].tolist() == tree.responses[1].tolist()
+
+
+class TestPaper:
+    """The quirks of the released scripts."""
+
+    def encode(self, chat: ChatTokenizer, record: Comparison, **options: int | None) -> Tree:
+        posts = options.pop("profile_posts", 0) or 0
+        return encode_comparison(record, chat, profile_posts=posts, protocol=Protocol.PAPER, **options)
+
+    def test_conversation_alone_with_bos_twice(self, tmp_path: Path) -> None:
+        chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
+        record = comparison(["Rice.", "Beans."], posts=3)
+        tree = self.encode(chat, record)
+        assert tree.prefix[:2].tolist() == [chat.bos_token_id] * 2
+        assert "post" not in chat.tokenizer.decode(tree.sequence(0))
+        for k, response in enumerate(record.responses):
+            messages = [Message("user", record.question), Message("assistant", response)]
+            assert tree.sequence(k).tolist() == chat.encode_paper(messages, max_length=8192)
+
+    def test_every_tokenizer_as_the_script_calls_it(self, chat: ChatTokenizer) -> None:
+        record = comparison(["Rice and " + "more rice. " * 12, "Beans."], posts=3)
+        for posts, limit in ((0, None), (2, None), (2, 60)):
+            tree = self.encode(chat, record, profile_posts=posts, max_length=limit, pad_token_id=-1)
+            content = visible(record, profile_posts=posts, protocol=Protocol.PAPER).prefix_messages[0].content
+            for k, response in enumerate(record.responses):
+                turns = [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
+                text = chat.tokenizer.apply_chat_template(turns, tokenize=False)
+                ids = chat.tokenizer(text, truncation=True, max_length=limit or 8192)["input_ids"]
+                chat.tokenizer.backend_tokenizer.no_truncation()
+                assert tree.sequence(k).tolist() == ids
+
+    def test_the_end_of_the_answer_is_cut_and_counted(self, tiny_chat: ChatTokenizer) -> None:
+        record = comparison(["Rice " * 60, "Beans."])
+        whole = self.encode(tiny_chat, record)
+        lengths = [len(whole.sequence(k)) for k in range(2)]
+        tree = self.encode(tiny_chat, record, max_length=50)
+        assert [tree.sequence(k).tolist() for k in range(2)] == [
+            whole.sequence(0)[:50].tolist(),
+            whole.sequence(1)[:50].tolist(),
+        ]
+        assert lengths[1] < 50
+        assert tree.truncation.response_tokens_dropped == lengths[0] - 50
+        assert (tree.truncation.posts_dropped, tree.truncation.prompt_tokens_dropped) == (0, 0)
+
+    def test_a_prompt_beyond_the_limit_makes_responses_equal(self, tiny_chat: ChatTokenizer) -> None:
+        record = comparison(["Rice.", "Beans are good."])
+        whole = self.encode(tiny_chat, record)
+        limit = len(whole.prefix) - 5
+        tree = self.encode(tiny_chat, record, max_length=limit)
+        assert tree.sequence(0).tolist() == tree.sequence(1).tolist() == whole.prefix[:limit].tolist()
+        assert tree.truncation.response_tokens_dropped == sum(len(r) for r in whole.responses)
+        assert tree.truncation.prompt_tokens_dropped == 5
+
+    def test_left_truncation_loses_the_prompt(self, tmp_path: Path) -> None:
+        chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
+        chat.tokenizer.truncation_side = "left"
+        record = comparison(["Rice.", "Beans are good."])
+        whole = self.encode(chat, record)
+        lengths = [len(whole.sequence(k)) for k in range(2)]
+        tree = self.encode(chat, record, max_length=max(lengths) - 3)
+        assert tree.sequence(1).tolist() == whole.sequence(1)[3:].tolist()
+        assert tree.truncation.prompt_tokens_dropped == 3
+        assert tree.truncation.response_tokens_dropped == 0
+
+    def test_default_length_limit(self, tiny_chat: ChatTokenizer) -> None:
+        record = comparison(["Rice.", "Beans."], question="so " * 9000)
+        tree = self.encode(tiny_chat, record)
+        assert [len(tree.sequence(k)) for k in range(2)] == [8192, 8192]
+
+    def test_read_at_the_last_token_that_is_not_padding(self, tmp_path: Path) -> None:
+        record = comparison(["Rice.", "Beans are good."])
+        # padding is its own token: the last token is read
+        chat = load_tokenizer(tiny.write_tokenizer(tmp_path / "own", template=tiny.CHAT_WITH_BOS))
+        tree = self.encode(chat, record)
+        assert tree.read == tuple(len(response) - 1 for response in tree.responses)
+        # padding is end-of-turn, by the tokenizer, by default, or by the model's configuration
+        shared = load_tokenizer(
+            tiny.write_tokenizer(tmp_path / "eos", template=tiny.CHAT_WITH_BOS, pad=tiny.END)
+        )
+        none = load_tokenizer(tiny.write_tokenizer(tmp_path / "none", template=tiny.CHAT_WITH_BOS, pad=None))
+        for one, options in ((shared, {}), (none, {}), (chat, {"pad_token_id": chat.eos_token_id})):
+            tree = self.encode(one, record, **options)
+            assert tree.read == tuple(len(response) - 2 for response in tree.responses)
+            assert [tree.sequence(k)[-1] for k in range(2)] == [one.eos_token_id] * 2
+
+    def test_last_non_pad(self) -> None:
+        ids = np.asarray([4, 9, 5, 9, 9], np.int32)
+        assert [last_non_pad(ids, pad) for pad in (9, 5, None)] == [2, 4, 4]
+        assert last_non_pad(ids[3:], 9) == 0
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_rows(name: str) -> None:
+    data, folder = SHARED / "data" / "personalised" / "ukpconvarg1.jsonl.gz", SHARED / "tokenizers" / name
+    if not (data.is_file() and folder.is_dir()):
+        pytest.skip(f"needs {data} and {folder}")
+    chat = load_tokenizer(folder)
+    with gzip.open(data, "rt", encoding="utf-8") as lines:
+        records = [
+            Comparison.from_row(json.loads(line), where=f"line {i}") for i, line in zip(range(25), lines)
+        ]
+    for record, tree in zip(records, encode_comparisons(records, chat, profile_posts=10), strict=True):
+        assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, 10)
+    limit = 600
+    for record, tree in zip(
+        records, encode_comparisons(records, chat, profile_posts=10, max_length=limit), strict=True
+    ):
+        kept = min(10, len(record.profile)) - tree.truncation.posts_dropped
+        assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)
+        assert max(map(len, alone(chat, record, kept))) <= limit
+        if tree.truncation.posts_dropped:
+            assert max(map(len, alone(chat, record, kept + 1))) > limit
