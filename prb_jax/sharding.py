@@ -142,6 +142,16 @@ def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
     return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
 
 
+def parameter_axes(place: str) -> tuple[str | None, ...]:
+    """Logical axes of the parameter at ``place``; factors of low-rank adapters follow their matrix."""
+    for suffix, whole in (("_lora_a", -1), ("_lora_b", -2)):
+        if place.endswith(suffix):
+            axes = list(PARAMETER_AXES[place.removesuffix(suffix)])
+            axes[whole] = None  # the rank is small
+            return tuple(axes)
+    return PARAMETER_AXES[place]
+
+
 def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str = "") -> dict[str, Any]:
     """NamedSharding for every leaf of a nested dict of parameters.
 
@@ -154,7 +164,7 @@ def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str 
         if isinstance(leaf, Mapping):
             shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
             continue
-        axes = PARAMETER_AXES[place]
+        axes = parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
             _check_divides(place, leaf.shape, size, axis, mesh)
         shardings[name] = NamedSharding(mesh, partition_spec(axes))

@@ -32,6 +32,10 @@ MASKED = -1e30
 BLOCK_ROWS = 512
 
 
+# Names of what a rematerialisation policy may keep of attention.
+ATTENTION_RESULTS = ("attention_out", "attention_lse")
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeLayout:
     """The static shape of a batch of trees: P prefix tokens, K responses, R tokens each."""

@@ -20,15 +20,18 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention import TreeLayout, blockwise_attention
+from prb_jax.models.attention import ATTENTION_RESULTS, TreeLayout, blockwise_attention
 from prb_jax.models.config import DecoderConfig
-from prb_jax.models.layers import gated_mlp, matmul_precision, project, rms_norm, rotate
+from prb_jax.models.layers import gated, matmul_precision, rms_norm, rotate
+from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
 
 Attention = Callable[..., jax.Array]
 Params = dict[str, Any]
+
+REMAT_POLICIES = ("none", "dots", "full")
 
 
 class DecoderLayers(nnx.Module):
@@ -131,12 +134,20 @@ def decode_tree(
     dtype: jnp.dtype,
     attention: Attention = blockwise_attention,
     mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    soft_prompt: jax.Array | None = None,
 ) -> jax.Array:
-    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``."""
+    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``.
+
+    Arguments as of :func:`score_tree`.
+    """
     layout = layout_of(batch)
     constrain = constrainer(mesh)
     positions = tree_positions(batch)
     x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
+    if soft_prompt is not None:
+        x = _with_soft_prompt(x, soft_prompt, layout, jnp.asarray(batch.prefix_lengths))
     if config.embedding_scale is not None:
         # The factor is rounded to the activations' dtype, as Gemma was trained.
         x = x * jnp.asarray(config.embedding_scale, dtype)
@@ -154,6 +165,7 @@ def decode_tree(
         layout=layout,
         prefix_lengths=jnp.asarray(batch.prefix_lengths),
         constrain=constrain,
+        lora_scale=lora_scale,
     )
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
@@ -169,8 +181,44 @@ def decode_tree(
             return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x), None
         return run(any(slides), x), None
 
-    x, _ = lax.scan(body, x, (params["layers"], jnp.asarray(slides)))
+    x, _ = lax.scan(rematerialised(body, remat), x, (params["layers"], jnp.asarray(slides)))
     return x
+
+
+def rematerialised(body: Callable[..., Any], policy: str) -> Callable[..., Any]:
+    """A layer's body that keeps less for its backward pass, and computes the same.
+
+    Args:
+        body: of the scan over layers.
+        policy: ``none`` keeps all that derivatives need; ``dots`` the results of matrix products and of
+            attention; ``full`` nothing but the layer's input.
+
+    Raises:
+        ValueError: an unknown policy.
+    """
+    if policy == "none":
+        return body
+    if policy == "full":
+        return jax.checkpoint(body, prevent_cse=False)
+    if policy == "dots":
+        policies = jax.checkpoint_policies
+        kept = policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
+        )
+        return jax.checkpoint(body, prevent_cse=False, policy=kept)
+    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {policy!r}")
+
+
+def _with_soft_prompt(
+    x: jax.Array, soft_prompt: jax.Array, layout: TreeLayout, prefix_lengths: jax.Array
+) -> jax.Array:
+    """x [B, T, D] with the first S tokens of every prefix replaced by soft_prompt [B, S, D]."""
+    tokens = soft_prompt.shape[1]
+    index = jnp.arange(layout.prefix)[None] - (layout.prefix - prefix_lengths[:, None])
+    own = jnp.take_along_axis(soft_prompt.astype(x.dtype), jnp.clip(index, 0, tokens - 1)[:, :, None], axis=1)
+    replaced = ((index >= 0) & (index < tokens))[:, :, None]
+    prefix = jnp.where(replaced, own, x[:, : layout.prefix])
+    return jnp.concatenate([prefix, x[:, layout.prefix :]], axis=1)
 
 
 def _layer(
@@ -183,6 +231,7 @@ def _layer(
     angles: tuple[jax.Array, jax.Array],
     attend: Attention,
     constrain: Constrain,
+    lora_scale: float,
 ) -> jax.Array:
     """One layer: x [B, T, D], w its parameters without the layer axis."""
     norm = functools.partial(
@@ -194,24 +243,24 @@ def _layer(
     rows, tokens, _ = x.shape
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
+    project = functools.partial(adapted_project, weights=w, scale=lora_scale)
     y = norm(x, w["input_norm"])
-    q = project(y, w["q"], w.get("q_bias")).reshape(rows, tokens, heads, head_dim)
-    k = project(y, w["k"], w.get("k_bias")).reshape(rows, tokens, kv_heads, head_dim)
-    v = project(y, w["v"], w.get("v_bias")).reshape(rows, tokens, kv_heads, head_dim)
+    q = project(y, name="q").reshape(rows, tokens, heads, head_dim)
+    k = project(y, name="k").reshape(rows, tokens, kv_heads, head_dim)
+    v = project(y, name="v").reshape(rows, tokens, kv_heads, head_dim)
     if config.qk_norm:  # before rope
         q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
     q = rotate(q, *angles, scale=config.attention_scale)
     k = rotate(k, *angles)
     q, k, v = (constrain(z, ("batch", None, "heads", None)) for z in (q, k, v))
     y = attend(q, k, v, layout=layout, prefix_lengths=prefix_lengths, softcap=config.attn_logit_softcapping)
-    y = project(y.reshape(rows, tokens, heads * head_dim), w["o"], w.get("o_bias"))
+    y = project(y.reshape(rows, tokens, heads * head_dim), name="o")
     if config.post_norms:
         y = norm(y, w["post_attention_norm"])
     x = constrain(x + y, ("batch", None, None))
 
     y = norm(x, w["mlp_norm"])
-    biases = (w["gate_bias"], w["up_bias"], w["down_bias"]) if config.mlp_bias else None
-    y = gated_mlp(y, w["gate"], w["up"], w["down"], kind=config.hidden_activation, biases=biases)
+    y = project(gated(project(y, name="gate"), project(y, name="up"), config.hidden_activation), name="down")
     if config.post_norms:
         y = norm(y, w["post_mlp_norm"])
     return constrain(x + y, ("batch", None, None))
@@ -225,6 +274,9 @@ def score_tree(
     dtype: jnp.dtype,
     attention: Attention = blockwise_attention,
     mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    soft_prompt: jax.Array | None = None,
 ) -> jax.Array:
     """Logits of the score head at each response's read position: float32 [B, K, num_labels].
 
@@ -235,9 +287,25 @@ def score_tree(
         dtype: of activations.
         attention: an implementation from :mod:`prb_jax.models.attention`.
         mesh: how activations are split; None for one device.
+        lora_scale: multiplies the updates of adapters, where ``params`` has any.
+        remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see
+            :func:`rematerialised`.
+        soft_prompt: float [B, S, D], takes the place of the rows of the embedding (before Gemma's
+            factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
+            first S ids have no influence.
     """
     layout = layout_of(batch)
-    x = decode_tree(params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh)
+    x = decode_tree(
+        params,
+        batch,
+        config=config,
+        dtype=dtype,
+        attention=attention,
+        mesh=mesh,
+        lora_scale=lora_scale,
+        remat=remat,
+        soft_prompt=soft_prompt,
+    )
     offsets = layout.prefix + layout.response_length * jnp.arange(layout.responses)
     read = jnp.asarray(batch.read) + offsets[None]
     states = jnp.take_along_axis(x, read[:, :, None], axis=1)

@@ -5,11 +5,12 @@ Statistics of norms, rotary angles and every accumulation are float32, also when
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
@@ -23,18 +24,56 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
     """x [..., I] times weight [I, O] plus bias [O], accumulated in float32, in x's dtype.
 
     The float32 accumulation is asked for by name: besides being exact, it is what makes bfloat16
-    products run at full speed on CPUs.
+    products run at full speed on CPUs. The same holds for the two products of the backward pass, and the
+    gradient of a float32 weight stays float32.
     """
-    out = lax.dot_general(
-        x,
-        weight.astype(x.dtype),
-        (((x.ndim - 1,), (0,)), ((), ())),
-        precision=matmul_precision(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    out = _matmul(x, weight)
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype)
+
+
+@jax.custom_vjp
+def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[..., I] x [I, O] -> float32 [..., O], both factors in x's dtype."""
+    return _dot(x, weight.astype(x.dtype), (x.ndim - 1,), (0,))
+
+
+def _dot(a: jax.Array, b: jax.Array, over_a: tuple[int, ...], over_b: tuple[int, ...]) -> jax.Array:
+    return lax.dot_general(
+        a,
+        b,
+        ((over_a, over_b), ((), ())),
+        precision=matmul_precision(a.dtype),
+        preferred_element_type=jnp.float32,
+    )
+
+
+# The derivative written by hand: left to itself, JAX multiplies the float32 cotangent of the float32
+# output with the narrow factors, in products of mixed types that no machine runs fast. And a factor is
+# kept for the backward pass only where the other one has a gradient: nothing for frozen weights.
+def _matmul_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    kept_x = x.value if weight.perturbed else None
+    kept_weight = weight.value if x.perturbed else None
+    kinds = (jnp.zeros((0,), x.value.dtype), jnp.zeros((0,), weight.value.dtype))
+    return _matmul(x.value, weight.value), (kept_x, kept_weight, *kinds)
+
+
+def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
+    x, weight, like_x, like_weight = kept
+    if isinstance(cotangent, SymbolicZero):
+        return None, None
+    narrow = cotangent.astype(like_x.dtype)
+    to_x = to_weight = None
+    if weight is not None:
+        to_x = _dot(narrow, weight.astype(like_x.dtype), (narrow.ndim - 1,), (1,)).astype(like_x.dtype)
+    if x is not None:
+        leading = tuple(range(x.ndim - 1))
+        to_weight = _dot(x, narrow, leading, leading).astype(like_weight.dtype)
+    return to_x, to_weight
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
 
 
 def rms_norm(
@@ -71,17 +110,6 @@ def activation(x: jax.Array, kind: Activation) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-def gated_mlp(
-    x: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
-    *,
-    kind: Activation,
-    biases: tuple[jax.Array, jax.Array, jax.Array] | None = None,
-) -> jax.Array:
-    """down(activation(gate x) * up x): x [..., D], gate and up [D, F], down [F, D]."""
-    gate_bias, up_bias, down_bias = biases if biases is not None else (None, None, None)
-    gated = activation(project(x, gate, gate_bias).astype(jnp.float32), kind)
-    hidden = (gated * project(x, up, up_bias).astype(jnp.float32)).astype(x.dtype)
-    return project(hidden, down, down_bias)
+def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:
+    """activation(gate) * up, computed in float32, in gate's dtype."""
+    return (activation(gate.astype(jnp.float32), kind) * up.astype(jnp.float32)).astype(gate.dtype)

@@ -17,7 +17,6 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
-from prb_jax.models.attention_choice import choose_scoring_attention
 from prb_jax.models.config import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
@@ -292,11 +291,8 @@ def make_score_fn(
     if shardings is None:
         shardings = parameter_shardings(abstract_params(config), mesh)
 
-    attention = choose_scoring_attention(config, platform=mesh.devices.flat[0].platform, dtype=dtype)
-
     def score(params: Params, batch: TreeBatch) -> jax.Array:
-        logits = score_tree(params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh)
-        return read_out(logits, readout)
+        return read_out(score_tree(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
 
     batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))

@@ -23,7 +23,7 @@ def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 
     shared = rng.integers(3, vocab, prefix).tolist()
     # The first token differs between responses, so that the split falls where it is meant to.
     return build_tree(
-        [shared + [3 + k] + rng.integers(3, vocab, n - 1).tolist() for k, n in enumerate(lengths)]
+        [[*shared, 3 + k, *rng.integers(3, vocab, n - 1).tolist()] for k, n in enumerate(lengths)]
     )
 
 

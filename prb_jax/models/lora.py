@@ -1,0 +1,135 @@
+"""Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
+
+The factors lie next to their matrix in the tree of parameters: ``q_lora_a`` [L, I, r] and ``q_lora_b``
+[L, r, O] beside ``q`` [L, I, O]. A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
+as the model it adapts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prb_jax.errors import CheckpointError
+from prb_jax.models.layers import matmul_precision, project
+
+TARGETS: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Which matrices are adapted, and how.
+
+    Attributes:
+        rank: inner size r.
+        alpha: the update is multiplied by alpha / rank.
+        targets: names of matrices, among :data:`TARGETS`.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = TARGETS
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise CheckpointError(f"lora.rank: expected at least 1, found {self.rank}")
+        if not self.alpha > 0:
+            raise CheckpointError(f"lora.alpha: expected more than 0, found {self.alpha}")
+        unknown = [name for name in self.targets if name not in TARGETS]
+        if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
+            raise CheckpointError(
+                f"lora.targets: expected different names among {', '.join(TARGETS)}, "
+                f"found {', '.join(self.targets) or 'none'}"
+            )
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+def init_lora(params: Mapping[str, Any], config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
+    """Fresh factors, float32, as a nested dict ``{"layers": {"q_lora_a": ..., "q_lora_b": ...}}``.
+
+    A pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings; a factor
+    does not depend on which other matrices are adapted.
+
+    Args:
+        params: parameters of the decoder, or their shapes.
+        config: rank and targets.
+        seed: of the A factors.
+    """
+    factors: dict[str, Any] = {}
+    for name in config.targets:
+        layers, inputs, outputs = params["layers"][name].shape
+        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
+        noise = jax.random.normal(key, (layers, inputs, config.rank), jnp.float32)
+        factors[f"{name}{FACTOR_A}"] = noise * inputs**-0.5
+        factors[f"{name}{FACTOR_B}"] = jnp.zeros((layers, config.rank, outputs), jnp.float32)
+    return {"layers": factors}
+
+
+def adapted_project(
+    x: jax.Array, weights: Mapping[str, jax.Array], name: str, *, scale: float = 1.0
+) -> jax.Array:
+    """x [..., I] through the matrix ``name`` of one layer, its bias and its adapter: [..., O] in x's dtype.
+
+    Args:
+        x: input.
+        weights: the layer's parameters, without the layer axis.
+        name: of the matrix, one of :data:`TARGETS`.
+        scale: of the adapter's update, see :attr:`LoraConfig.scale`.
+    """
+    out = project(x, weights[name], weights.get(f"{name}_bias"))
+    a = weights.get(f"{name}{FACTOR_A}")
+    if a is None:
+        return out
+    update = project(project(x, a), weights[f"{name}{FACTOR_B}"])
+    return (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
+
+
+def has_lora(params: Mapping[str, Any]) -> bool:
+    """Whether any matrix has an adapter."""
+    return any(name.endswith(FACTOR_A) for name in params["layers"])
+
+
+def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
+    """Plain parameters: W + scale * A B, computed in float32 and stored in W's dtype; adapters removed.
+
+    Args:
+        params: parameters with adapters, or without (then nothing changes).
+        scale: see :attr:`LoraConfig.scale`.
+    """
+    layers: dict[str, Any] = {}
+    for name, weight in params["layers"].items():
+        if name.endswith((FACTOR_A, FACTOR_B)):
+            continue
+        a = params["layers"].get(f"{name}{FACTOR_A}")
+        if a is not None:
+            weight = _merged(weight, a, params["layers"][f"{name}{FACTOR_B}"], scale)
+        layers[name] = weight
+    return {**params, "layers": layers}
+
+
+def _merged(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
+    """A layer at a time, so that only one layer's update is ever in memory in float32."""
+
+    def one(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        w, a_, b_ = args
+        update = lax.dot_general(
+            a_.astype(jnp.float32),
+            b_.astype(jnp.float32),
+            (((1,), (0,)), ((), ())),
+            precision=matmul_precision(jnp.dtype(jnp.float32)),
+        )
+        return (w.astype(jnp.float32) + scale * update).astype(w.dtype)
+
+    merge = jax.jit(lambda *args: lax.map(one, args), out_shardings=getattr(weight, "sharding", None))
+    return merge(weight, a, b)
