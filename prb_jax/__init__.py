@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, RunError
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.reward_model import RewardModel, load
+    from prb_jax.training.loop import TrainResult, train
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,8 @@ _HOMES = {
     "evaluate": "prb_jax.scoring.evaluate",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.reward_model",
+    "TrainResult": "prb_jax.training.loop",
+    "train": "prb_jax.training.loop",
 }
 
 __all__ = [
@@ -49,10 +52,12 @@ __all__ = [
     "RewardModel",
     "RubricAspect",
     "RunError",
+    "TrainResult",
     "__version__",
     "evaluate",
     "load",
     "read_comparisons",
+    "train",
 ]
 
 

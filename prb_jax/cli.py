@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
     options, rest = parser().parse_known_args(arguments)
+    if options.verb is _train:  # overrides may also stand behind flags
+        options.overrides += [argument for argument in rest if not argument.startswith("-")]
+        rest = [argument for argument in rest if argument.startswith("-")]
     if rest and options.verb is not _bench:
         parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
@@ -51,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Flags may be spelled with dashes or underscores."""
-    top = _Parser(prog="prb", description="Evaluate reward models for individual people, on JAX.")
+    top = _Parser(prog="prb", description="Evaluate and train reward models for individual people, on JAX.")
     top.add_argument("--version", action="version", version=f"prb {__version__}")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_evaluate(verbs)
+    _add_train(verbs)
+    _add_convert(verbs)
     _add_inspect(verbs)
     _add_personas(verbs)
     _add_quickstart(verbs)
@@ -154,20 +159,19 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         "--seed", metavar="N", type=_not_negative, default=0, help="of the bootstrap (default: 0)"
     )
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
-    sub.add_argument(
-        "--distributed",
-        action="store_true",
-        help="one of several processes (TPU pod, Slurm, GKE), each started with this same command",
-    )
+    _add_distributed(sub)
 
 
-def _add_model_options(sub: argparse.ArgumentParser) -> None:
+def _add_model_options(sub: argparse.ArgumentParser, *, readout: bool = True) -> None:
     sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
     sub.add_argument(
         "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
     )
     sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
-    sub.add_argument("--readout", metavar="RULE", help="which logit is the reward, for heads with several")
+    if readout:
+        sub.add_argument(
+            "--readout", metavar="RULE", help="which logit is the reward, for heads with several"
+        )
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -203,6 +207,99 @@ def _evaluate(options: argparse.Namespace) -> int:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
         print(f"written to {result.out}")
+    return 0
+
+
+def _add_train(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(verbs, "train", _train, about="train a reward model; the same command continues a run")
+    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
+    sub.add_argument("config", metavar="CONFIG", help="a config file, as configs/bt_user_blind.py")
+    sub.add_argument(
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        help="as model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4",
+    )
+    sub.add_argument(
+        "--out",
+        metavar="DIR",
+        required=True,
+        help="run folder: train.json, metrics.jsonl, checkpoints, model",
+    )
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
+    sub.add_argument("--show-config", action="store_true", help="print every option, and train nothing")
+    _add_distributed(sub)
+
+
+def _add_distributed(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes (TPU pod, Slurm, GKE), each started with this same command",
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    if options.show_config:
+        from prb_jax.training.config import load_settings, settings_text
+
+        print(settings_text(load_settings(options.config, options.overrides)), end="")
+        return 0
+    if options.own_process:
+        _hide_torch()
+    _prepare_jax(distributed=options.distributed)
+    from prb_jax.report.training import training_table
+    from prb_jax.scoring.processes import process_index
+    from prb_jax.training.loop import train
+
+    result = train(
+        options.config,
+        out=options.out,
+        overrides=options.overrides,
+        progress=not options.no_progress,
+        command=options.command,
+    )
+    if result.stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    if process_index() == 0 and result.stopped_by is None:
+        _print(training_table(result.summary, title=str(options.out)))
+        print(f"written to {result.out}; `prb evaluate {result.out} --data ...` scores with it")
+    return 0
+
+
+def _add_convert(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs, "convert", _convert, about="write a training run or a checkpoint as a Hugging Face folder"
+    )
+    sub.add_argument("source", metavar="SRC", help="run of `prb train`, Hugging Face folder or hub id")
+    sub.add_argument("target", metavar="DST", help="folder to be made")
+    sub.add_argument(
+        "--adapter", action="store_true", help="of a run with tuning=lora: a PEFT adapter with its head"
+    )
+    sub.add_argument(
+        "--step", metavar="S", help="which checkpoint of a run: best, last or a number (default: best)"
+    )
+    sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights but the head")
+    _add_model_options(sub, readout=False)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    if options.own_process:
+        _hide_torch()
+    _prepare_jax(distributed=False)
+    from prb_jax.training.convert import convert
+
+    folder = convert(
+        options.source,
+        options.target,
+        adapter=options.adapter,
+        step=options.step,
+        dtype=options.dtype,
+        revision=options.revision,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+    )
+    print(f"written to {folder}")
     return 0
 
 

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prb bench",
         allow_abbrev=False,
-        description="Times scoring on this machine. Lengths are those of personalised data unless --data is given.",
+        description="Times scoring on this machine. Tokens are random, of the lengths of personalised data.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a Hugging Face folder, or a config.json (random weights)"
@@ -101,10 +101,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the benchmark and prints a table."""
-    options = _parser().parse_args(list(arguments))
-    for name in ("prefix_tokens", "response_tokens", "against_sequences", "rounds"):
-        if getattr(options, name) < 1:
-            raise SystemExit(f"prb bench: error: --{name.replace('_', '-')}: expected at least 1")
+    parser = _parser()
+    options = parser.parse_args(list(arguments))
+    for name in ("prefix_tokens", "response_tokens", "against_sequences", "rounds", "pairs", "batch_tokens"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected at least 1, found {value}")
+    if min(options.responses) < 1:
+        parser.error(f"--responses: expected at least 1, found {min(options.responses)}")
     from prb_jax.bench.scorer import load_for_bench
 
     source = _source(options.model)

@@ -81,8 +81,8 @@ class TransformersScorer:
             with torch.device(self.device):
                 built = classifier.from_config(config, **options)
         self.model: Any = built.to(self.device).eval()
-        self.pad = self.model.config.pad_token_id or 0
-        self.model.config.pad_token_id = self.pad
+        # transformers reads a score at the last token that is not padding: id 0 ends no response here.
+        self.pad = self.model.config.pad_token_id = 0
 
     def run(self, batches: Sequence[Sequence[np.ndarray]]) -> PaddedRun:
         """Scores the batches one after another."""

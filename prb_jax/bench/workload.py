@@ -1,4 +1,4 @@
-"""What is timed: trees with the lengths of personalised data, or the trees of a real file."""
+"""What is timed: trees of random tokens with the lengths of personalised data."""
 
 from __future__ import annotations
 

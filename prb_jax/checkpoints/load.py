@@ -97,6 +97,7 @@ def load_params(
     dtype: DTypeLike = jnp.float32,
     shardings: Mapping[str, Any] | Sharding | None = None,
     head_dtype: DTypeLike | None = None,
+    head: bool = True,
 ) -> LoadedParams:
     """Read a checkpoint into arrays with the given shardings.
 
@@ -106,6 +107,8 @@ def load_params(
       dtype: floating-point dtype of the arrays; each slice is converted as it is read.
       shardings: a tree like the parameters, or one sharding for all; None is the default device.
       head_dtype: dtype of the score head, if it differs.
+      head: whether the score head is read. Without it there is no "score" among the parameters (nor in
+        `shardings`): it is for the caller to make a new one.
 
     Returns:
       Parameters (layers stacked on axis 0, matrices ``[in, out]``) and a report.
@@ -116,7 +119,7 @@ def load_params(
       MeshError: a sharding that does not divide its array.
     """
     index = index_folder(folder)
-    match = match_tensors(index, config)
+    match = match_tensors(index, config, head=head)
     chosen = _shardings_by_path(match.leaves, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
@@ -220,7 +223,7 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
 
 
 def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
-    head = index.tensors[HEAD_KEY]
+    head = index.tensors[HEAD_KEY] if HEAD_KEY in match.used else None
     return LoadReport(
         folder=str(index.folder),
         files=tuple(path.name for path in index.files),
@@ -229,5 +232,5 @@ def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
-        head=f"{HEAD_KEY} {list(head.shape)} {head.dtype}",
+        head=f"{HEAD_KEY} {list(head.shape)} {head.dtype}" if head else "none read",
     )

@@ -12,6 +12,9 @@ from prb_jax.errors import CheckpointError
 # What a model needs: no pickles, no code.
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
+# What a training run keeps (`prb_jax.training.run` writes it).
+_TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
+
 _WHOLE_FILE = 32 * 1024**2
 _SAMPLES = 256
 _SAMPLE_BYTES = 16 * 1024
@@ -33,7 +36,8 @@ class ModelFolder:
 
 
 def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
-    """The folder of a model: a local one as it stands, or a snapshot of a hub repository.
+    """The folder of a model: a local one as it stands, the model of a run of `prb train`, or a snapshot of
+    a hub repository.
 
     Raises:
       CheckpointError: neither a folder nor a repository that can be fetched; or a revision asked of
@@ -43,7 +47,7 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
     if path.is_dir():
         if revision is not None:
             raise CheckpointError(f"{path}: revision {revision!r} was asked for, but this is a local folder")
-        return ModelFolder(str(name), path, None)
+        return ModelFolder(str(name), _trained_model(path), None)
     if path.exists():
         raise CheckpointError(f"{path}: expected a model folder, found a file")
     text = str(name)
@@ -62,6 +66,18 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
             f"{text}: no such folder here, and it cannot be fetched from the hub: {reason}"
         ) from error
     return ModelFolder(text, snapshot, snapshot.name)
+
+
+def _trained_model(path: Path) -> Path:
+    """Of the folder of a training run the model in it; any other folder as it is."""
+    if not (path / _TRAINING_RUN).is_file() or (path / "config.json").exists():
+        return path
+    if not (path / _TRAINED_MODEL).is_dir():
+        raise CheckpointError(
+            f"{path}: this training run is not finished, so there is no model in it yet: the same `prb train` "
+            f"command continues it, and `prb convert {path} DST` writes its best checkpoint"
+        )
+    return path / _TRAINED_MODEL
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -54,17 +54,24 @@ class Match:
     ignored: tuple[tuple[str, str], ...]
 
 
-def match_tensors(index: WeightIndex, config: DecoderConfig) -> Match:
+def match_tensors(index: WeightIndex, config: DecoderConfig, *, head: bool = True) -> Match:
     """Pair the tensors of a folder with the leaves of the parameter tree.
+
+    Args:
+      index: of the folder.
+      config: the model.
+      head: whether the score head is read; if not, a stored one is left aside.
 
     Raises:
       CheckpointError: the score head is missing or has another width than ``num_labels``; a tensor is
         missing, has no place in this architecture, has another shape, or is not floating-point.
     """
-    leaves = leaf_maps(config)
+    leaves = tuple(leaf for leaf in leaf_maps(config) if head or leaf.key != HEAD_KEY)
     expected = {key: leaf for leaf in leaves for key in leaf.file_keys}
     others = [name for name in index.tensors if name not in expected]
     ignored = {name: reason for name in others if (reason := ignored_reason(name)) is not None}
+    if not head and HEAD_KEY in index.tensors:
+        ignored[HEAD_KEY] = "replaced by a new head"
     extra = [name for name in others if name not in ignored]
     missing = [key for key in expected if key not in index.tensors]
 

@@ -70,13 +70,15 @@ def open_run(
         lock = os.open(path, os.O_RDONLY)
     scores = -1
     try:
-        _lock(lock, path)
+        lock_folder(lock, path)
         # Through JSON once, so that what is compared is what will be read back.
         wanted = json.loads(json.dumps(inputs, allow_nan=False))
         found = _read_run(path)
-        if found is not None:
-            _check_same_run(path, found["inputs"], wanted)
         rows = _read_scores(path / SCORES)
+        if found is not None and found["inputs"] != wanted:
+            if rows:
+                check_same_inputs(path, found["inputs"], wanted)
+            found = None  # it stopped before its first score: there is nothing to keep
         run: dict[str, Any] = dict(
             found or {"kind": KIND, "format": 1, "inputs": wanted, **notes, "sessions": []}
         )
@@ -199,8 +201,12 @@ def _write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-def _lock(folder: int, path: Path) -> None:
-    """The lock dies with the process, however it ends; nothing is left behind."""
+def lock_folder(folder: int, path: Path) -> None:
+    """Locks an open folder against a second writer. The lock dies with the process, however it ends.
+
+    Raises:
+      RunError: another process holds it.
+    """
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -282,7 +288,18 @@ def _read_run(path: Path) -> dict[str, Any] | None:
     return run
 
 
-def _check_same_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
+    """Refuses to continue a run with other inputs.
+
+    Args:
+      path: the run folder.
+      old: what its `file` says.
+      new: what is asked for now.
+      file: its name, for the message.
+
+    Raises:
+      RunError: naming each field that differs, with both values.
+    """
     before, after = _flat(old), _flat(new)
     names = [*before, *(name for name in after if name not in before)]
     changed = [name for name in names if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
@@ -292,7 +309,7 @@ def _check_same_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
     if len(lines) > _LONGEST_DIFFERENCE:
         lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
     raise RunError(
-        f"{path} holds another run; these differ from its {RUN}:\n"
+        f"{path} holds another run; these differ from its {file}:\n"
         + "\n".join(lines)
         + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
     )

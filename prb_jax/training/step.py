@@ -65,7 +65,9 @@ class UserRows:
 
     Attributes:
         gather: (table, ids) -> rows, float32 [M, S, D].
-        apply: (users, gradient [M, S, D], step int32 []) -> users with the table's rows updated.
+        apply: (users, gradient [M, S, D], step int32 []) -> users with the rows ``users["ids"]`` of its
+            tables updated; it must drop ids beyond the table (JAX's ``.at[ids]`` does), which is how a
+            step that is not finite changes nothing.
         shardings: one for each entry of ``state["users"]``.
     """
 
@@ -264,10 +266,10 @@ def make_train_step(
             user_gradient = state["acc"]["user_rows"] * scale
             metrics["user_grad_norm"] = optax.global_norm(user_gradient)
             finite &= jnp.isfinite(metrics["user_grad_norm"])
-            assert users is not None
-            new["users"] = users.apply(state["users"], user_gradient, state["step"])
-            old["users"] = state["users"]
+            new_users = _apply_to_users(users, state["users"], user_gradient, state["step"], finite)
         kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        if "users" in state:
+            kept["users"] = new_users
         cleared = {name: jax.tree.map(jnp.zeros_like, state["acc"][name]) for name in state["acc"]}
         metrics["finite"] = finite.astype(jnp.float32)
         return {**kept, "acc": {**cleared, "parts": LossParts.zero()}}, metrics
@@ -299,6 +301,20 @@ def make_train_step(
         frozen_shardings=frozen_shardings,
         mesh=mesh,
     )
+
+
+def _apply_to_users(
+    users: UserRows | None,
+    state: dict[str, jax.Array],
+    gradient: jax.Array,
+    step: jax.Array,
+    learn: jax.Array,
+) -> dict[str, jax.Array]:
+    """The user table after a step; as it was, without touching all of it, where ``learn`` is False."""
+    assert users is not None
+    # Rows beyond the table are dropped by scatters.
+    ids = jnp.where(learn, state["ids"], state["table"].shape[0])
+    return {**users.apply({**state, "ids": ids}, gradient, step), "ids": state["ids"]}
 
 
 def _state_shardings(

@@ -126,9 +126,19 @@ def test_a_changed_run_is_refused_field_by_field(tmp_path):
     assert lines(tmp_path) == ["a"]
 
 
-def test_long_differences_are_cut_short(tmp_path):
-    with opened(tmp_path, {f"k{i}": i for i in range(50)}):
+def test_a_run_that_stopped_before_its_first_score_gives_way_to_another(tmp_path):
+    with opened(tmp_path):
         pass
+    with opened(tmp_path, {**INPUTS, "profile_posts": 3}) as run:
+        append_rows(run, rows("a"))
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert written["inputs"]["profile_posts"] == 3
+    assert len(written["sessions"]) == 1
+
+
+def test_long_differences_are_cut_short(tmp_path):
+    with opened(tmp_path, {f"k{i}": i for i in range(50)}) as run:
+        append_rows(run, rows("a"))
     with pytest.raises(RunError, match="and 30 more"), opened(tmp_path, {f"k{i}": -1 - i for i in range(50)}):
         pass
 

@@ -1,20 +1,21 @@
 """The embedded benchmark: 50 generated personas whose tastes decide between equally good answers.
 
-Ten axes of taste (ordered steps or a story, studies or lived experience, thrift or premium quality ...)
-each have two poles. A person cares about five of them. Two answers to one question are written alike
-but for one or two axes, in which they show opposite poles, and are shown to people who disagree. So
-nobody can guess the choice from the texts alone, while it follows from the person's tastes, and these
-from the posts in the profile. 2 % of the choices are slips against the person's own taste.
+Eight axes of taste (ordered steps or a story, studies or lived experience, caution or boldness, exact
+numbers or feel, thrift or premium quality, tradition or novelty, humour or seriousness, warmth or
+formality) have two poles each. A person cares about four of them. Two answers to one question are
+written alike but for one or two axes, in which they show opposite poles, and are shown to people who
+disagree. So nobody can tell the choice from the texts alone, while it follows from the person's tastes,
+and these from the posts in the profile. 2 % of the choices are slips against the person's own taste.
 
 Parts: "train" (40 seen personas, training topics), "test-seen" (the same people, other topics),
-"test-unseen" (10 other people), "test" (both), "generic-train" and "generic-test" (one answer is plainly
-worse for everyone), "all". Subsets: "personal-seen", "personal-unseen", "generic". The private fields
-``rubric_aspects`` and ``narrative`` tell why; ``Benchmark.ceilings`` what accuracy is possible at best.
+"test-unseen" (10 other people, test topics), "test" (both), "generic-train" and "generic-test" (one
+answer is plainly worse for everyone), "all". Subsets: "personal-seen", "personal-unseen", "generic".
+The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a choice, and
+``Benchmark.ceilings`` which accuracy is possible at best.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 from prb_jax.data.comparison import Comparison
@@ -34,14 +35,9 @@ def load(part: str = "test") -> list[Comparison]:
     """
     if part not in PARTS:
         raise DataError(f"personas: no part {part!r}; expected one of {', '.join(PARTS)}")
-    return list(_default().parts[part])
+    return list(generate().parts[part])
 
 
 def write(folder: str | Path, *, seed: int = 0) -> dict[str, Path]:
     """Write every part (not the unions) to ``FOLDER/PART.jsonl.gz`` and return the paths by part."""
-    return export(_default() if seed == 0 else generate(seed), folder)
-
-
-@lru_cache(maxsize=1)
-def _default() -> Benchmark:
-    return generate()
+    return export(generate(seed), folder)

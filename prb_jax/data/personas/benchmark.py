@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 
 from prb_jax.data.comparison import Comparison
@@ -69,8 +71,9 @@ class _Judgement:
     levels: tuple[int, ...]
 
 
+@lru_cache(maxsize=2)
 def generate(seed: int = 0) -> Benchmark:
-    """The whole benchmark.
+    """The whole benchmark, in a second or two; the latest ones are kept.
 
     The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
 
@@ -112,7 +115,7 @@ def generate(seed: int = 0) -> Benchmark:
         )
         for name, union in measured.items()
     }
-    return Benchmark(parts, people, levels, ceilings)
+    return Benchmark(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
 
 
 def _judge(
@@ -196,8 +199,8 @@ def _generic_records(
     written: set[str],
 ) -> Iterator[Comparison]:
     """Pairs of a proper and a flawed answer; flaws, people, topics and lengths in equal shares."""
-    flaws, people, subjects = (_in_rounds(draws, x) for x in (all_flaws(pools), crowd, topics))
-    lengths = _in_rounds(draws, (1, -1))
+    flaws, people = _in_rounds(draws, all_flaws(pools)), _in_rounds(draws, crowd)
+    subjects, lengths = _in_rounds(draws, topics), _in_rounds(draws, (1, -1))
     for index in range(records):
         topic, flaw, person = next(subjects), next(flaws), next(people)
         longer = next(lengths)

@@ -86,11 +86,16 @@ def _fill_group(
 ) -> Group | None:
     """The group of this size around the lead; None if too few people care."""
     order = sorted((i for i in draws.shuffled(range(len(people))) if i != lead), key=load.__getitem__)
-    sides = {sign: [i for i in (lead, *order) if people[i].leaning(levels) * sign > 0] for sign in (1, -1)}
     majority = 1
     if min(levels) < 0:  # a popular pole on either side: no side is the popular one
         majority = draws.pick((1, -1))
     wanted = {majority: size - 1, -majority: 1}
-    if any(len(sides[sign]) < n for sign, n in wanted.items()):
-        return None
-    return Group(levels, tuple(sides[1][: wanted[1]]), tuple(sides[-1][: wanted[-1]]), 0)
+    sides: dict[int, list[int]] = {1: [], -1: []}
+    for i in (lead, *order):
+        leaning = people[i].leaning(levels)
+        side = 1 if leaning > 0 else -1
+        if leaning and len(sides[side]) < wanted[side]:
+            sides[side].append(i)
+        if all(len(sides[sign]) == n for sign, n in wanted.items()):
+            return Group(levels, tuple(sides[1]), tuple(sides[-1]), 0)
+    return None

@@ -41,4 +41,8 @@ class Draws:
 
     def some(self, items: Sequence[T], n: int) -> list[T]:
         """``n`` different items in a random order."""
-        return self.shuffled(items)[:n]
+        left = list(items)
+        for place in range(n):
+            other = place + int(self._uniform() * (len(left) - place))
+            left[place], left[other] = left[other], left[place]
+        return left[:n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -37,6 +38,7 @@ def export(benchmark: Benchmark, folder: str | Path) -> dict[str, Path]:
             unfinished.write_bytes(content)
             os.replace(unfinished, path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
             raise DataError(f"{path}: cannot write the generated records: {error.strerror}") from error
     return paths

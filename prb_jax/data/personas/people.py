@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import mul
 
 from prb_jax.data.comparison import Post
 from prb_jax.data.personas.draws import Draws
@@ -12,11 +14,23 @@ from prb_jax.data.personas.pools import Pools
 
 SEEN = 40
 UNSEEN = 10
-TASTES = 5
+TASTES = 4
 """Axes that each person cares about; the others leave them indifferent."""
 POSTS_PER_TASTE = 40
-POSTS_SHOWN = 7
+POSTS_SHOWN = 6
 """Posts in the profile of one record: each taste shows in at least one of them."""
+CONTEXT_SHARE = 0.25
+"""Share of the posts that also mention a topic."""
+DISENTANGLING_TRIALS = 3000
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A post, the axis whose taste it shows, and the sentences that show it."""
+
+    post: Post
+    axis: int
+    sentences: frozenset[Template]
 
 
 @dataclass(frozen=True)
@@ -28,23 +42,33 @@ class Persona:
       seen: True if this person has records in the training part.
       tastes: one of -1, 0, +1 per axis; +1 likes the more popular pole, 0 does not care.
       background: who they are; appears only in private narratives.
-      history: per axis, this person's posts that show the taste (none where the taste is 0).
+      history: what this person has written, POSTS_PER_TASTE posts for every taste.
     """
 
     id: str
     seen: bool
     tastes: tuple[int, ...]
     background: str
-    history: tuple[tuple[Post, ...], ...]
+    history: tuple[Utterance, ...]
 
     @property
     def cares(self) -> tuple[int, ...]:
         """The axes with a taste."""
         return tuple(axis for axis, taste in enumerate(self.tastes) if taste)
 
+    @cached_property
+    def axis_of(self) -> Mapping[str, int]:
+        """By post id, the axis whose taste the post shows."""
+        return {utterance.post.id: utterance.axis for utterance in self.history}
+
+    @cached_property
+    def by_axis(self) -> Mapping[int, tuple[Utterance, ...]]:
+        """The history of each taste."""
+        return {axis: tuple(u for u in self.history if u.axis == axis) for axis in self.cares}
+
     def leaning(self, levels: Sequence[int]) -> int:
         """How much an answer of these levels pleases: the sum of taste times level over the axes."""
-        return sum(taste * level for taste, level in zip(self.tastes, levels, strict=True))
+        return sum(map(mul, self.tastes, levels))
 
 
 def make_people(draws: Draws, pools: Pools) -> tuple[Persona, ...]:
@@ -65,15 +89,15 @@ def make_people(draws: Draws, pools: Pools) -> tuple[Persona, ...]:
 
 
 def show_profile(draws: Draws, person: Persona) -> tuple[Post, ...]:
-    """The posts that one record shows, in random order: one per taste, then others of this person."""
-    shown: list[Post] = []
-    others: list[Post] = []
+    """The posts that one record shows, in random order: one per taste, and more for some, in other words."""
+    shown: list[Utterance] = []
+    others: list[Utterance] = []
     for axis in person.cares:
-        first, *rest = draws.shuffled(person.history[axis])
+        first = draws.pick(person.by_axis[axis])
         shown.append(first)
-        others.extend(rest[:1])
+        others.append(draws.pick([u for u in person.by_axis[axis] if not u.sentences & first.sentences]))
     shown.extend(draws.some(others, POSTS_SHOWN - len(shown)))
-    return tuple(draws.shuffled(shown))
+    return tuple(utterance.post for utterance in draws.shuffled(shown))
 
 
 def _make_tastes(draws: Draws, people: int, axes: int, taken: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -83,19 +107,40 @@ def _make_tastes(draws: Draws, people: int, axes: int, taken: set[tuple[int, ...
     """
     per_axis = people * TASTES // axes
     popular = (per_axis * 11 + 19) // 20  # 55 %, rounded up: the popular pole is the more common one
+    cards = [axis for axis in range(axes) for _ in range(per_axis)]
     while True:
-        cards = [axis for axis in range(axes) for _ in range(per_axis)]
-        hands = _deal(draws, cards, people)
         signs = [draws.shuffled([1] * popular + [-1] * (per_axis - popular)) for _ in range(axes)]
-        result = []
-        for hand in hands:
-            taste = [0] * axes
+        result = [[0] * axes for _ in range(people)]
+        for taste, hand in zip(result, _deal(draws, cards, people), strict=True):
             for axis in hand:
                 taste[axis] = signs[axis].pop()
-            result.append(tuple(taste))
-        if len(set(result)) == people and not taken.intersection(result):
-            taken.update(result)
-            return result
+        _disentangle(draws, result)
+        final = [tuple(taste) for taste in result]
+        if len(set(final)) == people and not taken.intersection(final):
+            taken.update(final)
+            return final
+
+
+def _disentangle(draws: Draws, tastes: list[list[int]]) -> None:
+    """Exchange signs between people until tastes on different axes hardly go together.
+
+    In a small crowd some tastes coincide by chance, and a model could take one for a sign of another;
+    that would say nothing about anybody else.
+    """
+    axes = len(tastes[0])
+    for _ in range(DISENTANGLING_TRIALS):
+        axis = draws.below(axes)
+        one, other = draws.pick(tastes), draws.pick(tastes)
+        if one[axis] * other[axis] != -1:
+            continue
+        change = 0
+        for second in range(axes):
+            if second != axis:
+                together = sum(taste[axis] * taste[second] for taste in tastes)
+                after = together - 2 * (one[axis] * one[second] + other[axis] * other[second])
+                change += after * after - together * together
+        if change < 0:
+            one[axis], other[axis] = other[axis], one[axis]
 
 
 def _deal(draws: Draws, cards: list[int], people: int) -> list[list[int]]:
@@ -120,16 +165,19 @@ def _in_turn(draws: Draws, templates: Sequence[Template]) -> list[Template]:
 
 def _write_history(
     draws: Draws, pools: Pools, topics: Sequence[Topic], tastes: tuple[int, ...], author: str
-) -> tuple[tuple[Post, ...], ...]:
-    history: list[tuple[Post, ...]] = []
+) -> tuple[Utterance, ...]:
+    history = []
     numbers = draws.shuffled(range(1, TASTES * POSTS_PER_TASTE + 1))  # an id tells nothing about the taste
-    for axis, taste in zip(pools.axes, tastes, strict=True):
-        posts = []
-        for template in _in_turn(draws, axis.pole(taste).posts) if taste else ():
+    for axis, taste in enumerate(tastes):
+        if not taste:
+            continue
+        posts = pools.axes[axis].pole(taste).posts
+        for template in _in_turn(draws, posts):
             topic = draws.pick(topics)
+            wishes = [template, draws.pick([t for t in posts if t is not template])]
+            context = [draws.pick(pools.contexts)] if draws.chance(CONTEXT_SHARE) else []
             supply = Supply(draws, topic)
-            sentences = [supply.fill(draws.pick(pools.contexts)), supply.fill(template)]
-            text = " ".join(sentences if draws.chance(0.7) else sentences[::-1])
-            posts.append(Post(id=f"{author}-post-{numbers.pop():03d}", text=text, category=topic.domain))
-        history.append(tuple(posts))
+            text = " ".join(supply.fill(sentence) for sentence in (*context, *wishes))
+            post = Post(id=f"{author}-post-{numbers.pop():03d}", text=text, category=topic.domain)
+            history.append(Utterance(post, axis, frozenset(wishes)))
     return tuple(history)

@@ -31,7 +31,7 @@ class RunOut(Exception):
     """The topic has nothing left for a slot; the caller writes the text anew."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Template:
     """A compiled sentence: literal text (str), choices (tuple) and slots (Slot) in order."""
 

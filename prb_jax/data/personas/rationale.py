@@ -54,18 +54,18 @@ def personal_narrative(
     wanted = [axis.pole(person.tastes[i]) for axis, i in zip(axes, deciding, strict=True)]
     other = [axis.pole(-person.tastes[i]) for axis, i in zip(axes, deciding, strict=True)]
     wishes = "; and ".join(pole.wish for pole in wanted)
-    good = " and ".join(pole.trait for pole in wanted)
-    bad = " and ".join(pole.trait for pole in other)
+    good = "; it also ".join(pole.trait for pole in wanted)
+    bad = "; it also ".join(pole.trait for pole in other)
     asked = draws.pick((f"When I asked how to {topic.goal},", f"My question was how to {topic.goal}, and"))
     if person.leaning(chosen) > 0:
         verdict = (
             f"{asked} one answer spoke to me because it {good}. "
-            f"The other one {bad}, which may suit others but not me."
+            f"The other one {bad}. That may suit others, but not me."
         )
     else:
         verdict = (
-            f"{asked} one answer did just that, since it {good}. All the same, this once I slipped out "
-            f"of my habits and took the one that {bad}; tomorrow I would choose differently."
+            f"{asked} one answer did just that: it {good}. All the same, this once I took the other, "
+            f"although it {bad}. Tomorrow I would choose differently."
         )
     rest = [axis for axis in person.cares if axis not in deciding]
     labels = [pools.axes[axis].pole(person.tastes[axis]).label.lower() for axis in draws.shuffled(rest)]
@@ -99,4 +99,4 @@ def _deciding(person: Persona, levels: Sequence[int]) -> list[int]:
 
 def _evidence(person: Persona, axis: int, profile: Sequence[Post]) -> str:
     """A shown post that reveals this taste."""
-    return next(post.text for post in profile if post in person.history[axis])
+    return next(post.text for post in profile if person.axis_of[post.id] == axis)

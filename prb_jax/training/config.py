@@ -1,0 +1,277 @@
+"""Configs of training runs: files with `get_config()`, typed overrides, and checks that name the key.
+
+A config is an ml_collections `ConfigDict` with the keys of `prb_jax.training.settings`:
+
+    from prb_jax.training.config import default_config
+
+    def get_config():
+        config = default_config()
+        config.method = "profile_context"
+        config.optimizer.learning_rate = 3e-4
+        return config
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import runpy
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ml_collections import ConfigDict, config_dict
+
+from prb_jax.errors import RunError
+from prb_jax.training.settings import TrainSettings
+
+Config = str | Path | ConfigDict | Mapping[str, Any] | TrainSettings
+
+_TRUE, _FALSE, _NONE = ("true", "1", "yes"), ("false", "0", "no"), ("none", "null")
+
+
+def default_config() -> ConfigDict:
+    """Every option with its default. Keys cannot be added, and values keep their types."""
+    return to_config_dict(TrainSettings())
+
+
+def to_config_dict(settings: TrainSettings) -> ConfigDict:
+    """Settings as a locked ConfigDict."""
+    return _config_dict(settings).lock()
+
+
+def read_config(path: str | Path) -> ConfigDict:
+    """Runs a config file and returns what its `get_config()` gives.
+
+    Raises:
+      RunError: no such file; it fails, has no `get_config`, or that returns something else.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise RunError(f"{path}: no such config file; expected a Python file with get_config()")
+    try:
+        namespace = runpy.run_path(str(file))
+    except Exception as error:
+        raise RunError(f"{file}: the config file fails: {type(error).__name__}: {error}") from error
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise RunError(f"{file}: expected a function get_config() in it, found none")
+    try:
+        config = get_config()
+    except Exception as error:
+        raise RunError(f"{file}: get_config() fails: {type(error).__name__}: {_first_line(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise RunError(f"{file}: get_config(): expected a ConfigDict, found {type(config).__name__}")
+    return config
+
+
+def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSettings:
+    """The checked settings of a config with overrides applied.
+
+    Args:
+      config: path of a config file, a ConfigDict, a mapping of dotted or nested keys, or settings.
+      overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
+        `mesh=none`, `lora.targets=q,v`. The last one wins.
+
+    Raises:
+      RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
+    """
+    if isinstance(config, str | Path):
+        config = read_config(config)
+    if isinstance(config, TrainSettings):
+        config = to_config_dict(config)
+    raw = config.to_dict() if isinstance(config, ConfigDict) else config
+    values = dict(_flat(raw))
+    types_by_key = dict(_options(TrainSettings))
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise RunError(f"override {text!r}: expected key=value")
+        key = key.removeprefix("config.").replace("-", "_")
+        values[key] = _parse(key, value, _type_of(key, types_by_key))
+    checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
+    settings = _build(TrainSettings, checked, prefix="")
+    _check_ranges(settings)
+    return settings
+
+
+def settings_text(settings: TrainSettings) -> str:
+    """Every option on a line of its own, `a.b.c: value`, in the order of their definition."""
+    return "".join(f"{key}: {_value_text(value)}\n" for key, value in flat_settings(settings).items())
+
+
+def flat_settings(settings: TrainSettings) -> dict[str, Any]:
+    """Dotted names to plain values."""
+    return dict(_flat(dataclasses.asdict(settings)))
+
+
+def _value_text(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _config_dict(section: Any) -> ConfigDict:
+    config = ConfigDict()
+    hints = get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            config[field.name] = _config_dict(value)
+        elif _optional(hints[field.name]) is not None:
+            config[field.name] = config_dict.placeholder(_plain_type(_optional(hints[field.name])))
+            config[field.name] = value
+        else:
+            config[field.name] = value
+    return config
+
+
+def _options(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, annotated type) of every option."""
+    hints = get_type_hints(section)
+    for field in dataclasses.fields(section):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from _options(hint, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, hint
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _type_of(key: str, types_by_key: Mapping[str, Any]) -> Any:
+    if key in types_by_key:
+        return types_by_key[key]
+    if any(known.startswith(f"{key}.") for known in types_by_key):
+        raise RunError(f"config key '{key}' is a section: set one of its keys, as in '{key}.NAME=value'")
+    last = {known.rpartition(".")[2]: known for known in types_by_key}
+    near = difflib.get_close_matches(key, types_by_key, n=1, cutoff=0.6)
+    near = near or [last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)]
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise RunError(f"unknown config key '{key}'{hint}")
+
+
+def _optional(hint: Any) -> Any:
+    """The type X of `X | None`, or None for other types."""
+    if get_origin(hint) in (Union, types.UnionType):
+        inner = [arg for arg in get_args(hint) if arg is not type(None)]
+        return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
+    return None
+
+
+def _plain_type(hint: Any) -> type:
+    if get_origin(hint) is Literal:
+        return str
+    return get_origin(hint) or hint
+
+
+def _described(hint: Any) -> str:
+    inner = _optional(hint)
+    if inner is not None:
+        return f"{_described(inner)} or none"
+    if get_origin(hint) is Literal:
+        return " or ".join(str(arg) for arg in get_args(hint))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "a list of texts")
+
+
+def _wrong(key: str, hint: Any, found: Any) -> RunError:
+    return RunError(f"config key '{key}': expected {_described(hint)}, found {found!r}")
+
+
+def _parse(key: str, text: str, hint: Any) -> Any:
+    """The value that a text stands for, by the type of its key."""
+    inner = _optional(hint)
+    if inner is not None:
+        return None if text.strip().lower() in _NONE else _parse(key, text, inner)
+    if get_origin(hint) is tuple:
+        return tuple(item.strip() for item in text.strip("()[]").split(",") if item.strip())
+    if hint is bool:
+        lowered = text.strip().lower()
+        if lowered not in _TRUE + _FALSE:
+            raise _wrong(key, hint, text)
+        return lowered in _TRUE
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            raise _wrong(key, hint, text) from None
+    return text
+
+
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """The value in its type: whole numbers are numbers, lists are tuples, and nothing else is converted."""
+    inner = _optional(hint)
+    if inner is not None:
+        return None if value is None else _checked(key, value, inner)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise _wrong(key, hint, value)
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise _wrong(key, hint, value)
+        return tuple(value)
+    if hint is str and isinstance(value, Path):
+        return str(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong(key, hint, value)
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise _wrong(key, hint, value)
+    return value
+
+
+def _build(section: type, values: Mapping[str, Any], prefix: str) -> Any:
+    hints = get_type_hints(section)
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            arguments[field.name] = _build(hint, values, f"{key}.")
+        elif key in values:
+            arguments[field.name] = values[key]
+    return section(**arguments)
+
+
+def _check_ranges(settings: TrainSettings) -> None:
+    """Values whose types are right but that no run can have; the rest is checked where it is used."""
+    flat = flat_settings(settings)
+
+    def check(key: str, ok: bool, expected: str) -> None:
+        if flat[key] is not None and not ok:
+            raise RunError(f"config key '{key}': expected {expected}, found {flat[key]!r}")
+
+    positive = (
+        "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets", "lora.rank",
+        "validation.every", "validation.limit", "checkpoint.every", "checkpoint.keep_last",
+        "user_embedding.tokens", "scratch.hidden_size", "scratch.intermediate_size",
+        "scratch.num_hidden_layers", "scratch.num_attention_heads", "scratch.num_key_value_heads",
+        "scratch.head_dim", "scratch.max_position_embeddings", "scratch.vocab_size",
+    )  # fmt: skip
+    for key in positive:
+        check(key, flat[key] is not None and flat[key] >= 1, "at least 1")
+    for key in ("seed", "profile_posts", "checkpoint.keep_best"):
+        check(key, flat[key] >= 0, "at least 0")
+    check("validation.fraction", 0 <= settings.validation.fraction < 1, "at least 0 and less than 1")
+    check("optimizer.warmup_share", 0 <= settings.optimizer.warmup_share <= 1, "0 to 1")
+    check("user_embedding.generic_share", 0 <= settings.user_embedding.generic_share <= 1, "0 to 1")
+    check("lora.targets", bool(settings.lora.targets), "at least one matrix")
+    if not settings.model:
+        raise RunError(
+            "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
+        )
+    if not settings.data:
+        raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].strip("'\"")

@@ -1,0 +1,157 @@
+"""A training run, or any checkpoint this library reads, as a Hugging Face folder: `prb convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from prb_jax.checkpoints.hf_map import HEAD_KEY
+from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.checkpoints.locate import locate
+from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
+from prb_jax.checkpoints.safetensors_reader import index_folder
+from prb_jax.checkpoints.save import save_params
+from prb_jax.errors import CheckpointError, RunError
+from prb_jax.models.config import load_config
+from prb_jax.scoring.reward_model import DTYPES
+from prb_jax.scoring.runs import check_same_inputs
+from prb_jax.sharding import make_mesh, parameter_shardings
+from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.training.config import load_settings
+from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
+from prb_jax.training.model import make_trainer
+from prb_jax.training.run import CHECKPOINTS, TRAIN, read_training
+from prb_jax.training.splits import TrainingData
+from prb_jax.training.start import start_from
+from prb_jax.training.state import Checkpoints
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    adapter: bool = False,
+    step: str | int | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    chat_template: str | None = None,
+) -> Path:
+    """Writes a model as a Hugging Face folder that `prb_jax.load` and transformers load.
+
+    Args:
+      source: run of `prb train`, finished or not; or what `prb_jax.load` takes.
+      target: must not exist.
+      adapter: of a run with `tuning="lora"`: writes a PEFT adapter with its head instead of a whole model.
+      step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
+        validation), "last", or a step.
+      dtype: of the weights but the head; that of the run or the checkpoint if not given.
+      revision, tokenizer, chat_template: of a checkpoint, as for `prb_jax.load`.
+
+    Raises:
+      RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
+        exists or cannot be written.
+      CheckpointError: the checkpoint cannot be used, or has no adapter.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
+    path, goal = Path(source).expanduser(), Path(target)
+    if goal.exists():
+        raise RunError(f"{goal}: exists already; choose another folder")
+    if (path / TRAIN).is_file():
+        given = {"revision": revision, "tokenizer": tokenizer, "chat_template": chat_template}
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise RunError(f"{', '.join(named)}: decided where {path} was trained; leave out here")
+        return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
+    if adapter or step is not None:
+        raise RunError(f"{path}: adapter and step are for runs of `prb train`; there is no {TRAIN} here")
+    return _convert_checkpoint(
+        str(source), goal, dtype=dtype, revision=revision, tokenizer=tokenizer, chat_template=chat_template
+    )
+
+
+def _convert_run(
+    path: Path, target: Path, *, adapter: bool, step: str | int | None, dtype: str | None
+) -> Path:
+    run = read_training(path)
+    assert run is not None
+    settings = load_settings(_settings_of(run), [] if dtype is None else [f"export.dtype={dtype}"])
+    start = start_from(settings, (), out=path)
+    check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
+    if adapter and settings.tuning != "lora":
+        raise CheckpointError(f"{path}: tuning={settings.tuning} trains no adapter; leave out --adapter")
+    checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
+    try:
+        chosen = _chosen_step(checkpoints, step, path)
+        trainer = make_trainer(settings, start, TrainingData([], []), mesh=make_mesh(None))
+        trainer.load_step(checkpoints, chosen)
+    finally:
+        checkpoints.close()
+    if adapter:
+        trainer.export_adapter(target)
+    else:
+        trainer.export(target)
+    return target
+
+
+def _settings_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was started with the last time, on whatever devices are here now."""
+    return {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None}
+
+
+def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -> int:
+    steps = checkpoints.steps()
+    if not steps:
+        raise RunError(f"{path}: there is no checkpoint in it")
+    if step in (None, "best"):
+        best = checkpoints.best()
+        return steps[-1] if best is None else best
+    if step == "last":
+        return steps[-1]
+    if str(step).isdigit() and int(step) in steps:
+        return int(step)
+    known = ", ".join(map(str, steps))
+    raise RunError(f"{path}: no checkpoint of step {step}; there are best, last, {known}")
+
+
+def _convert_checkpoint(
+    source: str,
+    target: Path,
+    *,
+    dtype: str | None,
+    revision: str | None,
+    tokenizer: str | None,
+    chat_template: str | None,
+) -> Path:
+    folder = locate(source, revision=revision).path
+    config = load_config(folder)
+    index = index_folder(folder)
+    stored = config.torch_dtype if config.torch_dtype in DTYPES else None
+    head = index.tensors.get(HEAD_KEY)
+    shardings = parameter_shardings(abstract_params(config), make_mesh(None))
+    params = load_params(
+        folder,
+        config,
+        dtype=jnp.dtype(dtype or stored or "float32"),
+        head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
+        shardings=shardings,
+    ).params
+    spoken = None
+    if tokenizer is not None or chat_template is not None:
+        place = locate(tokenizer).path if tokenizer is not None else folder
+        spoken = (load_tokenizer(place, chat_template=chat_template), place)
+
+    def write(partial: Path) -> None:
+        save_params(params, config, partial)
+        if spoken is not None:
+            copy_tokenizer(*spoken, partial)
+            return
+        for name in TOKENIZER_FILES:
+            copy_file(folder / name, partial / name)
+
+    write_whole(target, write)
+    return target

@@ -1,0 +1,76 @@
+"""The learning curves of a run as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import RunError
+
+_PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
+
+
+def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
+    """Draws loss, accuracy and margin of training (and its running mean) and validation against the step.
+
+    Args:
+      rows: lines of `metrics.jsonl`.
+      path: where to write; its suffix (.png, .pdf, .svg) says what.
+      title: above the panels.
+
+    Raises:
+      RunError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RunError(
+            "learning curves need matplotlib, which is not installed: pip install 'prb-jax[plots]', or log.plot=false"
+        ) from error
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(_PANELS), squeeze=False)[0]
+    for axis, (name, label) in zip(axes, _PANELS, strict=True):
+        steps, values = _series(rows, name)
+        if steps:
+            axis.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
+            axis.plot(steps, _running_mean(values), color="tab:blue", label="training")
+        steps, values = _series(rows, f"validation_{name}")
+        if steps:
+            axis.plot(steps, values, color="tab:orange", marker="o", markersize=3, label="validation")
+        if name == "loss":
+            axis.axhline(math.log(2), color="gray", linewidth=0.8, linestyle=":", label="chance")
+        if name == "accuracy":
+            axis.axhline(0.5, color="gray", linewidth=0.8, linestyle=":", label="chance")
+        axis.set_xlabel("step")
+        axis.set_title(label)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    if title:
+        figure.suptitle(title)
+    target = Path(path)
+    # Its format is read off the suffix, so that stays at the end of the temporary name.
+    temporary = target.with_name(f".partial-{target.name}")
+    try:
+        figure.savefig(temporary, dpi=120)
+        temporary.replace(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _series(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    found = [(row["step"], row[name]) for row in rows if name in row]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _running_mean(values: Sequence[float]) -> list[float]:
+    """Means over the last twentieth of the run, at each point."""
+    width = max(1, len(values) // 20)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [(sums[i + 1] - sums[max(0, i + 1 - width)]) / min(width, i + 1) for i in range(len(values))]

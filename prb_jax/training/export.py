@@ -1,0 +1,226 @@
+"""Trained weights as Hugging Face folders: a whole model, or a PEFT adapter with its head."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.hf_map import HEAD_KEY, leaf_maps
+from prb_jax.checkpoints.save import save_params
+from prb_jax.errors import CheckpointError, RunError
+from prb_jax.models.config import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
+from prb_jax.scoring.processes import on_first_process, process_count, process_index
+from prb_jax.sharding import replicated
+from prb_jax.text.tokenizer import ChatTokenizer
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_TEMPLATE = "chat_template.jinja"
+
+Extra = Callable[[Path], None]
+
+
+def export_model(
+    params: Params,
+    config: DecoderConfig,
+    folder: str | Path,
+    *,
+    raw_config: Mapping[str, Any],
+    tokenizer: ChatTokenizer,
+    tokenizer_folder: Path,
+    dtype: str,
+    mesh: Mesh,
+    lora_scale: float = 1.0,
+    extra: Extra = lambda folder: None,
+) -> Path:
+    """Writes a model that `prb_jax.load` and transformers load; adapters are merged into their matrices.
+
+    The folder appears whole or not at all. Every process of a run must call this; the first one writes.
+
+    Args:
+      params: trained parameters, with or without adapters.
+      config: architecture.
+      folder: must not exist.
+      raw_config: for `config.json`.
+      tokenizer: in use; its template goes along.
+      tokenizer_folder: where its files lie.
+      dtype: of all weights but the head, which stays float32.
+      mesh: of the parameters.
+      lora_scale: of the adapters.
+      extra: writes further files into the folder before it appears.
+
+    Raises:
+      RunError: the folder exists or cannot be written.
+    """
+    target = Path(folder)
+    kind = jnp.dtype(dtype)
+    merged = merge_lora(params, scale=lora_scale)
+    # A leaf at a time: the float32 original of each may go before the next one is cast.
+    cast = {
+        name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
+        for name, leaf in merged.items()
+    }
+    host = gather(cast, mesh)
+
+    def write(partial: Path) -> None:
+        save_params(host, config, partial, raw_config=raw_config)
+        copy_tokenizer(tokenizer, tokenizer_folder, partial)
+        extra(partial)
+
+    on_first_process(lambda: write_whole(target, write))
+    return target
+
+
+def export_adapter(
+    params: Params,
+    config: DecoderConfig,
+    folder: str | Path,
+    *,
+    lora: LoraConfig,
+    base: str,
+    tokenizer: ChatTokenizer,
+    tokenizer_folder: Path,
+    mesh: Mesh,
+) -> Path:
+    """Writes the adapters and the head as PEFT loads them: `PeftModel.from_pretrained(base_model, folder)`.
+
+    Args:
+      params: parameters with adapters.
+      config: architecture.
+      folder: must not exist.
+      lora: rank, alpha and targets.
+      base: name of the model that was adapted, for `adapter_config.json`.
+      tokenizer, tokenizer_folder: to go along.
+      mesh: of the parameters.
+
+    Raises:
+      CheckpointError: there are no adapters.
+      RunError: the folder exists or cannot be written.
+    """
+    factors = {name: leaf for name, leaf in params["layers"].items() if name.endswith((FACTOR_A, FACTOR_B))}
+    if not factors:
+        raise CheckpointError(
+            f"{folder}: an adapter was asked for, but this model has none (tuning=lora trains one)"
+        )
+    host = gather({"layers": factors, "score": params["score"]}, mesh)
+    target = Path(folder)
+
+    def write(partial: Path) -> None:
+        from safetensors.numpy import save_file
+
+        modules = {
+            leaf.path[-1]: leaf.key.removesuffix(".weight") for leaf in leaf_maps(config) if leaf.transposed
+        }
+        tensors = {f"base_model.model.{HEAD_KEY}": _contiguous(host["score"].T)}
+        for name, leaf in host["layers"].items():
+            matrix, part = (name[: -len(FACTOR_A)], "lora_A" if name.endswith(FACTOR_A) else "lora_B")
+            for layer in range(config.num_hidden_layers):
+                key = f"base_model.model.{modules[matrix].format(layer=layer)}.{part}.weight"
+                tensors[key] = _contiguous(leaf[layer].T)
+        partial.mkdir(parents=True)
+        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        described = {
+            "peft_type": "LORA",
+            "task_type": "SEQ_CLS",
+            "base_model_name_or_path": base,
+            "r": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted({modules[name].rpartition(".")[2] for name in lora.targets}),
+            "modules_to_save": ["score"],
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "use_rslora": False,
+        }
+        (partial / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        copy_tokenizer(tokenizer, tokenizer_folder, partial)
+
+    on_first_process(lambda: write_whole(target, write))
+    return target
+
+
+def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:
+    """The tokenizer's files as they are, and the template in use where it is another than theirs."""
+    for name in TOKENIZER_FILES:
+        copy_file(source / name, folder / name)
+    text = tokenizer.template.text
+    if tokenizer.template.reads_clock:  # without the macro that stops it, which loading puts there again
+        text = text.partition("{% endmacro %}\n")[2]
+    try:
+        own = tokenizer.tokenizer.get_chat_template()
+    except ValueError:
+        own = None
+    if text != own:
+        (folder / _TEMPLATE).write_text(text, encoding="utf-8")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file, if it is there."""
+    if source.is_file():
+        shutil.copyfile(source, target)
+
+
+def gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Parameters that the first process can write: as they are in one process, else as its numpy arrays.
+
+    With several, stacked leaves are gathered layer by layer, so that no device ever holds a whole leaf.
+    """
+    if process_count() == 1:
+        return dict(params)
+    everywhere = replicated(mesh)
+    take = jax.jit(
+        lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False),
+        out_shardings=everywhere,
+    )
+    whole = jax.jit(lambda leaf: leaf, out_shardings=everywhere)
+    keep = process_index() == 0
+
+    def one(leaf: jax.Array) -> np.ndarray:
+        host = np.empty(leaf.shape if keep else (0,), leaf.dtype)
+        if leaf.ndim < 3:
+            value = whole(leaf).addressable_data(0)
+            return np.asarray(value) if keep else host
+        for layer in range(leaf.shape[0]):
+            value = take(leaf, layer).addressable_data(0)
+            if keep:
+                host[layer] = np.asarray(value)
+        return host
+
+    return jax.tree.map(one, dict(params))
+
+
+def write_whole(target: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a folder under a temporary name, then gives it its own.
+
+    Raises:
+      RunError: the folder exists, or cannot be written; nothing is left behind.
+    """
+    if target.exists():
+        raise RunError(f"{target}: exists already; choose another folder")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        partial.replace(target)
+    except (OSError, CheckpointError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise RunError(f"{target}: the model cannot be written: {reason}") from error
+
+
+def _contiguous(array: Any) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(array, np.float32))

@@ -1,0 +1,142 @@
+"""What a run writes along the way: `metrics.jsonl`, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import RunError
+from prb_jax.training.event_file import EventFile
+from prb_jax.training.settings import LogSettings
+
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+class MetricsLog:
+    """Rows of numbers, each with its step, to a file and to whatever else was asked for.
+
+    Args:
+      out: the run folder.
+      step: updates made so far: rows beyond it, of a start that was killed later, are dropped, so that the
+        file holds every step once.
+      options: what else is written.
+      settings: of the run, for Weights & Biases.
+
+    Raises:
+      RunError: the file cannot be read or written; wandb is asked for and not installed.
+    """
+
+    def __init__(
+        self, out: Path, *, step: int, options: LogSettings, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path = out / METRICS
+        self.rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        _write_rows(self.path, self.rows)
+        self._wandb = _start_wandb(options.wandb, out, settings or {}) if options.wandb else None
+        try:
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+            self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Adds one row; it must have a `step`, and every number must be finite."""
+        step = int(row["step"])
+        scalars = {name: float(value) for name, value in row.items() if name != "step"}
+        self.rows.append({"step": step, **scalars})
+        try:
+            self._file.write(json.dumps(self.rows[-1], allow_nan=False) + "\n")
+            self._file.flush()
+            if self._events is not None:
+                self._events.write(step, {_tag(name): value for name, value in scalars.items()})
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        if self._wandb is not None:
+            self._wandb.log({_tag(name): value for name, value in scalars.items()}, step=step)
+
+    def close(self) -> None:
+        """Ends the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, without a torn last line; none where there is no file.
+
+    Raises:
+      RunError: a line that is no row of numbers.
+    """
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {error.strerror or error}") from error
+    rows = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            row["step"] = int(row["step"])
+        except (ValueError, TypeError, KeyError):
+            raise RunError(
+                f"{file}:{number}: not a row of metrics; remove the line to continue the run"
+            ) from None
+        rows.append(row)
+    return rows
+
+
+def _tag(name: str) -> str:
+    """TensorBoard groups by what stands before the slash."""
+    first, _, rest = name.partition("_")
+    return f"validation/{rest}" if first == "validation" else f"train/{name}"
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _start_wandb(project: str, out: Path, settings: Mapping[str, Any]) -> Any:
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RunError(
+            f"log.wandb={project}: wandb is not installed: pip install 'prb-jax[wandb]', or log.wandb=none"
+        ) from error
+    name = str(out.absolute())
+    # The same folder is the same run, also after a kill.
+    identity = f"{out.name}-{hash_text(name)}"
+    return wandb.init(
+        project=project, name=out.name, id=identity, dir=str(out), config=dict(settings), resume="allow"
+    )
+
+
+def hash_text(text: str) -> str:
+    """Eight hexadecimal digits that stand for a text."""
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"cannot write {path}: {error.strerror or error}; the checkpoints are kept: once this is put right, the "
+        "same command continues the run"
+    )

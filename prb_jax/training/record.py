@@ -1,0 +1,71 @@
+"""What `train.json` says of a run: all that decides the result, and how it is run this time."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from jax.sharding import Mesh
+
+import prb_jax
+from prb_jax.scoring.processes import process_count
+from prb_jax.training.config import flat_settings
+from prb_jax.training.settings import TrainSettings
+from prb_jax.training.splits import TrainingData
+from prb_jax.training.start import Start
+
+# Where and how fast, what is kept and what is shown: the result does not depend on them. The model and the
+# data are known by their contents instead.
+_WITHOUT_EFFECT = (
+    "model", "data", "mesh", "tokenizer", "chat_template", "revision", "batch.tokens", "validation.data",
+    "validation.test", "scratch.tokenizer", "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_best",
+    "log.tensorboard", "log.wandb", "log.plot",
+)  # fmt: skip
+_COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
+
+
+def run_inputs(settings: TrainSettings, data: TrainingData, start: Start) -> dict[str, Any]:
+    """Everything that decides the result, JSON-ready."""
+    chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
+    if settings.model != "scratch":
+        chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
+    return {
+        "settings": chosen,
+        "learning_rate": settings.learning_rate,
+        "model": dict(start.identity),
+        "data": {
+            "sources": dict(data.sources),
+            "train": len(data.train),
+            "validation": len(data.validation),
+        },
+        "versions": _versions(),
+    }
+
+
+def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
+    """How the run is done this time."""
+    devices = mesh.devices.flatten().tolist()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "settings": {name: flat_settings(settings)[name] for name in _WITHOUT_EFFECT},
+        "mesh": dict(mesh.shape),
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "processes": process_count(),
+        },
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
+    for package in _COMPUTING:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return versions

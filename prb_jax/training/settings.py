@@ -1,0 +1,292 @@
+"""Every option of a training run: its name, type, default and meaning.
+
+These frozen dataclasses are the one place where options are defined; `prb_jax.training.config` turns
+them into ml_collections configs and back, and checks names and types on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+SCRATCH = "scratch"
+"""As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
+
+Method = Literal["user_blind", "profile_context", "persona_embedding"]
+Tuning = Literal["head", "lora", "full"]
+
+LEARNING_RATES: dict[str, float] = {"head": 1e-3, "lora": 2e-4, "full": 1e-4}
+"""Where `optimizer.learning_rate` is None; that of full fine-tuning is TRL's default."""
+
+EVENTS = 10
+"""Where `validation.every` or `checkpoint.every` is None: so many times in a run, evenly spaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """The loss of one comparison; see `prb_jax.training.losses`.
+
+    Attributes:
+      kind: for more than two responses: Bradley-Terry over all ordered pairs, or Plackett-Luce.
+      label_smoothing: probability that a label is taken for wrong, below 0.5.
+      center_rewards_coefficient: weight of the squared sum of the rewards of a pair (TRL); None for none.
+      use_margin: a comparison's `margin` is subtracted from the difference of its rewards.
+      user_weights: each user weighs the same in the loss, however many comparisons are theirs; a
+        comparison without a user counts as a user of its own.
+    """
+
+    kind: Literal["bradley_terry", "plackett_luce"] = "bradley_terry"
+    label_smoothing: float = 0.0
+    center_rewards_coefficient: float | None = None
+    use_margin: bool = True
+    user_weights: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW; see `prb_jax.training.optimizer`.
+
+    Attributes:
+      learning_rate: at its peak; None chooses by `tuning` (`LEARNING_RATES`).
+      schedule: of the learning rate, after the warm-up; "wsd" is constant and then falls at the end.
+      warmup_share: share of the steps in which the learning rate rises from 0.
+      decay_share: share of the steps in which it falls ("wsd").
+      final_share: share of the peak that is left at the end.
+      weight_decay: of matrices only.
+      b1, b2, eps: of Adam.
+      clip_norm: largest global norm of the gradient; None for no clipping.
+    """
+
+    learning_rate: float | None = None
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    warmup_share: float = 0.05
+    decay_share: float = 0.2
+    final_share: float = 0.1
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float | None = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Low-rank updates of the layers' matrices, for `tuning="lora"`.
+
+    Attributes:
+      rank: of each update.
+      alpha: an update is scaled by alpha / rank.
+      targets: which matrices: of q, k, v, o, gate, up, down.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """What one step sees.
+
+    Attributes:
+      comparisons: in one step of the optimiser.
+      tokens: padded tokens computed at a time, for each part into which the mesh splits a batch; a
+        step is computed in as many parts as that takes. None chooses by device. Decides memory and
+        speed, not results.
+      max_buckets: most shapes, and so compiles.
+    """
+
+    comparisons: int = 16
+    tokens: int | None = None
+    max_buckets: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """Comparisons held out to choose the best checkpoint. Never the test split.
+
+    Attributes:
+      data: sources of their own, as `data` of the run; None to hold out a share of the training data.
+      fraction: that share; 0 for no validation.
+      by: what is held out: whole users, single comparisons, or users where there are at least two.
+      every: steps between validations; None for ten in a run. The last step always validates.
+      limit: at most so many comparisons, evenly spaced; None for all.
+      metric: what makes a checkpoint the best one.
+      test: sources of the test data: an error if ids of theirs are trained or validated on, or users
+        of theirs validated on.
+      shared_users: allows validation users that are also in `data` (when `validation.data` is given) or in `test`.
+    """
+
+    data: str | None = None
+    fraction: float = 0.1
+    by: Literal["auto", "user", "id"] = "auto"
+    every: int | None = None
+    limit: int | None = 2_000
+    metric: Literal["loss", "accuracy"] = "loss"
+    test: str | None = None
+    shared_users: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Saved states of the run.
+
+    Attributes:
+      every: steps between them; None for ten in a run. Validation and SIGTERM save one too.
+      keep_last: how many of the newest are kept.
+      keep_best: how many of the best by validation are kept.
+    """
+
+    every: int | None = None
+    keep_last: int = 2
+    keep_best: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserEmbeddingSettings:
+    """A learned soft prompt for every user, for `method="persona_embedding"`.
+
+    Attributes:
+      tokens: length of the soft prompt.
+      generic_share: share of the comparisons that train the generic user instead of their own.
+      learning_rate: of the embeddings; None for that of the optimiser.
+    """
+
+    tokens: int = 8
+    generic_share: float = 0.3
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchSettings:
+    """A new model, for `model="scratch"`: the decoder of a family with random weights.
+
+    Attributes:
+      model_type: "llama", "qwen2" or "qwen3".
+      hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+        head_dim, max_position_embeddings, rope_theta: as in `config.json`.
+      tokenizer: folder or hub id of a tokenizer; None trains a byte-level BPE on the training data.
+      vocab_size: of the tokenizer trained here.
+    """
+
+    model_type: Literal["llama", "qwen2", "qwen3"] = "qwen3"
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    max_position_embeddings: int = 4096
+    rope_theta: float = 10_000.0
+    tokenizer: str | None = None
+    vocab_size: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """The Hugging Face folder that a finished run leaves in `OUT/model`.
+
+    Attributes:
+      checkpoint: the best one by validation (the last where there is no validation), or the last.
+      dtype: of the weights but for the head, which is float32; None for `dtype`.
+    """
+
+    checkpoint: Literal["best", "last"] = "best"
+    dtype: Literal["float32", "bfloat16"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is written along the way. `metrics.jsonl` always is.
+
+    Attributes:
+      tensorboard: event files in `OUT/tensorboard`.
+      wandb: project of Weights & Biases; None for none.
+      plot: `OUT/learning_curves.png`, where matplotlib is installed.
+    """
+
+    tensorboard: bool = True
+    wandb: str | None = None
+    plot: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """One training run.
+
+    Attributes:
+      model: Hugging Face folder, hub id or run of `prb train` to start from, or "scratch".
+      data: comparisons to train on: what `prb evaluate --data` takes; several, with commas between
+        them, are read in turn. Of sources with splits it is "train".
+      subset, limit: of each source.
+      steps: of the optimiser.
+      seed: of new weights and of the order of the data.
+      dtype: of activations and frozen weights; trained weights, gradients and the head are float32.
+      mesh: as "fsdp=4,tensor=2"; None splits parameters over all devices.
+      method: what the model knows of the user: nothing, the profile in its context, or a learned soft prompt.
+      tuning: what is trained: the score head, low-rank updates and the head, or everything.
+      profile_posts: most posts of the profile in the context ("profile_context").
+      max_length: longest conversation in tokens; None for the model's.
+      init_head: makes a new score head where the checkpoint has none (or one with several outputs).
+      revision, tokenizer, chat_template: as for `prb evaluate`.
+      remat: what the backward pass computes again instead of keeping it.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    subset: str | None = None
+    limit: int | None = None
+    steps: int = 1_000
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mesh: str | None = None
+    method: Method = "user_blind"
+    tuning: Tuning = "full"
+    profile_posts: int = 10
+    max_length: int | None = None
+    init_head: bool = False
+    revision: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    remat: Literal["none", "dots", "full"] = "none"
+    loss: LossSettings = field(default_factory=LossSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    user_embedding: UserEmbeddingSettings = field(default_factory=UserEmbeddingSettings)
+    scratch: ScratchSettings = field(default_factory=ScratchSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    @property
+    def shown_posts(self) -> int:
+        """Posts of the profile in the context."""
+        return self.profile_posts if self.method == "profile_context" else 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak of the learning rate."""
+        given = self.optimizer.learning_rate
+        return LEARNING_RATES[self.tuning] if given is None else given
+
+    @property
+    def validation_every(self) -> int:
+        """Steps between two validations."""
+        return self.validation.every or max(1, self.steps // EVENTS)
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints."""
+        return self.checkpoint.every or max(1, self.steps // EVENTS)
+
+
+def sources(text: str | None) -> list[str]:
+    """The names in `data`, `validation.data` or `validation.test`: one, or several with commas between them."""
+    if not text:
+        return []
+    if Path(text).exists():  # a path may hold commas
+        return [text]
+    return [name.strip() for name in text.split(",") if name.strip()]

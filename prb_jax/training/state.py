@@ -1,0 +1,305 @@
+"""Saved states of a run: written in the background, whole or not at all, restored onto any mesh.
+
+The only file that knows Orbax. A state is a flat dict of arrays under our own names, and a small JSON
+object beside it. Checksums in that object tell a damaged file from a good one; they are sums of the bits,
+so they are the same on any mesh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from prb_jax.errors import RunError
+from prb_jax.scoring.processes import on_first_process
+
+_ARRAYS, _FACTS = "arrays", "facts"
+_DAMAGED = "damaged"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """One restored checkpoint.
+
+    Attributes:
+      step: updates made before it was saved.
+      arrays: by name, in the shardings asked for.
+      facts: the JSON object saved with it.
+    """
+
+    step: int
+    arrays: dict[str, jax.Array]
+    facts: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder, by step. Every process of a run must make the same calls.
+
+    Args:
+      folder: holds one folder a step; made if need be. What a killed process left half written is removed.
+      keep_last: how many of the newest are kept.
+      keep_best: how many of the best are kept besides: those with the smallest `value` in their facts.
+      say: takes messages for the user.
+      read_only: changes nothing in the folder, which another process may be writing to.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        say: Say = lambda text: None,
+        read_only: bool = False,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self._say = say
+        self._values: dict[int, float] = {}
+        self._saving: int | None = None
+        logging.getLogger("absl").addFilter(_not_of_orbax)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_Preserve(self._values, keep_last, keep_best),
+            cleanup_tmp_directories=not read_only,
+            enable_async_checkpointing=True,
+            read_only=read_only,
+            create=not read_only,
+        )
+        if read_only and not self.folder.is_dir():
+            raise RunError(f"{self.folder}: no such folder, so there is no checkpoint")
+        with self._errors("be opened"):
+            if not read_only:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(
+                self.folder,
+                options=options,
+                item_handlers={_ARRAYS: ocp.StandardCheckpointHandler(), _FACTS: ocp.JsonCheckpointHandler()},
+            )
+        for step in self.steps():
+            # A damaged one is found out when it is to be restored.
+            with contextlib.suppress(Exception):
+                self._remember(step, self._facts(step))
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def best(self) -> int | None:
+        """The step whose `value` is smallest, the earliest of equals; None if none has a value."""
+        present = [step for step in self.steps() if step in self._values]
+        return min(present, key=lambda step: (self._values[step], step), default=None)
+
+    def value(self, step: int) -> float | None:
+        """What validation gave at a step."""
+        return self._values.get(step)
+
+    def save(self, step: int, arrays: Mapping[str, jax.Array], facts: Mapping[str, Any]) -> None:
+        """Starts saving; the arrays may be donated afterwards. Waits for the save before it.
+
+        Raises:
+          RunError: this one, or the one before it, could not be written (a full disk).
+        """
+        self.wait()
+        stored = {**facts, "step": step, "checksums": checksums(arrays)}
+        self._remember(step, stored)
+        self._saving = step
+        with self._errors(f"hold the checkpoint of step {step}"):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{
+                        _ARRAYS: ocp.args.StandardSave(dict(arrays)),  # pyright: ignore[reportCallIssue]
+                        _FACTS: ocp.args.JsonSave(stored),  # pyright: ignore[reportCallIssue]
+                    }
+                ),
+                force=True,
+            )
+
+    def wait(self) -> None:
+        """Until what was started is written.
+
+        Raises:
+          RunError: it could not be.
+        """
+        if self._saving is None:
+            return
+        step, self._saving = self._saving, None
+        try:
+            with self._errors(f"hold the checkpoint of step {step}"):
+                self._manager.wait_until_finished()
+        except RunError:
+            self._values.pop(step, None)
+            raise
+
+    def restore_newest(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState | None:
+        """The newest checkpoint that can be read, onto the shardings of `abstract`; None if there is none.
+
+        Damaged ones are said, put aside under another name, and passed over.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return self.restore(step, abstract)
+            except RunError as error:
+                self._put_aside(step, str(error))
+        return None
+
+    def restore(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState:
+        """One checkpoint.
+
+        Raises:
+          RunError: it cannot be read, holds other arrays, or its checksums do not match.
+        """
+        where = self.folder / str(step)
+        try:
+            facts = self._facts(step)
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    **{_ARRAYS: ocp.args.StandardRestore(dict(abstract))}  # pyright: ignore[reportCallIssue]
+                ),
+            )
+            arrays = dict(restored[_ARRAYS])
+        except Exception as error:
+            raise RunError(f"{where}: cannot be read: {_reason(error)}") from error
+        found = checksums(arrays)
+        expected = facts.get("checksums")
+        if found != expected:
+            wrong = [
+                name for name in found if not isinstance(expected, dict) or found[name] != expected.get(name)
+            ]
+            raise RunError(f"{where}: damaged: {', '.join(wrong[:3])} is not what was saved")
+        return SavedState(step, arrays, facts)
+
+    def close(self) -> None:
+        """Waits for what is being written and lets go of the folder."""
+        try:
+            self.wait()
+        finally:
+            with contextlib.suppress(Exception):
+                self._manager.close()
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(**{_FACTS: ocp.args.JsonRestore()}),  # pyright: ignore[reportCallIssue]
+        )
+        facts = restored[_FACTS]
+        if not isinstance(facts, dict) or facts.get("step") != step:
+            raise ValueError("its JSON object is that of another step")
+        return facts
+
+    def _remember(self, step: int, facts: Mapping[str, Any]) -> None:
+        value = facts.get("value")
+        if value is not None:
+            self._values[step] = float(value)
+
+    def _put_aside(self, step: int, reason: str) -> None:
+        damaged = self.folder / f"{_DAMAGED}-{step}"
+
+        def move() -> None:
+            shutil.rmtree(damaged, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.folder / str(step)).rename(damaged)
+
+        on_first_process(move)
+        self._values.pop(step, None)
+        self._manager.reload()
+        self._say(f"checkpoint skipped and renamed to {damaged.name}: {reason}")
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            older = [step for step in self._present() if step != self._saving]
+            kept = f"that of step {older[-1]} is kept" if older else "there is no older one"
+            raise RunError(
+                f"{self.folder} cannot {what}: {_reason(error)}; {kept}: once this is put right, the same command "
+                "continues the run"
+            ) from error
+
+    def _present(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        return []
+
+
+class _Preserve(checkpoint_managers.PreservationPolicy):
+    """Keeps the newest and the best."""
+
+    def __init__(self, values: Mapping[int, float], keep_last: int, keep_best: int) -> None:
+        self._values, self._keep_last, self._keep_best = values, keep_last, keep_best
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        ranked = sorted((step for step in steps if step in self._values), key=lambda s: (self._values[s], s))
+        kept = {*steps[-self._keep_last :], *ranked[: self._keep_best]}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs every file, and every failure several times over; failures are raised here."""
+    return "/orbax/" not in record.pathname.replace("\\", "/")
+
+
+def flat_arrays(tree: Any, prefix: str = "") -> dict[str, jax.Array]:
+    """Every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {prefix + "/".join(_step_name(step) for step in path): leaf for path, leaf in leaves}
+
+
+def from_flat(template: Any, arrays: Mapping[str, jax.Array]) -> Any:
+    """The reverse of `flat_arrays`: a pytree built as `template`, with these arrays."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    return jax.tree_util.tree_unflatten(
+        structure, [arrays["/".join(_step_name(step) for step in path)] for path, _ in leaves]
+    )
+
+
+def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
+    """For each array the sum of its words of 32 bits, modulo 2^32; the same for every sharding."""
+    sums = _bit_sums(dict(arrays))
+    return {name: int(np.asarray(value)) for name, value in sums.items()}
+
+
+@jax.jit
+def _bit_sums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: _bit_sum(array) for name, array in arrays.items()}
+
+
+def _bit_sum(array: jax.Array) -> jax.Array:
+    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    bits = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(array, words)
+    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+
+
+def _step_name(step: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute))
+    return str(step)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line; a full disk by its name, however deep it lies."""
+    cause: BaseException | None = error
+    while cause is not None:
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "No space left" in str(cause) or "RESOURCE_EXHAUSTED" in str(cause):
+            return "no space left on the device"
+        cause = cause.__cause__ or cause.__context__
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""Loss and accuracy on held-out comparisons, through the same scorer that evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import RunError
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.training.losses import comparison_loss
+from prb_jax.training.settings import TrainSettings
+from prb_jax.training.splits import user_weights
+
+if TYPE_CHECKING:
+    from prb_jax.training.model import Trainer
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the held-out comparisons say; the loss is that of training, so with smoothing and margins."""
+
+    loss: float
+    accuracy: float
+    margin: float
+
+    def numbers(self) -> dict[str, float]:
+        """By name."""
+        return {"loss": self.loss, "accuracy": self.accuracy, "margin": self.margin}
+
+
+def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: TrainSettings) -> Validation:
+    """Scores `comparisons` with the weights of now.
+
+    Raises:
+      RunError: a score is not finite, naming the comparison.
+    """
+    scores = trainer.score(comparisons)
+    for comparison, row in zip(comparisons, scores, strict=True):
+        if not np.isfinite(row).all():
+            raise RunError(
+                f"validation: comparison {comparison.id!r}: the scores {row.tolist()} are not finite"
+            )
+    responses = max(len(row) for row in scores)
+    shape = (len(scores), responses)
+    rewards, labels = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    mask = np.zeros(shape, bool)
+    margin = np.zeros(len(scores), np.float32)
+    for i, (comparison, row) in enumerate(zip(comparisons, scores, strict=True)):
+        rewards[i, : len(row)], mask[i, : len(row)] = row, True
+        labels[i, : len(row)] = comparison.labels
+        margin[i] = comparison.margin or 0.0
+    weights = user_weights(comparisons) if settings.loss.user_weights else np.ones(len(scores), np.float32)
+    parts = comparison_loss(
+        jnp.asarray(rewards),
+        labels=jnp.asarray(labels),
+        mask=jnp.asarray(mask),
+        margin=jnp.asarray(margin),
+        weights=jnp.asarray(weights),
+        config=trainer.loss,
+    )
+    rows = [
+        ScoredRow(c.id, c.subset, c.user_id, row.tolist(), list(c.labels or ()))
+        for c, row in zip(comparisons, scores, strict=True)
+    ]
+    seen = outcomes(rows)
+    return Validation(
+        loss=float(parts.loss_sum / parts.weight_sum),
+        accuracy=float(seen.wins.mean()),
+        margin=float(seen.margins.mean()),
+    )

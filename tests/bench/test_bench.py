@@ -1,0 +1,224 @@
+"""The benchmark: what it times is what it says, and both sides score alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.bench.command import main
+from prb_jax.bench.flops import best_time, matrix_flops_per_token, measured_peak, tree_flops
+from prb_jax.bench.padded import padded_batches
+from prb_jax.bench.scorer import load_for_bench, score_pass
+from prb_jax.bench.shapes import SHAPES, shape_config
+from prb_jax.bench.workload import synthetic_workload
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.cli import main as prb
+from prb_jax.models.config import load_config, parse_config
+from prb_jax.trees.tree import Tree, build_tree
+from tests.tiny_models import write_tiny_model
+
+SMALL = ("--prefix-tokens", "60", "--response-tokens", "12", "--pairs", "4", "--rounds", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Windows in some layers; padding by an id that occurs in the workload."""
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "gemma3", "gemma3", pad_token_id=77)
+
+
+@pytest.fixture(autouse=True)
+def _quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "prb_jax.bench.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
+    )
+
+
+def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path: Path, capsys) -> None:
+    report = tmp_path / "bench.json"
+    arguments = [
+        str(folder),
+        "--against",
+        "transformers",
+        "--responses",
+        "2",
+        "4",
+        "--json",
+        str(report),
+        *SMALL,
+    ]
+    assert prb(["bench", *arguments]) == 0
+    rows = json.loads(report.read_text())
+    assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
+    for row in rows:
+        numbers = [value for value in row.values() if not isinstance(value, str)]
+        assert all(math.isfinite(value) for value in numbers)
+        assert row["largest_difference"] < 1e-5
+        assert 0 < row["peak_share"] < 1
+        assert 0 <= row["padding_waste"] < 1
+        assert 0 <= row["against_padding_waste"] < 1
+        assert row["compiles"] >= 1
+        assert row["speedup"] == pytest.approx(row["pairs_per_second"] / row["against_pairs_per_second"])
+        assert row["tokens_per_second"] > row["pairs_per_second"] * 60
+    shown = capsys.readouterr().out
+    for word in (
+        "comparisons/s",
+        "tokens/s",
+        "padding",
+        "compile s",
+        "matmul peak",
+        "speed-up",
+        "K=4, 60+12 tokens",
+    ):
+        assert word in shown
+
+
+def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
+    report = tmp_path / "bench.json"
+    arguments = [str(folder / "config.json"), "--dtype", "bfloat16", "float32", "--json", str(report), *SMALL]
+    assert main(arguments) == 0
+    rows = json.loads(report.read_text())
+    assert [row["dtype"] for row in rows] == ["bfloat16", "float32"]
+    assert all(row["pairs_per_second"] > 0 for row in rows)
+    assert all(row["speedup"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pairs", "0"], "--pairs: expected at least 1, found 0"),
+        (["--rounds", "-1"], "--rounds: expected at least 1, found -1"),
+        (["--responses", "2", "0"], "--responses: expected at least 1, found 0"),
+        (["--against", "vllm"], "--against"),
+        (["--dtype", "float16"], "--dtype"),
+    ],
+)
+def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(folder), *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
+    broken = tmp_path / "config.json"
+    broken.write_text("{")
+    assert prb(["bench", str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("prb: error: ")
+    assert "config.json: cannot be read as JSON" in error
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_named_shapes_have_the_size_in_their_name(name: str) -> None:
+    config = parse_config(shape_config(name), where=name)
+    leaves = jax.tree.leaves(abstract_params(config))
+    millions = sum(math.prod(leaf.shape) for leaf in leaves) / 1e6
+    said = name.split("-")[1]
+    expected = float(said[:-1]) * (1000 if said.endswith("b") else 1)
+    # The larger ones have an output matrix of the embedding's size in their published count.
+    assert millions == pytest.approx(expected, rel=0.15)
+
+
+def brute_force_flops(trees: list[Tree], folder: Path) -> float:
+    """Two operations for every weight and token, four for every head's element and pair that is seen."""
+    config = load_config(folder)
+    layers = abstract_params(config)["layers"]
+    weights = sum(math.prod(leaf.shape) for name, leaf in layers.items() if len(leaf.shape) == 3)
+    pairs = 0
+    for tree in trees:
+        lengths = [len(response) for response in tree.responses]
+        p = len(tree.prefix)
+        branch = np.repeat(np.arange(-1, len(lengths)), [p, *lengths])
+        place = np.concatenate([np.arange(p), *(p + np.arange(n) for n in lengths)])
+        seen = (branch[None] == -1) | (branch[:, None] == branch[None])
+        seen &= place[None] <= place[:, None]
+        near = place[:, None] - place[None] < config.sliding_window
+        pairs += sum(int((seen & near).sum() if slides else seen.sum()) for slides in config.layer_windows)
+    tokens = sum(tree.tokens for tree in trees)
+    return 2 * weights * tokens + 4 * pairs * config.num_attention_heads * config.head_dim
+
+
+def test_flops_of_trees_are_those_of_their_masks(folder: Path) -> None:
+    """Ragged responses, one without a prefix; windows in some layers."""
+    rng = np.random.default_rng(0)
+    trees = []
+    for prefix, lengths in ((70, (5, 40, 11)), (0, (30, 1)), (12, (3, 3, 3, 60))):
+        shared = rng.integers(50, 200, prefix)
+        trees.append(build_tree([[*shared, k, *rng.integers(50, 200, n - 1)] for k, n in enumerate(lengths)]))
+    config = load_config(folder)
+    assert {True, False} == set(config.layer_windows)
+    assert tree_flops(trees, config) == pytest.approx(brute_force_flops(trees, folder), rel=1e-12)
+
+
+def test_matrix_flops_are_those_of_the_parameters(folder: Path) -> None:
+    config = load_config(folder)
+    layers = abstract_params(config)["layers"]
+    weights = sum(math.prod(leaf.shape) for leaf in layers.values() if len(leaf.shape) == 3)
+    assert matrix_flops_per_token(config) == 2 * weights
+
+
+@pytest.mark.parametrize(("responses", "prefix"), [(2, 2000), (16, 500), (1, 30)])
+def test_the_workload_has_the_lengths_it_names(responses: int, prefix: int) -> None:
+    options = {
+        "responses": responses, "prefix_tokens": prefix, "response_tokens": 130, "vocab_size": 300, "longest": 8192,
+    }  # fmt: skip
+    workload = synthetic_workload(64, **options)
+    assert len(workload.trees) == 64
+    assert workload.responses == 64 * responses
+    if responses > 1:
+        assert workload.mean_prefix == pytest.approx(prefix, rel=0.01)
+        lengths = [len(response) for tree in workload.trees for response in tree.responses]
+        assert np.mean(lengths) == pytest.approx(130, rel=0.02)
+        assert np.std(lengths) > 10
+        assert np.std([len(tree.prefix) for tree in workload.trees]) > 0.2 * prefix
+    assert workload.tokens == sum(tree.tokens for tree in workload.trees)
+    assert all(ids.min() >= 0 and ids.max() < 300 for tree in workload.trees for ids in tree.responses)
+    again = synthetic_workload(64, **options)
+    for tree, same in zip(workload.trees, again.trees, strict=True):
+        np.testing.assert_array_equal(tree.sequence(0), same.sequence(0))
+
+
+def test_no_conversation_is_longer_than_the_model_allows() -> None:
+    workload = synthetic_workload(
+        50, responses=4, prefix_tokens=3000, response_tokens=600, vocab_size=100, longest=1024
+    )
+    assert max(len(tree.sequence(k)) for tree in workload.trees for k in range(4)) <= 1024
+
+
+def test_padded_batches_are_those_of_the_papers_script() -> None:
+    """Of eight comparisons their chosen, then their rejected; what is left over fills batches of eight."""
+    trees = [build_tree([[9, n, 1], [9, n, 2, 3]]) for n in range(19)]
+    batches = padded_batches(trees)
+    assert [len(batch) for batch in batches] == [8, 8, 8, 8, 6]
+    assert [ids.tolist() for ids in batches[0]] == [[9, n, 1] for n in range(8)]
+    assert [ids.tolist() for ids in batches[1]] == [[9, n, 2, 3] for n in range(8)]
+    assert [ids.tolist() for ids in batches[4][:2]] == [[9, 16, 1], [9, 16, 2, 3]]
+
+
+def test_a_pass_counts_what_it_computes(folder: Path) -> None:
+    model = load_for_bench(folder, mesh=None, dtype=None)
+    workload = synthetic_workload(
+        6, responses=2, prefix_tokens=40, response_tokens=10, vocab_size=256, longest=4096
+    )
+    first = score_pass(model, workload, batch_tokens=300)
+    assert first.compiles >= 1
+    assert first.padded_tokens >= workload.tokens
+    assert [len(row) for row in first.scores] == [2] * 6
+    second = score_pass(model, workload, batch_tokens=300)
+    assert second.compiles == 0
+    for row, other in zip(first.scores, second.scores, strict=True):
+        np.testing.assert_array_equal(row, other)
+
+
+def test_the_peak_is_above_what_a_small_product_reaches() -> None:
+    peak = measured_peak("float32")
+    a = jnp.ones((256, 256))
+    product = jax.jit(lambda x: x @ x)
+    assert peak > 1e9
+    assert peak > 0.3 * 2 * 256**3 / best_time(lambda: product(a), seconds=0.05)

@@ -1,0 +1,184 @@
+"""The decoder's parameters, positions and read-out; its numbers are compared in tests/parity."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.config import DecoderConfig, load_config, parse_config
+from prb_jax.models.decoder import (
+    abstract_decoder,
+    decode_tree,
+    init_params,
+    layout_of,
+    score_tree,
+    tree_positions,
+    tree_tokens,
+)
+from prb_jax.sharding import PARAMETER_AXES
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import build_tree
+from tests.tiny_models import FAMILIES, TINY_FAMILIES, write_tiny_model
+
+
+scored = jax.jit(score_tree, static_argnames=("config", "dtype"))
+
+
+def family_config(family: str, folder, *, num_labels: int = 1) -> DecoderConfig:
+    """Read from the config.json that transformers writes, without writing weights."""
+    import transformers
+
+    tiny = TINY_FAMILIES[family]
+    sizes = {
+        "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    arguments = {**sizes, **tiny.arguments, "num_labels": num_labels, "architectures": [tiny.model_class]}
+    getattr(transformers, tiny.config_class)(**arguments).save_pretrained(folder)
+    return load_config(folder)
+
+
+@pytest.fixture(scope="module")
+def small() -> DecoderConfig:
+    raw = {
+        "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 64,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "num_labels": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return parse_config(raw, where="test")
+
+
+@pytest.fixture(scope="module")
+def batch() -> TreeBatch:
+    trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 7, 10, 11, 12]]), build_tree([[3], [4, 5]])]
+    return make_batch(trees, Bucket(5, 3, 4), batch=3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_module_and_the_checkpoint_have_one_tree(family: str, tmp_path) -> None:
+    """Same names, shapes and dtypes; every leaf has a place on the mesh."""
+    config = family_config(family, tmp_path, num_labels=3)
+    _, ours = abstract_decoder(config, jnp.bfloat16)
+    file = abstract_params(config, dtype=jnp.bfloat16)
+    assert jax.tree.structure(ours) == jax.tree.structure(file)
+    for (path, leaf), other in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(file), strict=True):
+        assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype), path
+        axes = PARAMETER_AXES["/".join(key.key for key in path)]
+        assert len(axes) == len(leaf.shape)
+
+
+@pytest.mark.parametrize("family", ["llama-yarn", "qwen2", "gemma3"])
+def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path) -> None:
+    config = family_config(family, tmp_path)
+    params = init_params(config, seed=3)
+    _, expected = abstract_decoder(config)
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    for leaf, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
+    # Variance 1 / inputs; norms are the identity in the family's own parametrisation; biases are zero.
+    assert float(params["layers"]["down"].std()) == pytest.approx(40**-0.5, rel=0.1)
+    assert float(params["score"].std()) == pytest.approx(48**-0.5, rel=0.4)
+    identity = 0.0 if family == "gemma3" else 1.0
+    np.testing.assert_array_equal(params["final_norm"], np.full(48, identity))
+    np.testing.assert_array_equal(
+        params["layers"]["input_norm"], np.full_like(params["layers"]["input_norm"], identity)
+    )
+    for name in ("q_bias", "gate_bias"):
+        if name in params["layers"]:
+            assert not params["layers"][name].any()
+    # The residual stream starts at size one, scaled embedding or not.
+    scale = config.embedding_scale or 1.0
+    assert float(scale * params["embed"].std()) == pytest.approx(1.0, rel=0.05)
+    same, other = init_params(config, seed=3), init_params(config, seed=4)
+    np.testing.assert_array_equal(params["layers"]["q"], same["layers"]["q"])
+    assert (params["layers"]["q"] != other["layers"]["q"]).all()
+    # No two layers and no two matrices are drawn alike.
+    assert (params["layers"]["q"][0] != params["layers"]["q"][1]).all()
+    assert (params["layers"]["gate"] != params["layers"]["up"]).all()
+
+
+def test_positions_and_tokens_of_a_batch(batch: TreeBatch) -> None:
+    assert layout_of(batch).tokens == 5 + 3 * 4
+    assert tree_positions(batch).tolist() == [
+        [0, 0, 0, 1, 2, *[3, 4, 5, 6] * 3],
+        [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
+        [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
+    ]
+    assert tree_tokens(batch)[0].tolist() == [0, 0, 5, 6, 7, 8, 9, 0, 0, 10, 11, 12, 0, 0, 0, 0, 0]
+
+
+def test_scores_are_float32_logits_at_the_read_position(small: DecoderConfig, batch: TreeBatch) -> None:
+    """The last norm and the head, by hand, at the token that `read` names."""
+    params = init_params(small)
+    hidden = jax.jit(decode_tree, static_argnames=("config", "dtype"))(
+        params, batch, config=small, dtype=jnp.float32
+    )
+    assert hidden.shape == (3, 17, 32)
+    for read in (batch.read, np.zeros_like(batch.read)):
+        moved = dataclasses.replace(batch, read=read)
+        scores = scored(params, moved, config=small, dtype=jnp.float32)
+        assert (scores.shape, scores.dtype) == ((3, 3, 2), jnp.float32)
+        for row, response in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            state = np.asarray(hidden[row, 5 + 4 * response + read[row, response]], np.float64)
+            normed = state / np.sqrt(np.mean(state**2) + 1e-6) * np.asarray(params["final_norm"])
+            np.testing.assert_allclose(scores[row, response], normed @ np.asarray(params["score"]), atol=2e-6)
+
+
+def test_bfloat16_activations_give_float32_scores(small: DecoderConfig, batch: TreeBatch) -> None:
+    """Close responses must not tie by rounding: the scores are no multiples of a bfloat16 step."""
+    params = init_params(small)
+    scores = scored(params, batch, config=small, dtype=jnp.bfloat16)
+    assert scores.dtype == jnp.float32
+    rounded = scores.astype(jnp.bfloat16).astype(jnp.float32)
+    assert float((scores != rounded).mean()) > 0.9
+    wide = scored(params, batch, config=small, dtype=jnp.float32)
+    assert 0 < float(jnp.abs(scores - wide)[:2, :2].max()) < 0.1
+
+
+def test_empty_rows_and_responses_are_finite(small: DecoderConfig, batch: TreeBatch) -> None:
+    scores = scored(init_params(small), batch, config=small, dtype=jnp.float32)
+    assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_gradients_are_finite_and_reach_every_parameter(family: str, tmp_path) -> None:
+    """With a row of padding only, windows, soft-caps and mixed layers."""
+    config = family_config(family, tmp_path)
+    params = init_params(config, seed=1)
+    trees = [build_tree([[*range(5, 40), 7, 8, 9], [*range(5, 40), 10, 11]])]
+    batch = make_batch(trees, Bucket(48, 2, 16), batch=2)
+
+    def loss(params):
+        scores = score_tree(params, batch, config=config, dtype=jnp.float32)[..., 0]
+        return scores[0, 0] - scores[0, 1]
+
+    gradients = jax.jit(jax.grad(loss))(params)
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 0, path
+
+
+def test_the_number_of_layers_does_not_change_the_program(small: DecoderConfig, batch: TreeBatch) -> None:
+    """Layers are scanned: the text of the program is as long for eight as for two."""
+
+    def length(layers: int) -> int:
+        config = dataclasses.replace(small, num_hidden_layers=layers, layer_windows=(False,) * layers)
+        _, params = abstract_decoder(config)
+        lowered = jax.jit(lambda p: score_tree(p, batch, config=config, dtype=jnp.float32)).lower(params)
+        return len(lowered.as_text().splitlines())
+
+    assert length(8) == length(2)
+
+
+def test_written_tiny_models_are_read_as_the_module_expects(tmp_path) -> None:
+    """The shapes above are those of a real checkpoint too."""
+    folder = write_tiny_model(tmp_path / "model", "gemma2")
+    config = load_config(folder)
+    assert jax.tree.structure(abstract_params(config)) == jax.tree.structure(abstract_decoder(config)[1])

@@ -1,0 +1,126 @@
+"""Trained weights: their greedy continuation through our decoder is the documented text."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.models.decoder import decode_tree
+from prb_jax.models.layers import rms_norm
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.trees.batches import make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import Tree, build_tree
+from tests.parity.oracle import transformers_scores
+from tests.parity.stories260k import BOS, read_pieces, write_model
+
+SOURCE = Path(__file__).resolve().parents[2].parent / "shared" / "weights" / "stories260K"
+TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> RewardModel:
+    if not SOURCE.is_dir():
+        pytest.skip(f"no trained weights at {SOURCE}")
+    return prb.load(write_model(SOURCE, tmp_path_factory.mktemp("stories") / "model"))
+
+
+@pytest.fixture(scope="module")
+def greedy(model: RewardModel) -> tuple[list[int], np.ndarray]:
+    """256 ids after BOS, and the logits that chose each of them, float32 [256, V].
+
+    The growing sequence is computed anew for every token, all but its last token as the prefix of a tree.
+    """
+    config = model.config
+
+    @functools.partial(jax.jit, static_argnames="length")
+    def logits(params, batch, *, length: int):
+        hidden = decode_tree(params, batch, config=config, dtype=jnp.float32)[0, length]
+        normed = rms_norm(
+            hidden,
+            params["final_norm"],
+            eps=config.rms_norm_eps,
+            plus_one=config.norm_plus_one,
+            scale_after_cast=config.norm_scale_after_cast,
+        )
+        return jnp.dot(params["embed"], normed, precision="highest")  # the output matrix is the embedding
+
+    ids, rows = [BOS], []
+    for _ in range(TOKENS):
+        prefix, last = np.asarray(ids[:-1], np.int32), np.asarray(ids[-1:], np.int32)
+        batch = make_batch([Tree(prefix, (last,), (0,))], Bucket(TOKENS, 1, 1), batch=1)
+        rows.append(np.asarray(logits(model.params, batch, length=TOKENS)))
+        ids.append(int(rows[-1].argmax()))
+    return ids[1:], np.stack(rows)
+
+
+def test_the_continuation_is_the_documented_text(greedy) -> None:
+    ids, _ = greedy
+    assert ids[:6] == [403, 407, 261, 378, 432, 383]
+    assert ids[-4:] == [421, 427, 364, 426]
+    pieces = read_pieces(SOURCE / "tok512.bin")
+    told = b"".join(pieces[number] for number in ids).removeprefix(b" ")
+    assert told == (SOURCE / "greedy.txt").read_bytes()
+    assert (
+        hashlib.sha256(told).hexdigest() == "30b2ffb07967932a88bfdf5e23b517a6f4cfcf7231db9e537360d3c12a4e4d10"
+    )
+
+
+def test_its_logits_are_the_documented_ones(greedy) -> None:
+    ids, logits = greedy
+    assert logits[0].max() == pytest.approx(17.0235152, abs=1e-5)
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=1)
+    nll = np.log(np.exp(wide - top[:, None]).sum(1)) + top - wide[np.arange(TOKENS), ids]
+    assert nll.mean() == pytest.approx(0.4573462, abs=1e-6)
+    second = np.sort(wide, axis=1)[:, -2]
+    assert (top - second).min() == pytest.approx(0.0042, abs=1e-4)
+
+
+def test_one_forward_over_the_whole_text_chooses_the_same(model: RewardModel, greedy) -> None:
+    """The text as a response: every place of a tree at once predicts what came out one by one."""
+    ids, logits = greedy
+    tree = build_tree([[BOS, *ids[:-1]]])
+    batch = make_batch([tree], Bucket(TOKENS, 1, 16), batch=1)
+    hidden = decode_tree(model.params, batch, config=model.config, dtype=jnp.float32)[0]
+    places = [*range(TOKENS - len(tree.prefix), TOKENS), TOKENS]  # the prefix, then the response's token
+    normed = rms_norm(
+        hidden[jnp.asarray(places)],
+        model.params["final_norm"],
+        eps=model.config.rms_norm_eps,
+        plus_one=False,
+        scale_after_cast=True,
+    )
+    found = np.asarray(jnp.dot(normed, model.params["embed"].T, precision="highest"))
+    np.testing.assert_allclose(found, logits, atol=2e-4)
+    assert found.argmax(1).tolist() == ids
+
+
+def test_its_tokenizer_reads_the_text_back(model: RewardModel, greedy) -> None:
+    """Merges in the order of the pieces give ids that spell the text; known words are single tokens."""
+    told = (SOURCE / "greedy.txt").read_text()
+    tokenizer = model.tokenizer.tokenizer
+    ids = tokenizer(told)["input_ids"]
+    assert ids[0] == BOS
+    assert ids[1:7] == [403, 407, 261, 378, 432, 383]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == told
+    assert tokenizer.decode(tokenizer("Käse ✓")["input_ids"], skip_special_tokens=True) == "Käse ✓"
+
+
+def test_scores_equal_transformers(model: RewardModel) -> None:
+    told = (SOURCE / "greedy.txt").read_text()
+    first, *rest = re.split(r"(?<=\.) ", told.replace("\n", " "))
+    comparison = prb.Comparison(id="story", question=first, responses=rest[:4], labels=None)
+    (tree,) = model.encode([comparison])
+    (found,) = model.score([comparison])
+    alone = transformers_scores(Path(model.name), [tree.sequence(k).tolist() for k in range(4)])[:, 0]
+    np.testing.assert_allclose(found, alone, atol=2e-5)
+    assert np.ptp(found) > 0.1

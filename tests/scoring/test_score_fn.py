@@ -1,0 +1,87 @@
+"""The pure jitted scorer that other programs build on."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.scoring.stream import stream_scores
+from prb_jax.trees.batches import TreeBatch
+from tests.scoring.records import TOLERANCE, assert_close, record
+
+
+def test_on_a_batch_of_trees(model, mixed, scores) -> None:
+    batch = model.batch(model.encode(mixed))
+    found = model.score_fn(model.params, batch)
+    assert (found.shape, found.dtype) == ((12, 4), jnp.float32)
+    assert_close([np.asarray(row[: len(s)]) for row, s in zip(found, scores)], scores)
+
+
+def test_inside_another_jit(model, mixed, scores) -> None:
+    """As a best-of-n loss would: the margin between the first response and the second."""
+
+    @jax.jit
+    def margins(params, batch):
+        rewards = model.score_fn(params, batch)
+        return rewards[:, 0] - rewards[:, 1]
+
+    found = margins(model.params, model.batch(model.encode(mixed)))
+    np.testing.assert_allclose(found, [row[0] - row[1] for row in scores], atol=2 * TOLERANCE)
+
+
+def test_derivatives(model, mixed) -> None:
+    batch = model.batch(model.encode(mixed[:2]))
+    gradients = jax.grad(lambda params: model.score_fn(params, batch)[0, 0])(model.params)
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 0, path
+
+
+def test_it_depends_on_its_arguments_alone(model, mixed) -> None:
+    batch = model.batch(model.encode(mixed[:2]))
+    first = model.score_fn(model.params, batch)
+    doubled = model.params | {"score": 2 * model.params["score"]}
+    np.testing.assert_array_equal(model.score_fn(doubled, batch), 2 * first)
+    np.testing.assert_array_equal(model.score_fn(model.params, batch), first)
+
+
+@pytest.mark.parametrize("count", [40, 700])
+def test_one_compile_for_each_bucket(folder: Path, count: int) -> None:
+    """In one window, and in several: 700 comparisons are more than the first holds."""
+    model = prb.load(folder)
+    comparisons = [record(number, 16 if number % 7 == 0 else 2, longest=8) for number in range(count)]
+    shapes: set[tuple[tuple[int, ...], ...]] = set()
+
+    def scores() -> list[np.ndarray]:
+        found: list[np.ndarray] = [np.zeros(0)] * count
+        for scored in stream_scores(
+            comparisons,
+            encode=functools.partial(model.encode, profile_posts=0),
+            dispatch=dispatch,
+            options=model.shape_options(4096),
+        ):
+            for index, row in zip(scored.indices, scored.scores, strict=True):
+                found[index] = row
+        return found
+
+    def dispatch(batch: TreeBatch) -> jax.Array:
+        shapes.add((batch.prefix.shape, batch.responses.shape))
+        return model.score_fn(model.params, model.place(batch))
+
+    compiled: Any = model.score_fn
+    first = scores()
+    buckets = {(prefix[1:], responses[1:]) for prefix, responses in shapes}
+    assert compiled._cache_size() == len(shapes) == len(buckets)
+    assert 2 <= len(buckets) <= model.shape_options().max_buckets
+    for row, other in zip(first, scores(), strict=True):
+        np.testing.assert_array_equal(row, other)
+    for row, other in zip(first, model.score(comparisons, profile_posts=0, batch_tokens=4096), strict=True):
+        np.testing.assert_array_equal(row, other)
+    assert compiled._cache_size() == len(buckets)

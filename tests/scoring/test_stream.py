@@ -1,0 +1,233 @@
+"""The pipeline: every comparison once, tokenised ahead, dispatched ahead, continued without a trace."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError
+from prb_jax.scoring.plan import ShapeOptions, windows
+from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.scoring.stream import IN_FLIGHT, stream_scores
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.tree import Tree, Truncation, build_tree
+
+OPTIONS = ShapeOptions(tokens_per_batch=2048)
+
+
+def comparison(number: int) -> Comparison:
+    return Comparison(id=str(number), question="?", responses=["a"] * (2 + number % 3), labels=None)
+
+
+def tree_of(one: Comparison) -> Tree:
+    """Lengths and tokens from the number alone; the score of a response is the sum of what it sees."""
+    number = int(one.id)
+    rng = np.random.default_rng(number)
+    prefix = rng.integers(10, 100, rng.integers(0, 90))
+    responses = [np.append(k, rng.integers(10, 100, rng.integers(0, 20))) for k in range(len(one.responses))]
+    tree = build_tree(
+        [np.concatenate([prefix, r]) for r in responses], truncation=Truncation(posts_dropped=number)
+    )
+    assert len(tree.responses) == len(one.responses)
+    return tree
+
+
+def expected(one: Comparison) -> np.ndarray:
+    tree = tree_of(one)
+    return np.asarray([tree.sequence(k).sum() for k in range(len(tree.responses))], np.float32)
+
+
+@dataclass
+class Machine:
+    """A tokenizer and a device that write down what they are asked, in order."""
+
+    events: list[tuple[str, Any]] = field(default_factory=list)
+    encoded: list[int] = field(default_factory=list)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    threads: set[str] = field(default_factory=set)
+
+    def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        self.threads.add(threading.current_thread().name)
+        self.encoded += [int(one.id) for one in comparisons]
+        self.events.append(("encode", len(comparisons)))
+        return [tree_of(one) for one in comparisons]
+
+    def dispatch(self, batch: TreeBatch) -> Any:
+        self.shapes.add((*batch.prefix.shape, *batch.responses.shape[1:]))
+        self.events.append(("dispatch", len(batch.prefix)))
+        return jnp.asarray(batch.prefix.sum(1)[:, None] + batch.responses.sum(2), jnp.float32)
+
+    def run(self, count: int, **options: Any) -> list[ScoredBatch]:
+        return list(
+            stream_scores(
+                [comparison(number) for number in range(count)],
+                encode=self.encode, dispatch=self.dispatch, **({"options": OPTIONS} | options),
+            )
+        )  # fmt: skip
+
+
+def assert_scored(batches: Sequence[ScoredBatch], wanted: Sequence[int]) -> None:
+    assert sorted(index for batch in batches for index in batch.indices) == list(wanted)
+    for batch in batches:
+        for index, row, tokens, cut in zip(
+            batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True
+        ):
+            np.testing.assert_array_equal(row, expected(comparison(index)))
+            assert row.dtype == np.float32
+            assert row.base is None  # keeps no whole batch alive
+            assert tokens == tree_of(comparison(index)).tokens
+            assert cut.posts_dropped == index
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 512, 513, 1500])
+def test_every_comparison_is_scored_and_tokenised_once(count: int) -> None:
+    machine = Machine()
+    assert_scored(machine.run(count), range(count))
+    assert sorted(machine.encoded) == list(range(count))
+
+
+def test_nothing_to_score_asks_nobody() -> None:
+    machine = Machine()
+    assert machine.run(0) == []
+    assert machine.events == []
+
+
+def test_shapes_are_few() -> None:
+    machine = Machine()
+    machine.run(1500)
+    assert len(machine.shapes) <= OPTIONS.max_buckets
+
+
+def test_longer_comparisons_after_the_sample_still_fit() -> None:
+    """One of 1,500 is longer than all that the sample shows."""
+    machine = Machine()
+    odd = 777
+    long = build_tree([[*range(10, 900), 1], [*range(10, 900), 2, 3]])
+
+    def encode(comparisons: Sequence[Comparison]) -> list[Tree]:
+        trees = machine.encode(comparisons)
+        return [long if int(one.id) == odd else tree for one, tree in zip(comparisons, trees, strict=True)]
+
+    batches = list(
+        stream_scores(
+            [comparison(number) for number in range(1500)],
+            encode=encode, dispatch=machine.dispatch, options=OPTIONS,
+        )
+    )  # fmt: skip
+    found = {index: row for batch in batches for index, row in zip(batch.indices, batch.scores, strict=True)}
+    assert len(found) == 1500
+    assert found[odd].tolist() == [sum(range(10, 900)) + 1, sum(range(10, 900)) + 5]
+
+
+def test_batches_are_dispatched_ahead_of_their_results() -> None:
+    machine = Machine()
+    stream = stream_scores(
+        [comparison(number) for number in range(400)],
+        encode=machine.encode, dispatch=machine.dispatch, options=OPTIONS,
+    )  # fmt: skip
+    dispatched = []
+    for _ in stream:
+        dispatched.append(sum(kind == "dispatch" for kind, _ in machine.events))
+    total = dispatched[-1]
+    assert total > 2 * IN_FLIGHT
+    # When the n-th result is handed out, IN_FLIGHT more are under way.
+    assert dispatched == [min(n + 1 + IN_FLIGHT, total) for n in range(total)]
+
+
+def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
+    """In a thread: the first result of a window comes although the next window waits to be encoded."""
+    count = 1500
+    first, second = (len(part) for part in windows(count)[:2])
+    machine, started, go_on = Machine(), threading.Event(), threading.Event()
+    calls = 0
+
+    def encode(comparisons: Sequence[Comparison]) -> list[Tree]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the sample, the first window, then the second
+            started.set()
+            assert go_on.wait(timeout=60)
+        return machine.encode(comparisons)
+
+    stream = stream_scores(
+        [comparison(number) for number in range(count)],
+        encode=encode, dispatch=machine.dispatch, options=OPTIONS,
+    )  # fmt: skip
+    batches = [next(stream)]
+    assert started.wait(timeout=60)
+    assert batches[0].indices[-1] < first
+    # The first window can be scored to its last dispatched batch before the second is tokenised.
+    go_on.set()
+    batches += stream
+    assert_scored(batches, range(count))
+    assert calls == 1 + len(windows(count))
+    assert {name.rpartition("_")[0] for name in machine.threads} == {"", "tokenise"}
+    assert second > first
+
+
+def test_an_error_while_tokenising_reaches_the_caller() -> None:
+    machine = Machine()
+
+    def encode(comparisons: Sequence[Comparison]) -> list[Tree]:
+        if any(one.id == "1400" for one in comparisons):
+            raise DataError("comparison '1400': cannot be shown")
+        return machine.encode(comparisons)
+
+    comparisons = [comparison(number) for number in range(1500)]
+    stream = stream_scores(comparisons, encode=encode, dispatch=machine.dispatch, options=OPTIONS)
+    scored: list[ScoredBatch] = []
+    with pytest.raises(DataError, match="comparison '1400': cannot be shown"):
+        scored.extend(stream)
+    assert_scored(scored, sorted(index for batch in scored for index in batch.indices))
+    assert len(scored) == sum(kind == "dispatch" for kind, _ in machine.events) - IN_FLIGHT
+    names = {thread.name for thread in threading.enumerate()}
+    assert not any(name.startswith("tokenise") for name in names)
+
+
+def test_leaving_early_stops_the_thread() -> None:
+    machine = Machine()
+    comparisons = [comparison(number) for number in range(1500)]
+    stream: Any = stream_scores(
+        comparisons, encode=machine.encode, dispatch=machine.dispatch, options=OPTIONS
+    )
+    next(stream)
+    stream.close()
+    assert not any(thread.name.startswith("tokenise") for thread in threading.enumerate())
+
+
+def test_the_rest_of_a_run_has_the_same_batches() -> None:
+    """What is done is left out whole; the other batches are those of the whole run, in its order."""
+    whole = Machine().run(1500)
+    done = {index for batch in whole[::3] for index in batch.indices}
+    machine = Machine()
+    rest = machine.run(1500, skip=lambda indices: all(index in done for index in indices))
+    assert [batch.indices for batch in rest] == [batch.indices for n, batch in enumerate(whole) if n % 3]
+    for batch, other in zip(rest, (batch for n, batch in enumerate(whole) if n % 3), strict=True):
+        for row, same in zip(batch.scores, other.scores, strict=True):
+            np.testing.assert_array_equal(row, same)
+
+
+def test_finished_windows_are_not_tokenised_again() -> None:
+    """But for the sample, on which the shapes of all batches depend."""
+    count = 10_000
+    first = windows(count)[:2]
+    done = {index for part in first for index in part}
+    machine = Machine()
+    rest = machine.run(count, skip=lambda indices: all(index in done for index in indices))
+    assert_scored(rest, range(first[-1].stop, count))
+    again = [index for index in machine.encoded if index in done]
+    assert len(again) < 300
+    assert len(machine.encoded) == len(set(machine.encoded))
+
+
+def test_a_finished_run_tokenises_nothing() -> None:
+    machine = Machine()
+    assert machine.run(1500, skip=lambda indices: True) == []
+    assert machine.events == []

@@ -1,0 +1,71 @@
+"""Scores of one checkpoint on several meshes, in a process with a given number of devices.
+
+python -m tests.sharding.mesh_scores FOLDER OUT DEVICES MESH...
+
+Writes for each mesh ("default": none given) the scores and the shapes of the parameters' shards, or why
+it cannot be.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def comparisons() -> list[Any]:
+    """Of mixed lengths and numbers of responses; with and without a profile."""
+    import numpy as np
+
+    from prb_jax import Comparison
+
+    rng = np.random.default_rng(0)
+    words = ("tea", "walk", "rain", "music", "bread", "hill", "train", "letter", "garden", "soup")
+
+    def text(least: int, most: int) -> str:
+        return " ".join(rng.choice(words, int(rng.integers(least, most))))
+
+    return [
+        Comparison(
+            id=f"c{i}",
+            question=text(2, 9),
+            responses=[f"{k} {text(2, 30)}" for k in range(2 if i < 7 else 4)],
+            labels=None,
+            profile=[{"text": text(4, 25), "category": "c"} for _ in range(i % 4)],
+        )
+        for i in range(11)
+    ]
+
+
+def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    assert jax.device_count() == devices
+
+    import prb_jax as prb
+    from prb_jax.checkpoints.hf_map import flatten
+
+    found: dict[str, Any] = {}
+    for spec in meshes:
+        try:
+            model = prb.load(folder, mesh=None if spec == "default" else spec)
+        except prb.MeshError as error:
+            found[spec] = {"error": str(error)}
+            continue
+        batch = model.batch(model.encode(comparisons()[:3]))
+        found[spec] = {
+            "axes": dict(model.mesh.shape),
+            "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
+            "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
+            "shards": {
+                "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),
+                                 list(leaf.addressable_shards[0].data.shape)]
+                for path, leaf in flatten(model.params).items()
+            },
+        }  # fmt: skip
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])

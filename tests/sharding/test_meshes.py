@@ -1,0 +1,100 @@
+"""The same scores on one, four and eight devices, whatever the mesh; parameters really are split."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.sharding.mesh_scores import comparisons
+from tests.tiny_models import write_tiny_model
+from tests.tiny_tokenizer import write_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+MESHES = {
+    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3"],
+    8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default"],
+}
+REFUSED = {
+    "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
+    "data=3": "mesh 'data=3' takes 3 devices, but 4 are present: write -1 for one axis to use all of them",
+}
+
+
+def run(folder: Path, out: Path, devices: int, meshes: list[str]) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sharding.mesh_scores", folder, out, str(devices), *meshes],
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+# Gemma 3: windows and two ropes under lax.cond; Qwen 3: norms of queries and keys.
+@pytest.fixture(scope="module", params=["qwen3", "gemma3"])
+def results(request, tmp_path_factory) -> dict[str, Any]:
+    """By mesh, and "alone": one device, in this process."""
+    import jax
+
+    import prb_jax as prb
+    from prb_jax.sharding import make_mesh
+
+    place = tmp_path_factory.mktemp(request.param)
+    # Head dimension 24: tensor=2 splits between heads, fsdp=8 divides the width.
+    folder = write_tiny_model(place / "model", request.param, vocab_size=400)
+    write_tokenizer(folder)
+    found: dict[str, Any] = {}
+    for devices, meshes in MESHES.items():
+        found |= run(folder, place / f"{devices}.json", devices, meshes)
+    alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]))
+    found["alone"] = {"scores": [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)]}
+    return found
+
+
+@pytest.mark.parametrize(
+    "mesh", [mesh for meshes in MESHES.values() for mesh in meshes if mesh not in REFUSED]
+)
+def test_scores_do_not_depend_on_the_mesh(results: dict[str, Any], mesh: str) -> None:
+    alone = results["alone"]["scores"]
+    assert np.std([row[0] for row in alone]) > 0.1
+    for row, expected in zip(results[mesh]["scores"], alone, strict=True):
+        np.testing.assert_allclose(row, expected, atol=1e-5, rtol=0)
+
+
+def test_parameters_are_split(results: dict[str, Any]) -> None:
+    """Each device holds its part only: shapes, and the number of distinct parts."""
+    for mesh, parts, whole in (("fsdp=4", 4, 1), ("fsdp=2,tensor=2", 4, 1), ("fsdp=4,tensor=2", 8, 1)):
+        shards = results[mesh]["shards"]
+        for name in ("layers/q", "layers/o", "layers/gate", "layers/down", "embed"):
+            indices, shape, local = shards[name]
+            assert len(indices) == parts, (mesh, name)
+            assert np.prod(shape) == parts * np.prod(local), (mesh, name)
+        for name in ("layers/input_norm", "final_norm", "score"):
+            assert len(shards[name][0]) == whole
+    assert all(len(indices) == 1 for indices, *_ in results["data=4"]["shards"].values())
+    _, shape, local = results["fsdp=2,tensor=2"]["shards"]["layers/q"]
+    assert (shape[1:], local[1:]) == ([64, 96], [32, 48])
+
+
+def test_rows_are_dealt_over_data_and_fsdp(results: dict[str, Any]) -> None:
+    for mesh, parts in (("data=4", 4), ("fsdp=4", 4), ("fsdp=2,tensor=2", 2), ("data=2,fsdp=2,tensor=2", 4)):
+        whole, local = results[mesh]["batch"]
+        assert whole[0] % parts == 0
+        assert whole[0] >= 3
+        assert local == [whole[0] // parts, whole[1]]
+
+
+def test_without_a_mesh_parameters_are_split_over_all_devices(results: dict[str, Any]) -> None:
+    assert results["default"]["axes"] == {"data": 1, "fsdp": 8, "tensor": 1}
+
+
+@pytest.mark.parametrize("mesh", REFUSED)
+def test_a_mesh_that_does_not_fit_is_one_message(results: dict[str, Any], mesh: str) -> None:
+    assert results[mesh] == {"error": REFUSED[mesh]}

@@ -1,0 +1,189 @@
+"""Meshes: what is asked for, where parameters lie, and the errors of meshes that cannot be."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from prb_jax.checkpoints.hf_map import flatten
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.errors import MeshError
+from prb_jax.models.config import DecoderConfig, parse_config
+from prb_jax.sharding import (
+    PARAMETER_AXES,
+    MeshShape,
+    check_heads,
+    constrainer,
+    make_mesh,
+    mesh_shape,
+    parameter_shardings,
+    parse_mesh,
+    partition_spec,
+)
+
+GOLDEN = {
+    "embed": "tensor, fsdp",
+    "layers/q": "-, fsdp, tensor",
+    "layers/k": "-, fsdp, tensor",
+    "layers/v": "-, fsdp, tensor",
+    "layers/o": "-, tensor, fsdp",
+    "layers/q_bias": "-, tensor",
+    "layers/k_bias": "-, tensor",
+    "layers/v_bias": "-, tensor",
+    "layers/o_bias": "-, -",
+    "layers/gate": "-, fsdp, tensor",
+    "layers/up": "-, fsdp, tensor",
+    "layers/down": "-, tensor, fsdp",
+    "layers/gate_bias": "-, tensor",
+    "layers/up_bias": "-, tensor",
+    "layers/down_bias": "-, -",
+    "layers/input_norm": "-, -",
+    "layers/post_attention_norm": "-, -",
+    "layers/mlp_norm": "-, -",
+    "layers/post_mlp_norm": "-, -",
+    "layers/q_norm": "-, -",
+    "layers/k_norm": "-, -",
+    "final_norm": "-",
+    "score": "-, -",
+}
+"""Every parameter of every family, and the mesh axis that splits each of its axes."""
+
+
+def config(**changes: object) -> DecoderConfig:
+    raw = {
+        "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 64,
+        "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "num_labels": 1, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    return parse_config(raw | changes, where="test")
+
+
+def mesh_of(**sizes: int) -> AbstractMesh:
+    """A mesh without devices: enough to decide who gets what."""
+    shape = {"data": 1, "fsdp": 1, "tensor": 1} | sizes
+    return AbstractMesh(tuple(shape.values()), tuple(shape))
+
+
+def test_the_golden_table() -> None:
+    table = {
+        name: ", ".join(
+            "-" if axis is None else "+".join([axis] if isinstance(axis, str) else axis)
+            for axis in partition_spec(axes)
+        )
+        for name, axes in PARAMETER_AXES.items()
+    }
+    assert table == GOLDEN
+
+
+def test_trees_are_dealt_over_data_and_fsdp() -> None:
+    assert partition_spec(("batch", None, "heads")) == PartitionSpec(("data", "fsdp"), None, ("tensor",))
+
+
+def test_shardings_of_a_model_follow_the_table() -> None:
+    abstract = abstract_params(config())
+    shardings = flatten(parameter_shardings(abstract, mesh_of(fsdp=4, tensor=2)))
+    shapes = {
+        "/".join(path): shardings[path].shard_shape(leaf.shape) for path, leaf in flatten(abstract).items()
+    }
+    assert shapes == {
+        "embed": (32, 12),
+        "layers/input_norm": (2, 48),
+        "layers/q": (2, 12, 16),
+        "layers/k": (2, 12, 8),
+        "layers/v": (2, 12, 8),
+        "layers/o": (2, 16, 12),
+        "layers/q_bias": (2, 16),
+        "layers/k_bias": (2, 8),
+        "layers/v_bias": (2, 8),
+        "layers/o_bias": (2, 48),
+        "layers/mlp_norm": (2, 48),
+        "layers/gate": (2, 12, 48),
+        "layers/up": (2, 12, 48),
+        "layers/down": (2, 48, 12),
+        "layers/gate_bias": (2, 48),
+        "layers/up_bias": (2, 48),
+        "layers/down_bias": (2, 48),
+        "final_norm": (48,),
+        "score": (48, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "expected"),
+    [
+        (None, 8, MeshShape(fsdp=8)),
+        ("", 1, MeshShape()),
+        ("data=8", 8, MeshShape(data=8)),
+        ("fsdp=4,tensor=2", 8, MeshShape(fsdp=4, tensor=2)),
+        (" tensor = 2 , data = 2, fsdp=2", 8, MeshShape(data=2, fsdp=2, tensor=2)),
+        ("fsdp=-1,tensor=2", 8, MeshShape(fsdp=4, tensor=2)),
+        ("data=-1", 6, MeshShape(data=6)),
+    ],
+)
+def test_sizes_are_read(text: str | None, devices: int, expected: MeshShape) -> None:
+    shape = parse_mesh(text, devices=devices)
+    assert shape == expected
+    assert shape.devices == devices
+    assert shape.batch_shards == expected.data * expected.fsdp
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model=8", "mesh 'model=8': unknown axis 'model': expected data, fsdp, tensor"),
+        ("fsdp", "mesh 'fsdp': axis 'fsdp': expected a whole number or -1, found ''"),
+        ("fsdp=two", "mesh 'fsdp=two': axis 'fsdp': expected a whole number or -1, found 'two'"),
+        ("fsdp=2.0", "mesh 'fsdp=2.0': axis 'fsdp': expected a whole number or -1, found '2.0'"),
+        ("fsdp=0", "mesh 'fsdp=0': axis 'fsdp': expected a size of at least 1, or -1 for what is left, found 0"),
+        ("fsdp=-2", "axis 'fsdp': expected a size of at least 1, or -1 for what is left, found -2"),
+        ("fsdp=2,fsdp=4", "mesh 'fsdp=2,fsdp=4': axis 'fsdp' is given twice"),
+        ("fsdp=-1,data=-1", "only one axis may be -1, found fsdp and data"),
+        ("fsdp=-1,tensor=3", "mesh 'fsdp=-1,tensor=3': 3 does not divide the 8 devices"),
+        ("fsdp=2", "mesh 'fsdp=2' takes 2 devices, but 8 are present: write -1 for one axis to use all of them"),
+        ("fsdp=16", "mesh 'fsdp=16' takes 16 devices, but 8 are present"),
+        ("fsdp=2,", "mesh 'fsdp=2,': unknown axis ''"),
+    ],
+)  # fmt: skip
+def test_meshes_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(MeshError) as error:
+        parse_mesh(text, devices=8)
+    assert message in str(error.value)
+
+
+def test_a_mesh_always_has_all_three_axes() -> None:
+    mesh = make_mesh("data=1", devices=jax.devices()[:1])
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh_shape(mesh) == MeshShape()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "message"),
+    [
+        ({}, {"fsdp": 5}, "mesh axis fsdp=5 does not divide 48 (model axis of 'embed', shape (64, 48))"),
+        ({"vocab_size": 63}, {"tensor": 2}, "mesh axis tensor=2 does not divide 63 (vocab axis of 'embed'"),
+        ({"intermediate_size": 97}, {"tensor": 2}, "mesh axis tensor=2 does not divide 97 (mlp axis of 'layers/"),
+    ],
+)  # fmt: skip
+def test_a_mesh_that_does_not_divide_a_parameter(changes: dict, sizes: dict, message: str) -> None:
+    with pytest.raises(MeshError) as error:
+        parameter_shardings(abstract_params(config(**changes)), mesh_of(**sizes))
+    assert message in str(error.value)
+
+
+def test_heads_are_never_split() -> None:
+    """Four columns of a kv head of eight would divide, and be wrong."""
+    check_heads(mesh_of(tensor=2), heads=4, kv_heads=2)
+    with pytest.raises(MeshError, match="mesh axis tensor=4 does not divide num_key_value_heads=2"):
+        check_heads(mesh_of(tensor=4), heads=4, kv_heads=2)
+    with pytest.raises(MeshError, match="mesh axis tensor=3 does not divide num_attention_heads=4"):
+        check_heads(mesh_of(tensor=3), heads=4, kv_heads=3)
+
+
+def test_nothing_is_said_to_one_device() -> None:
+    x = np.zeros((2, 3))
+    assert constrainer(None)(x, ("batch", None)) is x
+    assert constrainer(make_mesh("data=1", devices=jax.devices()[:1]))(x, ("batch", None)) is x

@@ -1,0 +1,107 @@
+"""A small decoder and batches of random trees, for tests of the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.models.config import DecoderConfig, parse_config
+from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.lora import LoraConfig
+from prb_jax.sharding import make_mesh
+from prb_jax.training.losses import LossConfig
+from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.step import Extras, TrainStep, make_train_step, split_params
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import Tree, build_tree
+
+LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+def small_config(**changes: Any) -> DecoderConfig:
+    """Qwen 3 with two layers; a head dimension that is not width / heads."""
+    raw = {
+        "architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", "vocab_size": 64,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "num_labels": 1, "pad_token_id": 0, "tie_word_embeddings": False,
+        "rope_theta": 10_000.0, "attention_bias": False,
+    }  # fmt: skip
+    return parse_config({**raw, **changes}, where="test")
+
+
+def random_trees(count: int, *, responses: int = 2, seed: int = 0, prefix: int = 24) -> list[Tree]:
+    rng = np.random.default_rng(seed)
+    trees = []
+    for _ in range(count):
+        shared = rng.integers(10, 64, rng.integers(prefix // 2, prefix + 1)).tolist()
+        ids = [[k, *rng.integers(10, 64, rng.integers(3, 11)).tolist()] for k in range(responses)]
+        trees.append(build_tree([shared + each for each in ids]))
+    return trees
+
+
+def batch_of(trees: Sequence[Tree], *, rows: int | None = None, bucket: Bucket | None = None) -> TreeBatch:
+    if bucket is None:
+        tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
+        bucket = Bucket(max(tops[0], 1), tops[1], tops[2])
+    return make_batch(trees, bucket, batch=rows or len(trees))
+
+
+def extras_of(
+    trees: Sequence[Tree], *, rows: int | None = None, responses: int | None = None, seed: int = 0
+) -> Extras:
+    """Labels fall from the first response to the last; margins and weights are random."""
+    rng = np.random.default_rng(seed)
+    shape = (rows or len(trees), responses or max(len(tree.responses) for tree in trees))
+    mask = np.zeros(shape, bool)
+    for row, tree in enumerate(trees):
+        mask[row, : len(tree.responses)] = True
+    return Extras(
+        labels=np.tile(np.arange(shape[1], 0, -1, dtype=np.float32), (shape[0], 1)),
+        mask=mask,
+        margin=rng.uniform(0, 0.5, shape[0]).astype(np.float32),
+        weights=rng.uniform(0.5, 2.0, shape[0]).astype(np.float32),
+        users=np.zeros(shape[0], np.int32),
+    )
+
+
+def rows_of(extras: Extras, rows: slice) -> Extras:
+    return Extras(**{name: value[rows] for name, value in vars(extras).items()})
+
+
+def build(
+    config: DecoderConfig,
+    *,
+    tuning: Any = "full",
+    params: Params | None = None,
+    mesh: Any = None,
+    dtype: str = "float32",
+    loss: LossConfig | None = None,
+    steps: int = 20,
+    **options: Any,
+) -> tuple[TrainStep, dict[str, Any], Params]:
+    """The compiled step, a fresh state and the frozen parameters."""
+    params = init_params(config) if params is None else params
+    trainable, frozen = split_params(params, tuning=tuning, lora=LORA)
+    step = make_train_step(
+        config,
+        mesh=mesh or make_mesh("data=1", devices=_one_device()),
+        dtype=jnp.dtype(dtype),
+        loss=loss or LossConfig(center_rewards_coefficient=0.01),
+        optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, weight_decay=0.01),
+        trainable=trainable,
+        frozen=frozen,
+        lora_scale=LORA.scale if tuning == "lora" else 1.0,
+        **options,
+    )
+    return step, step.init(trainable), frozen
+
+
+def _one_device() -> list[Any]:
+    import jax
+
+    return jax.devices()[:1]

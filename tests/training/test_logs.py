@@ -1,0 +1,93 @@
+"""Metrics in lines, in TensorBoard's files, and as a picture."""
+
+import json
+import struct
+import sys
+
+import pytest
+
+from prb_jax.errors import RunError
+from prb_jax.training.event_file import EventFile, crc32c, event, record
+from prb_jax.training.logs import MetricsLog, read_metrics
+from prb_jax.training.settings import LogSettings
+
+PLAIN = LogSettings(tensorboard=False)
+
+
+def test_rows_are_whole_lines_and_a_restart_drops_what_comes_again(tmp_path):
+    log = MetricsLog(tmp_path, step=0, options=PLAIN)
+    for step in (1, 2, 3):
+        log.write({"step": step, "loss": 1 / step})
+    log.write({"step": 2, "validation_loss": 0.5})
+    log.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "lo')  # a kill in the middle of a line
+    log = MetricsLog(tmp_path, step=2, options=PLAIN)
+    log.write({"step": 3, "loss": 7.0})
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == log.rows
+    assert [(row["step"], row.get("loss")) for row in rows] == [(1, 1.0), (2, 0.5), (2, None), (3, 7.0)]
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 1}\n{"loss": 2}\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl:2: not a row of metrics"):
+        read_metrics(path)
+    assert read_metrics(tmp_path / "absent.jsonl") == []
+
+
+def test_wandb_that_is_not_installed_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RunError, match="wandb is not installed"):
+        MetricsLog(tmp_path, step=0, options=LogSettings(tensorboard=False, wandb="project"))
+
+
+def test_checksums_are_castagnoli():
+    # RFC 3720, B.4
+    assert crc32c(b"\x00" * 32) == 0x8A9136AA
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_a_record_is_byte_for_byte_what_tensorboard_writes():
+    # As tensorboard.summary.writer.event_file_writer writes it for this event.
+    data = event(1.5, step=300, scalars={"train/loss": 0.625})
+    assert data.hex() == "09000000000000f83f10ac022a130a110a0a747261696e2f6c6f7373150000203f"
+    assert record(data)[:8] == struct.pack("<Q", len(data))
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file = EventFile(tmp_path)
+    for step in range(1, 6):
+        file.write(step, {"train/loss": 1 / step, "train/accuracy": 0.5})
+    file.close()
+    again = EventFile(tmp_path, first_step=4)  # continued from the checkpoint of step 3
+    again.write(4, {"train/loss": 9.0})
+    again.close()
+    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert set(found.Tags()["scalars"]) == {"train/loss", "train/accuracy"}
+    points = [(point.step, point.value) for point in found.Scalars("train/loss")]
+    assert points == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 9.0)]
+
+
+def test_curves_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from prb_jax.training.curves import plot_curves
+
+    rows = [{"step": s, "loss": 0.7 - s / 100, "accuracy": 0.5, "margin": 0.1} for s in range(1, 30)]
+    rows.append({"step": 20, "validation_loss": 0.6, "validation_accuracy": 0.6, "validation_margin": 0.2})
+    path = plot_curves(rows, tmp_path / "curves.png", title="a run")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_curves_without_matplotlib_are_an_error_that_says_what_to_install(tmp_path, monkeypatch):
+    from prb_jax.training.curves import plot_curves
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(RunError, match=r"pip install 'prb-jax\[plots\]'"):
+        plot_curves([], tmp_path / "curves.png")

@@ -1,0 +1,241 @@
+"""Whole runs: what they leave, what continues them, what they refuse."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.training.config import default_config
+from prb_jax.training.loop import train
+from tests.training.tiny import curve, rows, stopped_at, write_causal_model, write_model, write_rows
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(40))
+
+
+def config(model, data, **changes):
+    chosen = default_config()
+    chosen.model, chosen.data, chosen.steps = str(model), str(data), STEPS
+    chosen.batch.comparisons = 8
+    chosen.checkpoint.every, chosen.validation.every = 2, 4
+    chosen.optimizer.learning_rate = 1e-3
+    chosen.log.plot = False
+    for name, value in changes.items():
+        chosen[name] = value
+    return chosen
+
+
+def numbers(out):
+    return curve(out, "loss", "accuracy", "margin", "grad_norm"), curve(out, "validation_loss")
+
+
+@pytest.fixture(scope="module")
+def whole(model, data, tmp_path_factory):
+    """An uninterrupted run with everything trained."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    return train(config(model, data), out=out, progress=False)
+
+
+def test_a_run_leaves_a_model_numbers_and_what_decided_them(whole, data):
+    assert {path.name for path in whole.out.iterdir()} == {
+        "train.json", "metrics.jsonl", "checkpoints", "tensorboard", "model", "summary.json",
+    }  # fmt: skip
+    run = json.loads((whole.out / "train.json").read_text())
+    assert run["inputs"]["settings"]["steps"] == STEPS
+    assert run["inputs"]["data"]["sources"]["data"][0]["files"][data.name].startswith("sha256:")
+    assert run["inputs"]["model"]["files"]["model.safetensors"].startswith("sha256:")
+    assert run["inputs"]["learning_rate"] == 1e-3
+    assert len(run["sessions"]) == 1
+    assert [step for step, *_ in curve(whole.out, "loss")] == list(range(1, STEPS + 1))
+    assert [step for step, *_ in curve(whole.out, "validation_loss")] == [4, 8]
+    summary = whole.summary
+    assert summary == json.loads((whole.out / "summary.json").read_text())
+    assert summary["trained_parameters"] == summary["parameters"]
+    assert summary["pairs_seen"] == STEPS * 8
+    assert summary["validation_split_by"] == "user"
+
+
+def test_a_run_is_a_model_and_scores_as_it_did_in_validation(whole, data):
+    rm = prb.load(whole.out)
+    assert rm.name == str(whole.out)
+    comparisons = prb.read_comparisons(data)
+    held = [c for c in comparisons if c.user_id in held_out_users(whole)]
+    scores = rm.score(held, profile_posts=0)
+    accuracy = np.mean([row[0] > row[1] for row in scores])
+    assert accuracy == pytest.approx(whole.summary["validation"]["accuracy"])
+    loss = np.mean([np.log1p(np.exp(row[1] - row[0])) for row in scores])
+    assert loss == pytest.approx(whole.summary["validation"]["loss"], rel=1e-5)
+
+
+def held_out_users(whole):
+    from prb_jax.training.config import load_settings
+    from prb_jax.training.splits import read_training_data
+
+    run = json.loads((whole.out / "train.json").read_text())
+    settings = load_settings({**run["inputs"]["settings"], **run["sessions"][0]["settings"]})
+    return {c.user_id for c in read_training_data(settings).validation}
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_an_interrupted_run_ends_with_the_same_bytes(model, data, whole, tmp_path, monkeypatch, step, capsys):
+    out = tmp_path / "stopped"
+    with stopped_at(monkeypatch, step):
+        stopped = train(config(model, data), out=out, progress=False)
+    assert (stopped.stopped_by, stopped.steps, stopped.model) == ("SIGTERM", step, None)
+    assert f"SIGTERM: saved at step {step} of {STEPS}" in capsys.readouterr().err
+    with pytest.raises(prb.CheckpointError, match="not finished"):
+        prb.load(out)
+    done = train(config(model, data), out=out, progress=False)
+    assert done.stopped_by is None
+    assert numbers(out) == numbers(whole.out)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / "model" / name).read_bytes() == (whole.out / "model" / name).read_bytes()
+    assert len(json.loads((out / "train.json").read_text())["sessions"]) == 2
+
+
+def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_damaged(
+    model, data, whole, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "damaged"
+    with stopped_at(monkeypatch, 5):
+        train(config(model, data), out=out, progress=False)
+    shutil.rmtree(out / "checkpoints" / "5" / "arrays")
+    train(config(model, data), out=out, progress=False)
+    said = capsys.readouterr().err
+    assert "checkpoint skipped and renamed to damaged-5" in said
+    assert "continued from the checkpoint of step 4" in said
+    assert numbers(out) == numbers(whole.out)
+
+
+def test_a_finished_run_is_not_run_again(model, data, whole):
+    before = (whole.out / "train.json").read_bytes()
+    again = train(config(model, data), out=whole.out, progress=False)
+    assert again.summary == whole.summary
+    assert (whole.out / "train.json").read_bytes() == before
+
+
+def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_path):
+    changed = config(model, data, steps=9)
+    changed.optimizer.b2 = 0.9
+    with pytest.raises(prb.RunError) as caught:
+        train(changed, out=whole.out, progress=False)
+    assert "settings.steps: 8 -> 9" in str(caught.value)
+    assert "settings.optimizer.b2: 0.95 -> 0.9" in str(caught.value)
+    other = write_rows(tmp_path / data.name, rows(41))
+    with pytest.raises(prb.RunError, match="data.sources.data"):
+        train(config(model, other), out=whole.out, progress=False)
+    # What is kept and where things lie decides nothing.
+    moved = config(shutil.copytree(model, tmp_path / "moved"), data)
+    moved.checkpoint.keep_last = 7
+    assert train(moved, out=whole.out, progress=False).summary == whole.summary
+
+
+def test_folders_of_something_else_are_refused(model, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(prb.RunError, match="is a file"):
+        train(config(model, data), out=tmp_path / "file")
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    (evaluation / "run.json").write_text("{}")
+    with pytest.raises(prb.RunError, match=r"has a run.json but no train.json"):
+        train(config(model, data), out=evaluation)
+
+
+def test_training_learns_what_can_be_learned(model, data, tmp_path):
+    chosen = config(model, data, steps=40)
+    chosen.optimizer.learning_rate = 3e-3
+    chosen.validation.fraction = 0.0
+    result = train(chosen, out=tmp_path / "learns", progress=False)
+    losses = [loss for _, loss in curve(result.out, "loss")]
+    assert np.mean(losses[-5:]) < 0.2 < np.mean(losses[:3])
+    assert result.summary["last_tenth"]["accuracy"] > 0.95
+    assert result.summary["validation"] is None
+
+
+@pytest.mark.parametrize("tuning", ["head", "lora"])
+def test_frozen_weights_stay_as_they_are(model, data, tmp_path, tuning):
+    from safetensors.numpy import load_file
+
+    chosen = config(model, data, tuning=tuning, method="profile_context", steps=3)
+    chosen.lora.targets = ("q", "down")
+    chosen.lora.rank = 4
+    result = train(chosen, out=tmp_path / tuning, progress=False)
+    before, after = (load_file(path / "model.safetensors") for path in (model, result.out / "model"))
+    assert before.keys() == after.keys()
+    changed = {name.split(".")[-2] for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == ({"score"} if tuning == "head" else {"score", "q_proj", "down_proj"})
+    assert result.summary["trained_parameters"] < result.summary["parameters"]
+
+
+def test_a_language_model_gets_a_head_only_if_asked(data, tmp_path):
+    causal = write_causal_model(tmp_path / "causal")
+    with pytest.raises(prb.CheckpointError, match=r"'Qwen3ForCausalLM'.*no score head.*init_head=true"):
+        train(config(causal, data), out=tmp_path / "no", progress=False)
+    result = train(config(causal, data, init_head=True, steps=2), out=tmp_path / "yes", progress=False)
+    rm = prb.load(result.out)
+    assert rm.config.num_labels == 1
+    assert rm.config.architectures == ("Qwen3ForSequenceClassification",)
+
+
+def test_a_head_with_several_outputs_is_refused_or_replaced(data, tmp_path):
+    two = write_model(tmp_path / "two", id2label={"0": "a", "1": "b"})
+    with pytest.raises(prb.CheckpointError, match=r"2 outputs.*init_head=true"):
+        train(config(two, data), out=tmp_path / "no", progress=False)
+    result = train(config(two, data, init_head=True, steps=1), out=tmp_path / "yes", progress=False)
+    assert prb.load(result.out).config.num_labels == 1
+
+
+def test_the_tokenizer_of_another_model_is_refused(model, data, tmp_path):
+    from tests.tiny_tokenizer import write_tokenizer
+
+    larger = write_tokenizer(tmp_path / "larger", style="metaspace")
+    with pytest.raises(prb.CheckpointError, match="not the tokenizer of this model"):
+        train(config(model, data, tokenizer=str(larger)), out=tmp_path / "no", progress=False)
+    small = write_model(tmp_path / "small", vocab_size=40)
+    with pytest.raises(prb.DataError, match=r"only 40 embeddings.*not the tokenizer"):
+        train(config(small, data), out=tmp_path / "small-run", progress=False)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_comparisons(model, tmp_path):
+    found = rows(12)
+    found[5]["margin"] = 3e38
+    data = write_rows(tmp_path / "huge.jsonl", found)
+    chosen = config(model, data)
+    chosen.validation.fraction = 0.0
+    with pytest.raises(prb.RunError) as caught:
+        train(chosen, out=tmp_path / "run", progress=False)
+    assert "not finite" in str(caught.value)
+    assert "'p5'" in str(caught.value)
+    assert not (tmp_path / "run" / "model").exists()
+    assert all(np.isfinite(loss) for _, loss in curve(tmp_path / "run", "loss"))
+
+
+def test_from_scratch_with_a_tokenizer_of_its_own(data, tmp_path):
+    chosen = config("scratch", data, steps=2)
+    chosen.scratch.hidden_size, chosen.scratch.intermediate_size, chosen.scratch.vocab_size = 16, 32, 300
+    chosen.scratch.num_hidden_layers, chosen.scratch.head_dim = 1, 8
+    result = train(chosen, out=tmp_path / "scratch", progress=False)
+    rm = prb.load(result.out)
+    assert rm.config.hidden_size == 16
+    assert rm.tokenizer.vocab_size <= 300 <= rm.config.vocab_size
+    again = train(chosen, out=tmp_path / "again", progress=False)
+    assert numbers(again.out) == numbers(result.out)
+
+
+def test_bfloat16_trains_float32_weights(model, data, tmp_path):
+    result = train(config(model, data, dtype="bfloat16", steps=3), out=tmp_path / "half", progress=False)
+    rm = prb.load(result.out)
+    assert rm.dtype == "bfloat16"
+    assert str(rm.params["score"].dtype) == "float32"
+    assert all(np.isfinite(loss) for _, loss in curve(result.out, "loss"))

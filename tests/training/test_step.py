@@ -1,0 +1,359 @@
+"""One training step: sums of microbatches, what is trained, what is kept, how often it compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from prb_jax.errors import CheckpointError
+from prb_jax.models.decoder import init_params, score_tree
+from prb_jax.sharding import make_mesh
+from prb_jax.training.losses import LossConfig, comparison_loss
+from prb_jax.training.step import UserRows, merge, split_params
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import build_tree
+from tests.training.small_batches import (
+    batch_of,
+    build,
+    extras_of,
+    random_trees,
+    rows_of,
+    small_config,
+)
+
+CONFIG = small_config()
+
+
+def names(tree: Any) -> set[str]:
+    return {"/".join(key.key for key in path) for path, _ in jax.tree.leaves_with_path(tree)}
+
+
+def nbytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def relative_difference(ours: jax.Array, theirs: jax.Array) -> float:
+    return float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
+
+
+@pytest.mark.parametrize("tuning", ["head", "lora", "full"])
+def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
+    """Also where they have other shapes, and where rows only fill up the batch."""
+    trees = random_trees(6)
+    extras = extras_of(trees)
+    step, one, frozen = build(CONFIG, tuning=tuning)
+    many = (
+        step.init(split_params(init_params(CONFIG), tuning=tuning)[0])
+        if tuning != "lora"
+        else build(CONFIG, tuning=tuning)[1]
+    )
+    one = step.accumulate(one, frozen, *step.place(batch_of(trees), extras))
+    for rows in (slice(0, 2), slice(2, 5)):
+        batch = batch_of(trees[rows])
+        many = step.accumulate(many, frozen, *step.place(batch, rows_of(extras, rows)))
+    last = dataclasses.replace(
+        extras_of(trees[5:], rows=4),
+        margin=np.full(4, extras.margin[5]),
+        weights=np.full(4, extras.weights[5]),
+    )
+    many = step.accumulate(many, frozen, *step.place(batch_of(trees[5:], rows=4), last))
+    total = float(one["acc"]["parts"].weight_sum)
+    for ours, theirs in zip(
+        jax.tree.leaves(many["acc"]["grads"]), jax.tree.leaves(one["acc"]["grads"]), strict=True
+    ):
+        np.testing.assert_allclose(ours / total, theirs / total, atol=1e-6, rtol=1e-6)
+    (many, ours), (one, theirs) = step.update(many), step.update(one)
+    for name in theirs:
+        assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-6), name
+
+
+def test_the_gradient_is_that_of_the_mean_loss() -> None:
+    trees = random_trees(4, responses=3)
+    extras = extras_of(trees)
+    params = init_params(CONFIG)
+    config = LossConfig(label_smoothing=0.1)
+    step, state, frozen = build(CONFIG, params=params, loss=config)
+
+    def mean_loss(params):
+        logits = score_tree(params, batch_of(trees), config=CONFIG, dtype=jnp.dtype("float32"))
+        return comparison_loss(
+            logits[..., 0], labels=extras.labels, mask=jnp.asarray(extras.mask), margin=jnp.asarray(extras.margin),
+            weights=jnp.asarray(extras.weights), config=config,
+        ).means()["loss"]  # fmt: skip
+
+    value, gradient = jax.value_and_grad(mean_loss)(params)
+    state = step.accumulate(state, frozen, *step.place(batch_of(trees), extras))
+    total = state["acc"]["parts"].weight_sum
+    for ours, theirs in zip(jax.tree.leaves(state["acc"]["grads"]), jax.tree.leaves(gradient), strict=True):
+        assert relative_difference(ours / total, theirs) < 1e-5
+    _, metrics = step.update(state)
+    assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-6)
+
+
+def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
+    """Against every response as a tree of its own, computed whole, the rewards put side by side."""
+    trees = random_trees(5, responses=3)
+    alone = [build_tree([tree.sequence(k)]) for tree in trees for k in range(3)]
+    extras = extras_of(trees)
+    params = init_params(CONFIG)
+
+    def loss(params, batch):
+        logits = score_tree(params, batch, config=CONFIG, dtype=jnp.dtype("float32"))
+        parts = comparison_loss(
+            logits[..., 0].reshape(5, 3), labels=extras.labels, mask=jnp.asarray(extras.mask),
+            margin=jnp.asarray(extras.margin), weights=jnp.asarray(extras.weights),
+            config=LossConfig(center_rewards_coefficient=0.01),
+        )  # fmt: skip
+        return parts.means()["loss"]
+
+    gradient = jax.jit(jax.value_and_grad(loss))
+    shared, by_tree = gradient(params, batch_of(trees))
+    whole, by_sequence = gradient(params, batch_of(alone))
+    assert float(shared) == pytest.approx(float(whole), abs=1e-6)
+    for ours, theirs in zip(jax.tree.leaves(by_tree), jax.tree.leaves(by_sequence), strict=True):
+        assert relative_difference(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("tuning", ["head", "lora", "full"])
+def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None:
+    params = init_params(CONFIG)
+    step, state, frozen = build(CONFIG, tuning=tuning, params=params)
+    trained = names(state["trainable"])
+    factors = {
+        f"layers/{name}_lora_{part}" for name in ("q", "k", "v", "o", "gate", "up", "down") for part in "ab"
+    }
+    expected = {"head": {"score"}, "lora": {"score"} | factors, "full": names(params)}[tuning]
+    assert trained == expected
+    assert names(frozen) == names(params) - trained
+    # Two moments for each trainable number, and a counter or two.
+    assert 0 <= nbytes(state["opt"]) - 2 * nbytes(state["trainable"]) < 64
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state["trainable"]))
+
+    before = jax.tree.map(np.asarray, {"trainable": state["trainable"], "frozen": frozen})
+    trees = random_trees(4)
+    for _ in range(2):
+        state = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+        state, metrics = step.update(state)
+    assert int(state["step"]) == 2
+    assert float(metrics["finite"]) == 1.0
+    for old, new in zip(
+        jax.tree.leaves(before["trainable"]), jax.tree.leaves(state["trainable"]), strict=True
+    ):
+        assert (old != np.asarray(new)).any()
+    for old, new in zip(jax.tree.leaves(before["frozen"]), jax.tree.leaves(frozen), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("tuning", ["head", "lora", "full"])
+def test_a_few_steps_learn_the_batch(tuning: str) -> None:
+    trees = random_trees(8)
+    step, state, frozen = build(CONFIG, tuning=tuning)
+    placed = step.place(
+        batch_of(trees), dataclasses.replace(extras_of(trees), margin=np.zeros(8, np.float32))
+    )
+    losses = []
+    for _ in range(15):
+        state, metrics = step.update(step.accumulate(state, frozen, *placed))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < (0.6 if tuning == "head" else 0.1) * losses[0]
+
+
+def test_one_compile_for_each_shape_and_one_update() -> None:
+    step, state, frozen = build(CONFIG, tuning="lora")
+    shapes = [Bucket(24, 2, 12), Bucket(32, 2, 12)]
+    trees = random_trees(3)
+    for turn in range(3):
+        for bucket in shapes:
+            state = step.accumulate(
+                state, frozen, *step.place(batch_of(trees, bucket=bucket), extras_of(trees, seed=turn))
+            )
+        state, _ = step.update(state)
+        assert step.accumulate._cache_size() == 2
+        assert step.update._cache_size() == 1
+    # Frozen weights are an argument: others need no compile, and matter.
+    other = jax.tree.map(lambda leaf: 2 * leaf, frozen)
+    placed = step.place(batch_of(trees, bucket=shapes[0]), extras_of(trees))
+    assert not np.allclose(step.rewards(state, frozen, *placed), step.rewards(state, other, *placed))
+    assert step.rewards._cache_size() == 1
+    step.accumulate(state, jax.device_put(other, step.frozen_shardings), *placed)
+    assert step.accumulate._cache_size() == 2
+
+
+def test_the_state_is_updated_in_place() -> None:
+    step, state, frozen = build(CONFIG)
+    trees = random_trees(2)
+    new = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    newer, _ = step.update(new)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((newer, frozen)))
+    same = jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, newer, step.state_shardings)
+    assert all(jax.tree.leaves(same))
+
+
+def test_sums_are_cleared_by_an_update() -> None:
+    step, state, frozen = build(CONFIG)
+    trees = random_trees(2)
+    placed = step.place(batch_of(trees), extras_of(trees))
+    first = step.accumulate(state, frozen, *placed)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first["acc"]["grads"])) > 0
+    cleared, _ = step.update(first)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(cleared["acc"]["grads"]))
+    assert float(cleared["acc"]["parts"].count) == 0
+    assert float(cleared["acc"]["parts"].reward_min) == np.inf
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    step, state, frozen = build(CONFIG, tuning="lora")
+    trees = random_trees(2)
+    extras = extras_of(trees)
+    state, _ = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
+    kept = jax.tree.map(np.asarray, {name: state[name] for name in ("trainable", "opt", "step")})
+    bad = dataclasses.replace(extras, margin=np.array([np.nan, 0], np.float32))
+    state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), bad)))
+    assert float(metrics["finite"]) == 0.0
+    assert np.isnan(float(metrics["loss"]))
+    jax.tree.map(np.testing.assert_array_equal, kept, {name: state[name] for name in kept})
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state["acc"]["grads"]))
+    state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
+    assert float(metrics["finite"]) == 1.0
+
+
+def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
+    """Updates far below a bfloat16 rounding step are not lost."""
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init_params(CONFIG))
+    trees = random_trees(4)
+    placed = None
+    states = {}
+    for dtype in ("float32", "bfloat16"):
+        step, state, frozen = build(CONFIG, params=params, dtype=dtype)
+        placed = step.place(batch_of(trees), extras_of(trees))
+        states[dtype] = step.accumulate(state, frozen, *placed)
+    for wide, narrow in zip(
+        jax.tree.leaves(states["float32"]["acc"]["grads"]),
+        jax.tree.leaves(states["bfloat16"]["acc"]["grads"]),
+        strict=True,
+    ):
+        assert narrow.dtype == jnp.float32
+        assert relative_difference(narrow, wide) < 0.05
+    gradient = np.asarray(states["bfloat16"]["acc"]["grads"]["layers"]["q"])
+    assert (gradient != gradient.astype(jnp.bfloat16).astype(np.float32)).any()
+    state, _ = step.update(states["bfloat16"])
+    weight = np.asarray(state["trainable"]["layers"]["q"])
+    assert (weight != weight.astype(jnp.bfloat16).astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
+    config = small_config(num_hidden_layers=6)
+    trees = random_trees(4, prefix=200)
+    memory, gradients = {}, {}
+    for remat in ("none", "dots", "full"):
+        step, state, frozen = build(config, tuning=tuning, remat=remat)
+        placed = step.place(batch_of(trees), extras_of(trees))
+        compiled = step.accumulate.lower(state, frozen, *placed).compile()
+        memory[remat] = compiled.memory_analysis().temp_size_in_bytes
+        gradients[remat] = jax.tree.leaves(step.accumulate(state, frozen, *placed)["acc"]["grads"])
+    assert memory["full"] < memory["dots"] < memory["none"]
+    for remat in ("dots", "full"):
+        for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
+    with pytest.raises(ValueError, match="remat: expected one of none, dots, full, found 'some'"):
+        step, state, frozen = build(config, remat="some")
+        step.accumulate(state, frozen, *placed)
+
+
+def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
+    """Training the head alone needs the memory of scoring, not of training."""
+    trees = random_trees(4, prefix=200)
+    memory = {}
+    for tuning in ("head", "full"):
+        step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning)
+        arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+        memory[tuning] = step.accumulate.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        scoring = step.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        memory[f"{tuning} scoring"] = scoring
+    assert memory["head"] < 1.1 * memory["head scoring"]
+    assert memory["full"] > 3 * memory["full scoring"]
+
+
+def test_user_rows_are_trained_through_the_table() -> None:
+    """Only this step's rows have a gradient; the table takes them; a step that is not finite leaves it."""
+    users, tokens, width = 7, 3, CONFIG.hidden_size
+    mesh = make_mesh("data=1", devices=jax.devices()[:1])
+    here = NamedSharding(mesh, PartitionSpec())
+
+    def apply(state, gradient, step):
+        return {**state, "table": state["table"].at[state["ids"]].add(-0.1 * gradient)}
+
+    hook = UserRows(
+        gather=lambda table, ids: jnp.take(table, ids, axis=0),
+        apply=apply,
+        shardings=dict.fromkeys(("table", "rows", "ids"), here),
+    )
+    trainable, frozen = split_params(init_params(CONFIG), tuning="head")
+    step, _, _ = build(CONFIG, tuning="head", mesh=mesh, users=hook)
+    table = np.random.default_rng(0).normal(size=(users, tokens, width)).astype(np.float32)
+    state = step.init(
+        trainable,
+        {"table": jnp.asarray(table), "rows": jnp.zeros((2, tokens, width)), "ids": jnp.zeros(2, jnp.int32)},
+    )
+    trees = random_trees(3)
+    extras = dataclasses.replace(extras_of(trees), users=np.array([0, 1, 1], np.int32))
+    placed = step.place(batch_of(trees), extras)
+    assert step.begin_users is not None
+    state = step.begin_users(state, np.array([4, 2], np.int32))
+    np.testing.assert_array_equal(state["users"]["rows"], table[[4, 2]])
+    state = step.accumulate(state, frozen, *placed)
+    assert state["acc"]["user_rows"].shape == (2, tokens, width)
+
+    def by_rows(rows: jax.Array) -> jax.Array:
+        logits = score_tree(
+            merge(trainable, frozen), batch_of(trees), config=CONFIG, dtype=jnp.dtype("float32"),
+            soft_prompt=rows[jnp.array([0, 1, 1])],
+        )  # fmt: skip
+        return comparison_loss(
+            logits[..., 0], labels=extras.labels, mask=jnp.asarray(extras.mask), margin=jnp.asarray(extras.margin),
+            weights=jnp.asarray(extras.weights), config=LossConfig(center_rewards_coefficient=0.01),
+        ).means()["loss"]  # fmt: skip
+
+    gradient = jax.grad(by_rows)(jnp.asarray(table[[4, 2]]))
+    state, metrics = step.update(state)
+    assert float(metrics["user_grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
+    expected = table.copy()
+    expected[[4, 2]] -= 0.1 * np.asarray(gradient)
+    np.testing.assert_allclose(state["users"]["table"], expected, atol=1e-6)
+
+    bad = dataclasses.replace(extras, weights=np.array([np.inf, 1, 1], np.float32))
+    before = np.asarray(state["users"]["table"])
+    state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), bad)))
+    assert float(metrics["finite"]) == 0.0
+    np.testing.assert_array_equal(state["users"]["table"], before)
+    np.testing.assert_array_equal(state["users"]["ids"], [4, 2])
+    assert (step.accumulate._cache_size(), step.update._cache_size()) == (1, 1)
+
+
+def test_a_head_with_several_labels_cannot_be_trained() -> None:
+    with pytest.raises(
+        CheckpointError, match="training needs a score head with one label, found num_labels=2"
+    ):
+        build(small_config(num_labels=2))
+
+
+def test_parts_come_together_again() -> None:
+    params = init_params(CONFIG)
+    for tuning in ("head", "full"):
+        trainable, frozen = split_params(params, tuning=tuning)
+        again = merge(trainable, frozen)
+        assert jax.tree.structure(again) == jax.tree.structure(params)
+        assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True))
+    trainable, frozen = split_params(params, tuning="lora", seed=1)
+    assert names(merge(trainable, frozen)) == names(trainable) | names(frozen)
+    with pytest.raises(ValueError, match="tuning: expected one of head, lora, full, found 'all'"):
+        split_params(params, tuning="all")  # pyright: ignore[reportArgumentType]
