@@ -120,7 +120,7 @@ def parse_mesh(text: str | None, *, devices: int) -> MeshShape:
     return shape
 
 
-def make_mesh(text: str | None = None, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over all devices (or the given ones); see :func:`parse_mesh`."""
     found = list(jax.devices() if devices is None else devices)
     shape = parse_mesh(text, devices=len(found))

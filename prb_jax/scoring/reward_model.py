@@ -151,7 +151,13 @@ class RewardModel:
         return trees
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
-        """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty."""
+        """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty.
+
+        Raises:
+          ValueError: no tree.
+        """
+        if not trees:
+            raise ValueError("a batch needs at least one tree, found none")
         multiple = MULTIPLE.get(self._platform, 16)
         tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
         shards = mesh_shape(self.mesh).batch_shards

@@ -24,8 +24,8 @@ from prb_jax.sharding import PARAMETER_AXES
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
+from tests.models.compiled_shapes import largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES, write_tiny_model
-
 
 scored = jax.jit(score_tree, static_argnames=("config", "dtype"))
 
@@ -175,6 +175,17 @@ def test_the_number_of_layers_does_not_change_the_program(small: DecoderConfig, 
         return len(lowered.as_text().splitlines())
 
     assert length(8) == length(2)
+
+
+def test_no_square_of_the_prefix_in_the_whole_program(tmp_path) -> None:
+    """Masks and positions neither, in a model that mixes windows and full attention."""
+    config = family_config("gemma2", tmp_path)
+    trees = [build_tree([[*range(9)] * 220 + [1], [*range(9)] * 220 + [2]])]
+    batch = make_batch(trees, Bucket(2048, 2, 16), batch=1)
+    _, params = abstract_decoder(config)
+    program = jax.jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.float32))
+    text = program.lower(params, batch).compile().as_text()
+    assert largest_square(text) < 1024
 
 
 def test_written_tiny_models_are_read_as_the_module_expects(tmp_path) -> None:

@@ -24,6 +24,11 @@ def test_on_a_batch_of_trees(model, mixed, scores) -> None:
     assert_close([np.asarray(row[: len(s)]) for row, s in zip(found, scores)], scores)
 
 
+def test_a_batch_of_nothing(model) -> None:
+    with pytest.raises(ValueError, match="at least one tree, found none"):
+        model.batch([])
+
+
 def test_inside_another_jit(model, mixed, scores) -> None:
     """As a best-of-n loss would: the margin between the first response and the second."""
 
