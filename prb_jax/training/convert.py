@@ -79,7 +79,10 @@ def _convert_run(
 ) -> Path:
     run = read_training(path)
     assert run is not None
-    settings = load_settings(_settings_of(run), [] if dtype is None else [f"export.dtype={dtype}"])
+    settings = load_settings(_settings_of(run))
+    # Frozen weights are read as they will be written, so that nothing is rounded twice.
+    kept = dtype or settings.export.dtype or settings.dtype
+    settings = load_settings(settings, [f"dtype={kept}", f"export.dtype={kept}"])
     start = start_from(settings, (), out=path)
     check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
     if adapter and settings.tuning != "lora":

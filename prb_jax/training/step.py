@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
 from prb_jax.training.losses import LossConfig, LossParts, comparison_loss
@@ -170,12 +170,15 @@ def make_train_step(
 
     Raises:
         CheckpointError: a head with several labels.
+        ValueError: an unknown policy of rematerialisation.
         MeshError: a mesh axis does not divide a parameter.
     """
     if config.num_labels != 1:
         raise CheckpointError(
             f"training needs a score head with one label, found num_labels={config.num_labels}"
         )
+    if remat not in REMAT_POLICIES:
+        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {remat!r}")
     transformation = make_optimizer(optimizer)
     schedule = learning_rate(optimizer)
     shardings = _state_shardings(transformation, trainable, mesh, users)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,9 @@ from prb_jax.training.splits import user_weights
 
 if TYPE_CHECKING:
     from prb_jax.training.model import Trainer
+
+
+_loss = jax.jit(comparison_loss, static_argnames="config")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: T
         labels[i, : len(row)] = comparison.labels
         margin[i] = comparison.margin or 0.0
     weights = user_weights(comparisons) if settings.loss.user_weights else np.ones(len(scores), np.float32)
-    parts = comparison_loss(
+    parts = _loss(
         jnp.asarray(rewards),
         labels=jnp.asarray(labels),
         mask=jnp.asarray(mask),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,9 @@ from prb_jax.trees.tree import build_tree
 from tests.models.compiled_shapes import largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES, write_tiny_model
 
-scored = jax.jit(score_tree, static_argnames=("config", "dtype"))
+# Machine code is not what is tested here, and takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+scored = jit(score_tree, static_argnames=("config", "dtype"))
 
 
 def family_config(family: str, folder, *, num_labels: int = 1) -> DecoderConfig:
@@ -77,7 +80,7 @@ def test_the_module_and_the_checkpoint_have_one_tree(family: str, tmp_path) -> N
 @pytest.mark.parametrize("family", ["llama-yarn", "qwen2", "gemma3"])
 def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path) -> None:
     config = family_config(family, tmp_path)
-    params = init_params(config, seed=3)
+    params = jit(lambda: init_params(config, seed=3))()
     _, expected = abstract_decoder(config)
     assert jax.tree.structure(params) == jax.tree.structure(expected)
     for leaf, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
@@ -96,7 +99,7 @@ def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path
     # The residual stream starts at size one, scaled embedding or not.
     scale = config.embedding_scale or 1.0
     assert float(scale * params["embed"].std()) == pytest.approx(1.0, rel=0.05)
-    same, other = init_params(config, seed=3), init_params(config, seed=4)
+    same, other = (jit(lambda seed=seed: init_params(config, seed=seed))() for seed in (3, 4))
     np.testing.assert_array_equal(params["layers"]["q"], same["layers"]["q"])
     assert (params["layers"]["q"] != other["layers"]["q"]).all()
     # No two layers and no two matrices are drawn alike.
@@ -117,7 +120,7 @@ def test_positions_and_tokens_of_a_batch(batch: TreeBatch) -> None:
 def test_scores_are_float32_logits_at_the_read_position(small: DecoderConfig, batch: TreeBatch) -> None:
     """The last norm and the head, by hand, at the token that `read` names."""
     params = init_params(small)
-    hidden = jax.jit(decode_tree, static_argnames=("config", "dtype"))(
+    hidden = jit(decode_tree, static_argnames=("config", "dtype"))(
         params, batch, config=small, dtype=jnp.float32
     )
     assert hidden.shape == (3, 17, 32)
@@ -159,7 +162,7 @@ def test_gradients_are_finite_and_reach_every_parameter(family: str, tmp_path) -
         scores = score_tree(params, batch, config=config, dtype=jnp.float32)[..., 0]
         return scores[0, 0] - scores[0, 1]
 
-    gradients = jax.jit(jax.grad(loss))(params)
+    gradients = jit(jax.grad(loss))(params)
     for path, leaf in jax.tree.leaves_with_path(gradients):
         assert np.isfinite(leaf).all(), path
         assert np.abs(leaf).max() > 0, path
@@ -183,7 +186,7 @@ def test_no_square_of_the_prefix_in_the_whole_program(tmp_path) -> None:
     trees = [build_tree([[*range(9)] * 220 + [1], [*range(9)] * 220 + [2]])]
     batch = make_batch(trees, Bucket(2048, 2, 16), batch=1)
     _, params = abstract_decoder(config)
-    program = jax.jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.float32))
+    program = jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.float32))
     text = program.lower(params, batch).compile().as_text()
     assert largest_square(text) < 1024
 

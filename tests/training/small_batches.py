@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -84,12 +86,12 @@ def build(
     steps: int = 20,
     **options: Any,
 ) -> tuple[TrainStep, dict[str, Any], Params]:
-    """The compiled step, a fresh state and the frozen parameters."""
-    params = init_params(config) if params is None else params
+    """The compiled step, a fresh state (without users) and the frozen parameters."""
+    params = initial_params(config) if params is None else params
     trainable, frozen = split_params(params, tuning=tuning, lora=LORA)
     step = make_train_step(
         config,
-        mesh=mesh or make_mesh("data=1", devices=_one_device()),
+        mesh=mesh or make_mesh(devices=jax.devices()[:1]),
         dtype=jnp.dtype(dtype),
         loss=loss or LossConfig(center_rewards_coefficient=0.01),
         optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, weight_decay=0.01),
@@ -98,10 +100,23 @@ def build(
         lora_scale=LORA.scale if tuning == "lora" else 1.0,
         **options,
     )
-    return step, step.init(trainable), frozen
+    frozen = jax.device_put(frozen, step.frozen_shardings)
+    return step, {} if options.get("users") else step.init(trainable), frozen
 
 
-def _one_device() -> list[Any]:
-    import jax
+@functools.cache
+def built(tuning: str = "full", dtype: str = "float32", remat: str = "none", layers: int = 2) -> TrainStep:
+    """As :func:`build`, once for all tests; see :func:`fresh`."""
+    return build(small_config(num_hidden_layers=layers), tuning=tuning, dtype=dtype, remat=remat)[0]
 
-    return jax.devices()[:1]
+
+def fresh(step: TrainStep, tuning: str = "full", *, layers: int = 2) -> tuple[dict[str, Any], Params]:
+    """A new state, and the frozen parameters."""
+    params = initial_params(small_config(num_hidden_layers=layers))
+    trainable, frozen = split_params(params, tuning=cast(Any, tuning), lora=LORA)
+    return step.init(trainable), jax.device_put(frozen, step.frozen_shardings)
+
+
+@functools.cache
+def initial_params(config: DecoderConfig) -> Params:
+    return jax.jit(lambda: init_params(config))()

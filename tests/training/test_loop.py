@@ -9,9 +9,16 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.config import default_config
 from prb_jax.training.loop import train
-from tests.training.tiny import curve, rows, stopped_at, write_causal_model, write_model, write_rows
+from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_causal_model, write_model, write_rows
 
 STEPS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """These runs compile the same functions again and again."""
+    with compilation_cache(tmp_path_factory.mktemp("cache")):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,10 @@ from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
     batch_of,
     build,
+    built,
     extras_of,
+    fresh,
+    initial_params,
     random_trees,
     rows_of,
     small_config,
@@ -47,12 +50,8 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     """Also where they have other shapes, and where rows only fill up the batch."""
     trees = random_trees(6)
     extras = extras_of(trees)
-    step, one, frozen = build(CONFIG, tuning=tuning)
-    many = (
-        step.init(split_params(init_params(CONFIG), tuning=tuning)[0])
-        if tuning != "lora"
-        else build(CONFIG, tuning=tuning)[1]
-    )
+    step = built(tuning)
+    (one, frozen), (many, _) = fresh(step, tuning), fresh(step, tuning)
     one = step.accumulate(one, frozen, *step.place(batch_of(trees), extras))
     for rows in (slice(0, 2), slice(2, 5)):
         batch = batch_of(trees[rows])
@@ -76,7 +75,7 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
 def test_the_gradient_is_that_of_the_mean_loss() -> None:
     trees = random_trees(4, responses=3)
     extras = extras_of(trees)
-    params = init_params(CONFIG)
+    params = initial_params(CONFIG)
     config = LossConfig(label_smoothing=0.1)
     step, state, frozen = build(CONFIG, params=params, loss=config)
 
@@ -101,7 +100,7 @@ def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
     trees = random_trees(5, responses=3)
     alone = [build_tree([tree.sequence(k)]) for tree in trees for k in range(3)]
     extras = extras_of(trees)
-    params = init_params(CONFIG)
+    params = initial_params(CONFIG)
 
     def loss(params, batch):
         logits = score_tree(params, batch, config=CONFIG, dtype=jnp.dtype("float32"))
@@ -122,8 +121,9 @@ def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
 
 @pytest.mark.parametrize("tuning", ["head", "lora", "full"])
 def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None:
-    params = init_params(CONFIG)
-    step, state, frozen = build(CONFIG, tuning=tuning, params=params)
+    params = initial_params(CONFIG)
+    step = built(tuning)
+    state, frozen = fresh(step, tuning)
     trained = names(state["trainable"])
     factors = {
         f"layers/{name}_lora_{part}" for name in ("q", "k", "v", "o", "gate", "up", "down") for part in "ab"
@@ -153,7 +153,8 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
 @pytest.mark.parametrize("tuning", ["head", "lora", "full"])
 def test_a_few_steps_learn_the_batch(tuning: str) -> None:
     trees = random_trees(8)
-    step, state, frozen = build(CONFIG, tuning=tuning)
+    step = built(tuning)
+    state, frozen = fresh(step, tuning)
     placed = step.place(
         batch_of(trees), dataclasses.replace(extras_of(trees), margin=np.zeros(8, np.float32))
     )
@@ -186,8 +187,9 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
 
 
 def test_the_state_is_updated_in_place() -> None:
-    step, state, frozen = build(CONFIG)
-    trees = random_trees(2)
+    step = built()
+    state, frozen = fresh(step)
+    trees = random_trees(4)
     new = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     newer, _ = step.update(new)
@@ -198,8 +200,9 @@ def test_the_state_is_updated_in_place() -> None:
 
 
 def test_sums_are_cleared_by_an_update() -> None:
-    step, state, frozen = build(CONFIG)
-    trees = random_trees(2)
+    step = built()
+    state, frozen = fresh(step)
+    trees = random_trees(4)
     placed = step.place(batch_of(trees), extras_of(trees))
     first = step.accumulate(state, frozen, *placed)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first["acc"]["grads"])) > 0
@@ -210,12 +213,13 @@ def test_sums_are_cleared_by_an_update() -> None:
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
-    step, state, frozen = build(CONFIG, tuning="lora")
-    trees = random_trees(2)
+    step = built("lora")
+    state, frozen = fresh(step, "lora")
+    trees = random_trees(4)
     extras = extras_of(trees)
     state, _ = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
     kept = jax.tree.map(np.asarray, {name: state[name] for name in ("trainable", "opt", "step")})
-    bad = dataclasses.replace(extras, margin=np.array([np.nan, 0], np.float32))
+    bad = dataclasses.replace(extras, margin=np.array([np.nan, 0, 0, 0], np.float32))
     state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), bad)))
     assert float(metrics["finite"]) == 0.0
     assert np.isnan(float(metrics["loss"]))
@@ -227,7 +231,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
 
 def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
     """Updates far below a bfloat16 rounding step are not lost."""
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init_params(CONFIG))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), initial_params(CONFIG))
     trees = random_trees(4)
     placed = None
     states = {}
@@ -265,8 +269,7 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
     with pytest.raises(ValueError, match="remat: expected one of none, dots, full, found 'some'"):
-        step, state, frozen = build(config, remat="some")
-        step.accumulate(state, frozen, *placed)
+        build(config, remat="some")
 
 
 def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
@@ -286,7 +289,7 @@ def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
 def test_user_rows_are_trained_through_the_table() -> None:
     """Only this step's rows have a gradient; the table takes them; a step that is not finite leaves it."""
     users, tokens, width = 7, 3, CONFIG.hidden_size
-    mesh = make_mesh("data=1", devices=jax.devices()[:1])
+    mesh = make_mesh(devices=jax.devices()[:1])
     here = NamedSharding(mesh, PartitionSpec())
 
     def apply(state, gradient, step):
@@ -297,7 +300,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
         apply=apply,
         shardings=dict.fromkeys(("table", "rows", "ids"), here),
     )
-    trainable, frozen = split_params(init_params(CONFIG), tuning="head")
+    trainable, frozen = split_params(initial_params(CONFIG), tuning="head")
     step, _, _ = build(CONFIG, tuning="head", mesh=mesh, users=hook)
     table = np.random.default_rng(0).normal(size=(users, tokens, width)).astype(np.float32)
     state = step.init(
@@ -347,7 +350,7 @@ def test_a_head_with_several_labels_cannot_be_trained() -> None:
 
 
 def test_parts_come_together_again() -> None:
-    params = init_params(CONFIG)
+    params = initial_params(CONFIG)
     for tuning in ("head", "full"):
         trainable, frozen = split_params(params, tuning=tuning)
         again = merge(trainable, frozen)

@@ -1,0 +1,237 @@
+"""`prb train` and `prb convert`: real processes, killed and told to stop, on one mesh and on others."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.training.tiny import curve, rows, write_model, write_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 12
+NUMBERS = ("loss", "accuracy", "margin", "grad_norm")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(40))
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    return plain | {"JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(tmp_path_factory.mktemp("cache"))}
+
+
+def command(*arguments: object) -> list[str]:
+    code = "import sys; from prb_jax.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def train(model: Path, data: Path, out: Path, *more: object) -> list[str]:
+    return command(
+        "train", "configs/bt_profile_context.py", f"model={model}", f"data={data}", f"steps={STEPS}",
+        "batch.comparisons=8", "checkpoint.every=3", "validation.every=6", "optimizer.learning_rate=1e-3",
+        "log.plot=false", "--out", out, *more,
+    )  # fmt: skip
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+
+
+def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def reached(out: Path, step: int) -> bool:
+    path = out / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return any(json.loads(line)["step"] >= step for line in text.splitlines(keepends=True) if line.endswith("\n"))
+
+
+def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    while process.poll() is None and not reached(out, step):
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def whole(model, data, environment, tmp_path_factory) -> Path:
+    """An uninterrupted run on one device."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    done = run(train(model, data, out), environment)
+    assert done.returncode == 0, done.stderr
+    assert "validation at step" in done.stdout
+    assert "step 12/12" in done.stderr
+    return out
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
+    model, data, environment, whole, tmp_path
+):
+    out = tmp_path / "killed"
+    kills = 0
+    for step in (2, 5, 10):
+        process = start(train(model, data, out), environment)
+        wait_for_step(process, out, step)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 2
+    done = run(train(model, data, out), environment)
+    assert done.returncode == 0, done.stderr
+    assert "continued from the checkpoint of step" in done.stderr
+    assert curve(out, *NUMBERS) == curve(whole, *NUMBERS)
+    assert curve(out, "validation_loss") == curve(whole, "validation_loss")
+    assert (out / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.timeout(600)
+def test_sigterm_saves_and_another_mesh_continues(model, data, environment, whole, tmp_path):
+    out = tmp_path / "moved"
+    process = start(train(model, data, out), environment)
+    wait_for_step(process, out, 4)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "SIGTERM: saved at step" in said
+    assert "the same command continues the run" in said
+    assert not (out / "model").exists()
+    eight = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = run(train(model, data, out, "mesh=data=2,fsdp=2,tensor=2"), eight)
+    assert done.returncode == 0, done.stderr
+    for name in NUMBERS:
+        np.testing.assert_allclose(curve(out, name), curve(whole, name), rtol=1e-5, atol=1e-5)
+    sessions = json.loads((out / "train.json").read_text())["sessions"]
+    assert [session["devices"]["count"] for session in sessions] == [1, 8]
+
+
+@pytest.mark.timeout(600)
+def test_four_devices_give_the_same_curve(model, data, environment, whole, tmp_path):
+    four = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = run(train(model, data, tmp_path / "four"), four)
+    assert done.returncode == 0, done.stderr
+    for name in NUMBERS:
+        np.testing.assert_allclose(curve(tmp_path / "four", name), curve(whole, name), rtol=1e-5, atol=1e-5)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def processes(arguments: list[str], environment: dict[str, str], count: int = 2) -> list[subprocess.Popen[str]]:
+    shared = environment | {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }
+    return [start(arguments, shared | {"JAX_PROCESS_ID": str(index)}) for index in range(count)]
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_give_the_same_curve_and_stop_together(model, data, environment, whole, tmp_path):
+    out = tmp_path / "two"
+    arguments = train(model, data, out, "--distributed")
+    both = processes(arguments, environment)
+    wait_for_step(both[0], out, 4)
+    both[1].send_signal(signal.SIGTERM)  # told to one of them only
+    said = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "SIGTERM: saved at step" in said[0]
+    both = processes(arguments, environment)
+    said = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    for name in NUMBERS:
+        np.testing.assert_allclose(curve(out, name), curve(whole, name), rtol=1e-5, atol=1e-5)
+    one, two = (load_file(path / "model" / "model.safetensors") for path in (whole, out))
+    for name, tensor in one.items():
+        np.testing.assert_allclose(two[name], tensor, atol=1e-5)
+    assert (out / "model" / "tokenizer.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_run_is_a_model_for_evaluate_and_convert(data, environment, whole, tmp_path):
+    done = run(command("evaluate", whole, "--data", data, "--limit", 10, "--out", tmp_path / "e"), environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "e" / "summary.json").read_text())["n"] == 10
+    done = run(command("convert", whole, tmp_path / "hf", "--step", "last"), environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, data, environment, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)], environment)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small file system here: {mounted.stderr.strip()}")
+    try:
+        full = run(train(model, data, small / "run", "checkpoint.keep_last=20"), environment)
+        assert full.returncode == 2
+        lines = full.stderr.strip().splitlines()
+        assert "no space left on the device" in lines[-1]
+        assert "the same command continues the run" in lines[-1]
+        assert "Traceback" not in full.stderr
+        assert run(["mount", "-o", "remount,size=50m", str(small)], environment).returncode == 0
+        done = run(train(model, data, small / "run", "checkpoint.keep_last=20"), environment)
+        assert done.returncode == 0, done.stderr
+        assert (small / "run" / "summary.json").exists()
+    finally:
+        run(["umount", str(small)], environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["configs/absent.py"], ["configs/absent.py", "no such config file"]),
+        (["configs/bt_user_blind.py"], ["'model'", "add model=PATH"]),
+        (["configs/bt_user_blind.py", "model=x", "data=y", "stesp=3"], ["'stesp'", "'steps'"]),
+        (["configs/bt_user_blind.py", "model=x", "data=absent.jsonl"], ["absent.jsonl", "does not exist"]),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_path, monkeypatch):
+    from prb_jax.cli import main
+
+    monkeypatch.chdir(ROOT)
+    assert main(["train", *arguments, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("prb: error: ")
+    assert len(said.splitlines()) == 1
+    for part in parts:
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkeypatch, tmp_path):
+    from prb_jax.cli import main
+
+    monkeypatch.chdir(ROOT)
+    out = str(tmp_path / "run")
+    given = ["train", "configs/bt_user_blind.py", "model=m", "--out", out, "--show-config", "data=d", "seed=3"]
+    assert main(given) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert 'model: "m"' in shown
+    assert "seed: 3" in shown
+    with pytest.raises(SystemExit):
+        main([*given, "--unknown"])

@@ -1,0 +1,151 @@
+"""Trained models out: what transformers and PEFT make of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.training.config import default_config
+from prb_jax.training.convert import convert
+from prb_jax.training.loop import train
+from tests.training.tiny import compilation_cache, rows, write_model, write_rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with compilation_cache(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory):
+    """A LoRA run with a learning rate at which every adapter moves."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = default_config()
+    config.model, config.data = str(model), str(write_rows(folder / "pairs.jsonl", rows(24)))
+    config.steps, config.tuning, config.method = 6, "lora", "profile_context"
+    config.batch.comparisons, config.lora.rank = 8, 4
+    config.optimizer.learning_rate, config.validation.every = 0.03, 3
+    config.log.plot = False
+    return train(config, out=folder / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def scored(run):
+    """Some conversations and the rewards that our own code gives them."""
+    rm = prb.load(run.out)
+    comparisons = [prb.Comparison.from_row(row, where="test") for row in rows(6, seed=5)]
+    trees = rm.encode(comparisons)
+    rewards = rm.score(comparisons)
+    ids = [tree.sequence(k) for tree in trees for k in range(2)]
+    return ids, np.concatenate(rewards)
+
+
+def transformers_scores(model, ids):
+    """In one right-padded batch, as transformers reads scores by the padding token."""
+    import torch
+
+    width = max(len(row) for row in ids)
+    pad = model.config.pad_token_id
+    batch = torch.tensor([[*row.tolist(), *[pad] * (width - len(row))] for row in ids])
+    with torch.no_grad():
+        return model(input_ids=batch, attention_mask=(batch != pad).long()).logits[:, 0].numpy()
+
+
+def test_transformers_gives_the_same_scores(run, scored):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    ids, expected = scored
+    theirs = AutoModelForSequenceClassification.from_pretrained(run.model).eval()
+    np.testing.assert_allclose(transformers_scores(theirs, ids), expected, atol=1e-5)
+    own = AutoTokenizer.from_pretrained(run.model)
+    assert own.get_vocab() == prb.load(run.out).tokenizer.tokenizer.get_vocab()
+
+
+def test_peft_gives_the_same_scores(run, model, scored, tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForSequenceClassification
+
+    ids, expected = scored
+    folder = convert(run.out, tmp_path / "adapter", adapter=True)
+    base = AutoModelForSequenceClassification.from_pretrained(model)
+    with pytest.warns() as warned:
+        import warnings
+
+        warnings.warn("sentinel", stacklevel=1)
+        adapted = peft.PeftModel.from_pretrained(base, folder).eval()
+    assert not [item for item in warned if "missing adapter keys" in str(item.message)]
+    np.testing.assert_allclose(transformers_scores(adapted, ids), expected, atol=1e-5)
+
+
+def test_an_adapter_says_what_it_adapts(run, model, tmp_path):
+    from safetensors.numpy import load_file
+
+    folder = convert(run.out, tmp_path / "adapter", adapter=True)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    assert (described["r"], described["lora_alpha"], described["task_type"]) == (4, 32.0, "SEQ_CLS")
+    assert described["base_model_name_or_path"] == str(model)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert tensors["base_model.model.score.weight"].shape == (1, 32)
+    assert tensors["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"].shape == (4, 48)
+    assert tensors["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"].shape == (32, 4)
+    assert len(tensors) == 1 + 2 * 7 * 2
+
+
+def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path):
+    exported = (run.model / "model.safetensors").read_bytes()
+    best = run.summary["exported_step"]
+    assert (convert(run.out, tmp_path / "a") / "model.safetensors").read_bytes() == exported
+    assert (convert(run.out, tmp_path / "b", step=best) / "model.safetensors").read_bytes() == exported
+    last = convert(run.out, tmp_path / "c", step="last", dtype="bfloat16")
+    assert prb.load(last).dtype == "bfloat16"
+    with pytest.raises(prb.RunError, match=r"no checkpoint of step 99; there are best, last, "):
+        convert(run.out, tmp_path / "d", step=99)
+    with pytest.raises(prb.RunError, match="exists already"):
+        convert(run.out, tmp_path / "a")
+
+
+def test_a_run_whose_starting_model_changed_is_not_converted(model, tmp_path):
+    import shutil
+
+    own = shutil.copytree(model, tmp_path / "own")
+    config = default_config()
+    config.model, config.data = str(own), str(write_rows(tmp_path / "pairs.jsonl", rows(16)))
+    config.steps, config.tuning, config.log.plot = 1, "head", False
+    result = train(config, out=tmp_path / "run", progress=False)
+    with pytest.raises(prb.CheckpointError, match="trains no adapter"):
+        convert(result.out, tmp_path / "adapter", adapter=True)
+    other = write_model(tmp_path / "other", rope_theta=5e4)
+    shutil.copyfile(other / "config.json", own / "config.json")
+    with pytest.raises(prb.RunError, match=r"model.files.config.json"):
+        convert(result.out, tmp_path / "converted")
+    assert not (tmp_path / "converted").exists()
+
+
+def test_a_checkpoint_is_converted_bit_for_bit_or_to_another_dtype(model, tmp_path):
+    same = convert(model, tmp_path / "same")
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        assert (same / name).read_bytes() == (model / name).read_bytes()
+    half = convert(model, tmp_path / "half", dtype="bfloat16", chat_template="plain")
+    rm = prb.load(half)
+    assert rm.dtype == "bfloat16"
+    assert rm.tokenizer.template_hash == prb.load(model, chat_template="plain").tokenizer.template_hash
+    with pytest.raises(prb.RunError, match="for runs of `prb train`"):
+        convert(model, tmp_path / "no", adapter=True)
+
+
+def test_a_template_that_reads_the_clock_is_exported_as_it_was(model, tmp_path):
+    from tests.tiny_tokenizer import DATED
+
+    template = tmp_path / "dated.jinja"
+    template.write_text(DATED)
+    dated = convert(model, tmp_path / "dated", chat_template=str(template))
+    assert (dated / "chat_template.jinja").read_text() == DATED
+    expected = prb.load(model, chat_template=str(template)).tokenizer.template_hash
+    assert prb.load(dated).tokenizer.template_hash == expected
