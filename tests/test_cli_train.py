@@ -62,7 +62,9 @@ def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen
 def reached(out: Path, step: int) -> bool:
     path = out / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
-    return any(json.loads(line)["step"] >= step for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return any(
+        json.loads(line)["step"] >= step for line in text.splitlines(keepends=True) if line.endswith("\n")
+    )
 
 
 def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
@@ -123,6 +125,7 @@ def test_sigterm_saves_and_another_mesh_continues(model, data, environment, whol
     assert [session["devices"]["count"] for session in sessions] == [1, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_devices_give_the_same_curve(model, data, environment, whole, tmp_path):
     four = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -138,7 +141,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def processes(arguments: list[str], environment: dict[str, str], count: int = 2) -> list[subprocess.Popen[str]]:
+def processes(
+    arguments: list[str], environment: dict[str, str], count: int = 2
+) -> list[subprocess.Popen[str]]:
     shared = environment | {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": str(count),
@@ -170,7 +175,9 @@ def test_two_processes_give_the_same_curve_and_stop_together(model, data, enviro
 
 @pytest.mark.timeout(300)
 def test_a_run_is_a_model_for_evaluate_and_convert(data, environment, whole, tmp_path):
-    done = run(command("evaluate", whole, "--data", data, "--limit", 10, "--out", tmp_path / "e"), environment)
+    done = run(
+        command("evaluate", whole, "--data", data, "--limit", 10, "--out", tmp_path / "e"), environment
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "e" / "summary.json").read_text())["n"] == 10
     done = run(command("convert", whole, tmp_path / "hf", "--step", "last"), environment)
@@ -207,7 +214,7 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
         (["configs/absent.py"], ["configs/absent.py", "no such config file"]),
         (["configs/bt_user_blind.py"], ["'model'", "add model=PATH"]),
         (["configs/bt_user_blind.py", "model=x", "data=y", "stesp=3"], ["'stesp'", "'steps'"]),
-        (["configs/bt_user_blind.py", "model=x", "data=absent.jsonl"], ["absent.jsonl", "does not exist"]),
+        (["configs/bt_user_blind.py", "model=x", "data=absent.jsonl"], ["absent.jsonl", "no such file"]),
     ],
 )
 def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_path, monkeypatch):
@@ -228,7 +235,16 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
 
     monkeypatch.chdir(ROOT)
     out = str(tmp_path / "run")
-    given = ["train", "configs/bt_user_blind.py", "model=m", "--out", out, "--show-config", "data=d", "seed=3"]
+    given = [
+        "train",
+        "configs/bt_user_blind.py",
+        "model=m",
+        "--out",
+        out,
+        "--show-config",
+        "data=d",
+        "seed=3",
+    ]
     assert main(given) == 0
     shown = capsys.readouterr().out.splitlines()
     assert 'model: "m"' in shown

@@ -32,7 +32,7 @@ def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
         )
     trained, parameters = summary["trained_parameters"], summary["parameters"]
     table.caption = (
-        f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens seen, "
-        f"{trained:,} of {parameters:,} parameters trained"
+        f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens "
+        f"seen, {trained:,} of {parameters:,} parameters trained"
     )
     return table

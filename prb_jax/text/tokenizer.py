@@ -209,6 +209,12 @@ def load_tokenizer(
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        # transformers makes up an empty tokenizer for some model types rather than miss the files.
+        raise CheckpointError(
+            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
+            " name another folder or hub id with --tokenizer"
+        )
     if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
         raise CheckpointError(
             f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"

@@ -140,7 +140,7 @@ class _Run:
                 say=messages.append,
             )
             stack.callback(checkpoints.close)
-            done = self.trainer.restore(checkpoints)
+            done = self.trainer.begin(checkpoints)
             shown = show_training(total=self.settings.steps, done=done, enabled=progress and first)
             display = stack.enter_context(shown)
             say = display.say if first else lambda text: None

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import batch_sharding, to_global
 from prb_jax.training.config import flat_settings
 from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
-from prb_jax.training.losses import LossConfig
+from prb_jax.training.losses import LossConfig, LossParts
 from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData
@@ -31,11 +33,12 @@ from prb_jax.training.step import Extras, TrainState, TrainStep, make_train_step
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
-_CHECKPOINTED = ("trainable", "opt", "step")
+_SAVED = ("trainable", "opt", "step")
+"""Parts of the state that a checkpoint holds: not the sums of a step, which are zero between steps."""
 
 
 class Trainer:
-    """One model in training. Build with :func:`make_trainer`."""
+    """One model in training. Build with :func:`make_trainer`; :meth:`begin` or :meth:`load_step` gives it weights."""
 
     def __init__(
         self,
@@ -44,15 +47,18 @@ class Trainer:
         *,
         mesh: Mesh,
         step: TrainStep,
-        state: TrainState,
-        frozen: Params,
+        abstract: TrainState,
         loss: LossConfig,
         lora: LoraConfig | None,
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
         self.loss = loss
-        self._step, self._state, self._frozen, self._lora = step, state, frozen, lora
         self.truncated = 0
+        self._step, self._lora = step, lora
+        self._abstract = abstract
+        self._state: TrainState = {}
+        self._frozen: Params | None = None
+        self._trees: dict[int, Tree] = {}
         self.scorer = RewardModel(
             name=start.name,
             config=start.config,
@@ -79,11 +85,32 @@ class Trainer:
         """Parameters that are trained."""
         return _size(self._state["trainable"])
 
+    def begin(self, checkpoints: Checkpoints) -> int:
+        """Continues from the newest checkpoint that can be read, or from the starting point.
+
+        Returns:
+          The number of steps made by then.
+        """
+        saved = checkpoints.restore_newest(self._saved_shapes())
+        if saved is not None:
+            self._take(saved.arrays)
+            return saved.step
+        trainable, self._frozen = self._split(self.start.load(self.mesh))
+        self._state = self._step.init(trainable)
+        return 0
+
+    def load_step(self, checkpoints: Checkpoints, step: int) -> None:
+        """Goes to the weights of one checkpoint."""
+        self._take(checkpoints.restore(step, self._saved_shapes()).arrays)
+
+    def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
+        """Starts writing a checkpoint."""
+        arrays = flat_arrays({name: self._state[name] for name in _SAVED})
+        checkpoints.save(step, arrays, {**facts, "seed": self.settings.seed})
+
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = self.scorer.encode(
-            comparisons, profile_posts=self.settings.shown_posts, max_length=self.settings.max_length
-        )
+        trees = self._encode(comparisons)
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
@@ -101,6 +128,7 @@ class Trainer:
         self, batches: Sequence[tuple[TreeBatch, Extras]], users: np.ndarray | None
     ) -> Mapping[str, jax.Array]:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
+        assert self._frozen is not None
         state = self._state
         for batch, extras in batches:
             placed = self._step.place(batch, extras)
@@ -109,39 +137,32 @@ class Trainer:
         return metrics
 
     def score(self, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        """Rewards by the weights of now, one float32 array [K] a comparison."""
-        return self.scorer.score(
+        """Rewards by the weights of now, one float32 array [K] a comparison; each is tokenised once a run."""
+        fresh = [one for one in comparisons if id(one) not in self._trees]
+        if fresh:
+            self._trees.update(zip(map(id, fresh), self._encode(fresh), strict=True))
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
+        for batch in stream_scores(
             comparisons,
-            profile_posts=self.settings.shown_posts,
-            max_length=self.settings.max_length,
-            batch_tokens=self.settings.batch.tokens,
-        )
+            encode=lambda part: [self._trees[id(one)] for one in part],
+            dispatch=lambda batch: self._score_fn({}, self.scorer.place(batch)),
+            options=self.scorer.shape_options(self.settings.batch.tokens),
+        ):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                scores[index] = row
+        return scores
 
     def _score_fn(self, _: Params, batch: TreeBatch) -> jax.Array:
         rows, responses = batch.response_lengths.shape
         blank, one = np.zeros((rows, responses), np.float32), np.zeros(rows, np.float32)
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=np.zeros(rows, np.int32))
         placed = jax.tree.map(lambda x: to_global(x, batch_sharding(self.mesh, x.ndim)), extras)
+        assert self._frozen is not None
         return self._step.rewards(self._state, self._frozen, batch, placed)
-
-    def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
-        """Starts writing a checkpoint."""
-        checkpoints.save(step, self._arrays(), {**facts, "seed": self.settings.seed})
-
-    def restore(self, checkpoints: Checkpoints) -> int:
-        """Continues from the newest checkpoint that can be read; the number of steps made by then."""
-        saved = checkpoints.restore_newest(self._abstract())
-        if saved is None:
-            return 0
-        self._take(saved.arrays)
-        return saved.step
-
-    def load_step(self, checkpoints: Checkpoints, step: int) -> None:
-        """Goes to the weights of one checkpoint."""
-        self._take(checkpoints.restore(step, self._abstract()).arrays)
 
     def params(self) -> Params:
         """All parameters, adapters included."""
+        assert self._frozen is not None
         return merge(self._state["trainable"], self._frozen)
 
     def export(self, folder: Path) -> None:
@@ -172,23 +193,39 @@ class Trainer:
             mesh=self.mesh,
         )
 
-    def _arrays(self) -> dict[str, jax.Array]:
-        """What a checkpoint holds: not the sums of a step, which are zero between steps."""
-        return flat_arrays({name: self._state[name] for name in _CHECKPOINTED})
+    def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        return self.scorer.encode(
+            comparisons, profile_posts=self.settings.shown_posts, max_length=self.settings.max_length
+        )
 
-    def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-            for name, array in self._arrays().items()
-        }
+    def _split(self, params: Params) -> tuple[Params, Params]:
+        settings = self.settings
+        return split_params(params, tuning=settings.tuning, lora=self._lora, seed=settings.seed)
+
+    def _saved_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return flat_arrays({name: self._abstract[name] for name in _SAVED})
 
     def _take(self, arrays: Mapping[str, jax.Array]) -> None:
-        kept = {name: self._state[name] for name in _CHECKPOINTED}
-        self._state = {**self._state, **from_flat(kept, arrays)}
+        """Goes to the state of a checkpoint; frozen weights are loaded if they are not there yet."""
+        if self._frozen is None:
+            # Where everything is trained, the starting weights are no longer needed.
+            full = self.settings.tuning == "full"
+            self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
+        saved = from_flat({name: self._abstract[name] for name in _SAVED}, arrays)
+        self._state = {**saved, "acc": self._state["acc"] if self._state else self._no_sums()}
+
+    def _no_sums(self) -> dict[str, Any]:
+        shapes = self._abstract["acc"]["grads"]
+
+        def zeros() -> dict[str, Any]:
+            grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return {"grads": grads, "parts": LossParts.zero()}
+
+        return jax.jit(zeros, out_shardings=self._step.state_shardings["acc"])()
 
 
 def make_trainer(settings: TrainSettings, start: Start, data: TrainingData, *, mesh: Mesh) -> Trainer:
-    """Loads the weights onto the mesh and compiles nothing yet.
+    """A trainer without weights: nothing is loaded and nothing compiled yet.
 
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
@@ -204,37 +241,35 @@ def make_trainer(settings: TrainSettings, start: Start, data: TrainingData, *, m
     lora = None
     if settings.tuning == "lora":
         lora = LoraConfig(**dataclasses.asdict(settings.lora))
-    params = start.load(mesh)
-    trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
+    trainable, frozen = jax.eval_shape(
+        lambda params: split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed),
+        abstract_params(start.config),
+    )
     step = make_train_step(
         start.config,
         mesh=mesh,
         dtype=jnp.dtype(settings.dtype),
         loss=loss,
-        optimizer=optimizer_config(settings),
+        optimizer=optimizer_config(settings, hidden_size=start.config.hidden_size),
         trainable=trainable,
         frozen=frozen,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
     )
-    return Trainer(
-        settings,
-        start,
-        mesh=mesh,
-        step=step,
-        state=step.init(trainable),
-        frozen=frozen,
-        loss=loss,
-        lora=lora,
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(step.init, trainable),
+        step.state_shardings,
     )
+    return Trainer(settings, start, mesh=mesh, step=step, abstract=abstract, loss=loss, lora=lora)
 
 
-def optimizer_config(settings: TrainSettings) -> OptimizerConfig:
+def optimizer_config(settings: TrainSettings, *, hidden_size: int) -> OptimizerConfig:
     """The optimiser's options with shares of the run turned into steps."""
     options = settings.optimizer
     return OptimizerConfig(
         steps=settings.steps,
-        learning_rate=settings.learning_rate,
+        learning_rate=settings.learning_rate(hidden_size=hidden_size),
         schedule=options.schedule,
         warmup_steps=round(options.warmup_share * settings.steps),
         final_share=options.final_share,

@@ -33,7 +33,7 @@ def run_inputs(settings: TrainSettings, data: TrainingData, start: Start) -> dic
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
     return {
         "settings": chosen,
-        "learning_rate": settings.learning_rate,
+        "learning_rate": settings.learning_rate(hidden_size=start.config.hidden_size),
         "model": dict(start.identity),
         "data": {
             "sources": dict(data.sources),

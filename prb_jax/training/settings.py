@@ -16,8 +16,18 @@ SCRATCH = "scratch"
 Method = Literal["user_blind", "profile_context", "persona_embedding"]
 Tuning = Literal["head", "lora", "full"]
 
-LEARNING_RATES: dict[str, float] = {"head": 1e-3, "lora": 2e-4, "full": 1e-4}
-"""Where `optimizer.learning_rate` is None; that of full fine-tuning is TRL's default."""
+_RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-3), "full": (0.1, 1e-3)}
+
+
+def default_learning_rate(tuning: str, *, hidden_size: int) -> float:
+    """The peak where `optimizer.learning_rate` is None: in inverse proportion to the width of the model.
+
+    For full fine-tuning 1e-4 at a width of 1,024 (TRL's default) and 2.4e-5 at the 4,096 of an 8B model; ten
+    times that for LoRA, forty times for a head alone; never above 1e-3, 2e-3 and 1e-2.
+    """
+    factor, most = _RATES[tuning]
+    return min(most, factor / hidden_size)
+
 
 EVENTS = 10
 """Where `validation.every` or `checkpoint.every` is None: so many times in a run, evenly spaced."""
@@ -48,7 +58,7 @@ class OptimizerSettings:
     """AdamW; see `prb_jax.training.optimizer`.
 
     Attributes:
-      learning_rate: at its peak; None chooses by `tuning` (`LEARNING_RATES`).
+      learning_rate: at its peak; None chooses by `tuning` and width (`default_learning_rate`).
       schedule: of the learning rate, after the warm-up; "wsd" is constant and then falls at the end.
       warmup_share: share of the steps in which the learning rate rises from 0.
       decay_share: share of the steps in which it falls ("wsd").
@@ -266,11 +276,10 @@ class TrainSettings:
         """Posts of the profile in the context."""
         return self.profile_posts if self.method == "profile_context" else 0
 
-    @property
-    def learning_rate(self) -> float:
-        """The peak of the learning rate."""
+    def learning_rate(self, *, hidden_size: int) -> float:
+        """The peak of the learning rate for a model of this width."""
         given = self.optimizer.learning_rate
-        return LEARNING_RATES[self.tuning] if given is None else given
+        return default_learning_rate(self.tuning, hidden_size=hidden_size) if given is None else given
 
     @property
     def validation_every(self) -> int:

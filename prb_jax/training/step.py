@@ -251,7 +251,7 @@ def make_train_step(
         parts: LossParts = state["acc"]["parts"]
         scale = 1.0 / jnp.where(parts.weight_sum > 0, parts.weight_sum, 1.0)
         gradients = jax.tree.map(lambda leaf: leaf * scale, state["acc"]["grads"])
-        norm = optax.global_norm(gradients)
+        norm = _global_norm(gradients)
         metrics = {
             **parts.means(),
             "grad_norm": norm,
@@ -267,7 +267,7 @@ def make_train_step(
         old = {name: state[name] for name in new}
         if "users" in state:
             user_gradient = state["acc"]["user_rows"] * scale
-            metrics["user_grad_norm"] = optax.global_norm(user_gradient)
+            metrics["user_grad_norm"] = _global_norm(user_gradient)
             finite &= jnp.isfinite(metrics["user_grad_norm"])
             new_users = _apply_to_users(users, state["users"], user_gradient, state["step"], finite)
         kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
@@ -304,6 +304,10 @@ def make_train_step(
         frozen_shardings=frozen_shardings,
         mesh=mesh,
     )
+
+
+def _global_norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.float32(0)))
 
 
 def _apply_to_users(

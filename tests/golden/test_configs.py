@@ -13,7 +13,9 @@ def test_a_config_is_what_its_dump_says(config):
     assert path.exists(), f"{config.name} has no dump: run `{REFRESH}`"
     expected, found = path.read_text(encoding="utf-8"), dump(config)
     changes = "\n".join(
-        difflib.unified_diff(expected.splitlines(), found.splitlines(), path.name, config.name, lineterm="", n=0)
+        difflib.unified_diff(
+            expected.splitlines(), found.splitlines(), path.name, config.name, lineterm="", n=0
+        )
     )
     assert found == expected, f"{changes}\nIf that is meant, run `{REFRESH}` and commit the dumps."
 

@@ -294,3 +294,11 @@ def test_one_of_several_templates_of_a_tokenizer(tmp_path: Path) -> None:
     tokenizer.chat_template = {"default": tiny.CHAT, "thinking": tiny.THINKING}
     assert choose_template(tokenizer, None, where="x").text == tiny.CHAT
     assert choose_template(tokenizer, "thinking", where="x").text == tiny.THINKING
+
+
+def test_a_model_folder_without_tokenizer_files_is_refused(tmp_path):
+    # transformers makes up an empty tokenizer for a Qwen3 configuration.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3Model"]}')
+    for template in (None, "plain"):
+        with pytest.raises(CheckpointError, match="no tokenizer"):
+            load_tokenizer(tmp_path, chat_template=template)

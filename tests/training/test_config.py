@@ -4,7 +4,7 @@ import pytest
 
 from prb_jax.errors import RunError
 from prb_jax.training.config import default_config, flat_settings, load_settings, read_config
-from prb_jax.training.settings import LEARNING_RATES, TrainSettings
+from prb_jax.training.settings import TrainSettings
 
 GIVEN = ["model=m", "data=d"]
 
@@ -99,10 +99,16 @@ def test_a_config_file_is_run_and_its_faults_are_named(tmp_path):
         read_config(tmp_path / "absent.py")
 
 
-def test_the_learning_rate_goes_by_what_is_tuned_unless_it_is_given():
-    for tuning, rate in LEARNING_RATES.items():
-        assert load_settings(default_config(), [*GIVEN, f"tuning={tuning}"]).learning_rate == rate
-    assert load_settings(default_config(), [*GIVEN, "optimizer.learning_rate=5e-5"]).learning_rate == 5e-5
+def test_the_learning_rate_goes_by_tuning_and_width_unless_it_is_given():
+    full, lora, head = (
+        load_settings(default_config(), [*GIVEN, f"tuning={tuning}"]) for tuning in ("full", "lora", "head")
+    )
+    assert full.learning_rate(hidden_size=1000) == pytest.approx(1e-4)
+    assert lora.learning_rate(hidden_size=1000) == pytest.approx(1e-3)
+    assert head.learning_rate(hidden_size=1000) == pytest.approx(4e-3)
+    assert full.learning_rate(hidden_size=8) == 1e-3
+    given = load_settings(full, ["optimizer.learning_rate=5e-5"])
+    assert given.learning_rate(hidden_size=8) == 5e-5
 
 
 def test_every_option_is_documented():

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from prb_jax.training.data import Examples, Microbatch, Order, Shapes, choose_shapes, padding_share, permutation
+from prb_jax.training.data import (
+    Examples,
+    Microbatch,
+    Order,
+    Shapes,
+    choose_shapes,
+    padding_share,
+    permutation,
+)
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import Tree
 from tests.training.tiny import comparisons

@@ -9,7 +9,15 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.config import default_config
 from prb_jax.training.loop import train
-from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_causal_model, write_model, write_rows
+from tests.training.tiny import (
+    compilation_cache,
+    curve,
+    rows,
+    stopped_at,
+    write_causal_model,
+    write_model,
+    write_rows,
+)
 
 STEPS = 8
 
@@ -140,7 +148,7 @@ def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_
     assert "settings.steps: 8 -> 9" in str(caught.value)
     assert "settings.optimizer.b2: 0.95 -> 0.9" in str(caught.value)
     other = write_rows(tmp_path / data.name, rows(41))
-    with pytest.raises(prb.RunError, match="data.sources.data"):
+    with pytest.raises(prb.RunError, match=r"data\.sources\.data"):
         train(config(model, other), out=whole.out, progress=False)
     # What is kept and where things lie decides nothing.
     moved = config(shutil.copytree(model, tmp_path / "moved"), data)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.decoder import init_params, score_tree
+from prb_jax.models.decoder import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.training.losses import LossConfig, comparison_loss
 from prb_jax.training.step import UserRows, merge, split_params
@@ -178,11 +178,11 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
         assert step.accumulate._cache_size() == 2
         assert step.update._cache_size() == 1
     # Frozen weights are an argument: others need no compile, and matter.
-    other = jax.tree.map(lambda leaf: 2 * leaf, frozen)
+    other = jax.device_put(jax.tree.map(lambda leaf: 2 * leaf, frozen), step.frozen_shardings)
     placed = step.place(batch_of(trees, bucket=shapes[0]), extras_of(trees))
     assert not np.allclose(step.rewards(state, frozen, *placed), step.rewards(state, other, *placed))
     assert step.rewards._cache_size() == 1
-    step.accumulate(state, jax.device_put(other, step.frozen_shardings), *placed)
+    step.accumulate(state, other, *placed)
     assert step.accumulate._cache_size() == 2
 
 
@@ -255,21 +255,20 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
-    config = small_config(num_hidden_layers=6)
     trees = random_trees(4, prefix=200)
     memory, gradients = {}, {}
     for remat in ("none", "dots", "full"):
-        step, state, frozen = build(config, tuning=tuning, remat=remat)
-        placed = step.place(batch_of(trees), extras_of(trees))
-        compiled = step.accumulate.lower(state, frozen, *placed).compile()
+        step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
+        arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+        compiled = step.accumulate.lower(*arguments).compile()
         memory[remat] = compiled.memory_analysis().temp_size_in_bytes
-        gradients[remat] = jax.tree.leaves(step.accumulate(state, frozen, *placed)["acc"]["grads"])
+        gradients[remat] = jax.tree.leaves(compiled(*arguments)["acc"]["grads"])
     assert memory["full"] < memory["dots"] < memory["none"]
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
     with pytest.raises(ValueError, match="remat: expected one of none, dots, full, found 'some'"):
-        build(config, remat="some")
+        build(CONFIG, remat="some")
 
 
 def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
