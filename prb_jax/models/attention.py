@@ -13,10 +13,10 @@ response is hidden from real tokens by causality.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -129,22 +129,23 @@ def blockwise_attention(
     # [B, G, T, group, H]: the query heads of one kv head share its keys.
     grouped = q.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 1, 3, 4)
     keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    out = _attend(plan, sequential, grouped, keys, values, prefix_lengths)
+    out = cast(jax.Array, _attend(plan, sequential, grouped, keys, values, prefix_lengths))
     return out.transpose(0, 2, 1, 3, 4).reshape(q.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
     plan: BlockPlan, sequential: bool, q: jax.Array, k: jax.Array, v: jax.Array, prefix_lengths: jax.Array
 ) -> jax.Array:
     """q [B, G, T, group, H], k and v [B, G, T, H] -> [B, G, T, group, H]."""
-    return _each_head(lambda *args: attend_head(*args, plan)[0], sequential, prefix_lengths, q, k, v)
+    out, _ = _each_head(partial(attend_head, plan=plan), sequential, prefix_lengths, q, k, v)
+    return out
 
 
 def _attend_forward(
     plan: BlockPlan, sequential: bool, q: jax.Array, k: jax.Array, v: jax.Array, prefix_lengths: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, log = _each_head(lambda *args: attend_head(*args, plan), sequential, prefix_lengths, q, k, v)
+    out, log = _each_head(partial(attend_head, plan=plan), sequential, prefix_lengths, q, k, v)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
     return out, (q, k, v, prefix_lengths, out, log)
 
@@ -154,7 +155,7 @@ def _attend_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, prefix_lengths, out, log = kept
     return *_each_head(
-        lambda *args: attend_head_backward(*args, plan),
+        partial(attend_head_backward, plan=plan),
         sequential,
         prefix_lengths,
         q,

@@ -265,14 +265,13 @@ def make_train_step(
             "step": state["step"] + 1,
         }
         old = {name: state[name] for name in new}
-        if "users" in state:
-            user_gradient = state["acc"]["user_rows"] * scale
+        user_gradient = state["acc"]["user_rows"] * scale if "users" in state else None
+        if user_gradient is not None:
             metrics["user_grad_norm"] = _global_norm(user_gradient)
             finite &= jnp.isfinite(metrics["user_grad_norm"])
-            new_users = _apply_to_users(users, state["users"], user_gradient, state["step"], finite)
         kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-        if "users" in state:
-            kept["users"] = new_users
+        if user_gradient is not None:
+            kept["users"] = _apply_to_users(users, state["users"], user_gradient, state["step"], finite)
         cleared = {name: jax.tree.map(jnp.zeros_like, state["acc"][name]) for name in state["acc"]}
         metrics["finite"] = finite.astype(jnp.float32)
         return {**kept, "acc": {**cleared, "parts": LossParts.zero()}}, metrics
