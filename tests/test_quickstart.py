@@ -45,7 +45,8 @@ def test_an_evaluation_is_not_overwritten(tmp_path):
         quickstart(out=tmp_path / "run")
 
 
-def test_from_the_command_line(tmp_path, capsys):
+def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     assert cli.main(["quickstart", "--out", str(tmp_path / "q")]) == 0
     shown = capsys.readouterr().out
     for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json"):

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
@@ -202,7 +201,7 @@ class Trainer:
         settings = self.settings
         return split_params(params, tuning=settings.tuning, lora=self._lora, seed=settings.seed)
 
-    def _saved_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def _saved_shapes(self) -> Mapping[str, Any]:
         return flat_arrays({name: self._abstract[name] for name in _SAVED})
 
     def _take(self, arrays: Mapping[str, jax.Array]) -> None:
@@ -230,8 +229,6 @@ def make_trainer(settings: TrainSettings, start: Start, data: TrainingData, *, m
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
     """
-    if settings.method == "persona_embedding":
-        raise RunError("persona_embedding: not here yet")
     loss = LossConfig(
         kind=settings.loss.kind,
         label_smoothing=settings.loss.label_smoothing,

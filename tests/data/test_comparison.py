@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
@@ -240,6 +240,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines are slow, not wrong
 @given(
     st.dictionaries(st.sampled_from(sorted(FULL | RANKED)), JSON, max_size=3), st.sampled_from([PAIR, RANKED])
 )
