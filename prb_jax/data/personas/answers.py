@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prb_jax.data.personas.draws import Draws
-from prb_jax.data.personas.phrases import RunOut, Supply, Template, Topic
+from prb_jax.data.personas.phrases import RunOut, Supply, Template, Topic, task_order
 from prb_jax.data.personas.pools import Pole, Pools
 
 
@@ -14,10 +14,19 @@ def write_question(draws: Draws, pools: Pools, topic: Topic) -> str:
     return Supply(draws, topic).fill(draws.pick(pools.questions))
 
 
-def write_answer(draws: Draws, pools: Pools, topic: Topic, poles: Sequence[Pole], *, neutral: int = 1) -> str:
+def write_answer(
+    draws: Draws,
+    pools: Pools,
+    topic: Topic,
+    poles: Sequence[Pole],
+    *,
+    neutral: int = 1,
+    order: Sequence[int] | None = None,
+) -> str:
     """An answer of one sentence for each entry of ``poles`` (repeats allowed) and ``neutral`` others.
 
-    The sentences come in random order; no task, fact or phrase is used twice.
+    The sentences come in random order; no task, fact or phrase is used twice. Tasks are taken in the
+    given ``order``, if any, so that two answers can give the same advice.
     """
     while True:
         templates: list[Template] = draws.some(pools.neutral, neutral)
@@ -29,7 +38,18 @@ def write_answer(draws: Draws, pools: Pools, topic: Topic, poles: Sequence[Pole]
         first = draws.pick(opening)
         rest = draws.shuffled([t for t in templates if t is not first])
         try:
-            supply = Supply(draws, topic)
+            supply = Supply(draws, topic, order=order or task_order(draws, topic))
             return " ".join(supply.fill(template) for template in (first, *rest))
         except RunOut:
             continue
+
+
+def write_contrast(
+    draws: Draws, pools: Pools, topic: Topic, first: Sequence[Pole], second: Sequence[Pole]
+) -> tuple[str, str]:
+    """Two answers that give much the same advice, one in either manner."""
+    order = task_order(draws, topic)
+    return (
+        write_answer(draws, pools, topic, first, order=order),
+        write_answer(draws, pools, topic, second, order=order),
+    )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.personas import rationale
-from prb_jax.data.personas.answers import write_answer, write_question
+from prb_jax.data.personas.answers import write_contrast, write_question
 from prb_jax.data.personas.ceilings import Ceilings, measure_ceilings
 from prb_jax.data.personas.design import SLIP_SHARE, Group, plan_groups
 from prb_jax.data.personas.draws import Draws
@@ -150,20 +150,16 @@ def _judge(
 def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written: set[str]) -> tuple[str, str]:
     """Two answers with the levels of the group and their opposite, unlike all written before."""
     majority = 1 if len(group.first) >= len(group.second) else -1
+    manners = [
+        [
+            axis.pole(sign * level)
+            for axis, level in zip(pools.axes, group.levels, strict=True)
+            for _ in range(abs(level))
+        ]
+        for sign in (1, -1)
+    ]
     while True:
-        first, second = (
-            write_answer(
-                draws,
-                pools,
-                topic,
-                [
-                    axis.pole(sign * level)
-                    for axis, level in zip(pools.axes, group.levels, strict=True)
-                    for _ in range(abs(level))
-                ],
-            )
-            for sign in (1, -1)
-        )
+        first, second = write_contrast(draws, pools, topic, *manners)
         longer = (len(first) - len(second)) * majority
         if longer * group.longer < 0 or (group.longer and not longer):
             continue

@@ -9,7 +9,7 @@ the order that the topic gives them, so that what is called second does come sec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,16 +96,29 @@ def compile_template(source: str) -> Template:
     return Template(source, tuple(parts), tasks)
 
 
+def task_order(draws: Draws, topic: Topic) -> list[int]:
+    """The indices of the topic's tasks in a random order."""
+    return draws.shuffled(range(len(topic.tasks)))
+
+
 class Supply:
     """What one text may still say about its topic: each task, fact and phrase serves at most once.
 
+    ``order`` says which tasks are taken first; texts with the same order have much content in common.
     ``fixed`` gives slots a set value for the whole text.
     """
 
-    def __init__(self, draws: Draws, topic: Topic, *, fixed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        draws: Draws,
+        topic: Topic,
+        *,
+        order: Sequence[int] | None = None,
+        fixed: Mapping[str, str] | None = None,
+    ) -> None:
         self._draws = draws
         self._topic = topic
-        self._tasks = draws.shuffled(range(len(topic.tasks)))
+        self._tasks = list(order or task_order(draws, topic))
         self._values = {"thing": topic.thing, "goal": topic.goal, **(fixed or {})}
         self._left: dict[str, list[Template]] = {}
         self._once = {"woe": topic.woe, "trap": topic.trap, "fact": topic.fact}
