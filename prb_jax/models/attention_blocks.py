@@ -85,7 +85,7 @@ def attend_head(
     for start in range(0, prefix, block):
         stop = min(start + block, prefix)
         low = plan.low(start)
-        rows = q[start:stop].reshape((stop - start) * group, head_dim)
+        rows = _after(q[start:stop].reshape((stop - start) * group, head_dim), *outputs[-1:])
         visible = _visible_prefix(start, stop, first_real, group, plan)
         scores = jnp.where(visible, _soft_capped(_dot_nt(rows, k[low:stop]), plan), MASKED)
         top = scores.max(-1, keepdims=True)
@@ -95,7 +95,7 @@ def attend_head(
         logs.append((top + jnp.log(total)).reshape(stop - start, group))
 
     prefix_keys, prefix_values = k[:prefix], v[:prefix]
-    own = tuple(x[prefix:].reshape(responses, length, *x.shape[1:]) for x in (q, k, v))
+    own = tuple(x[prefix:].reshape(responses, length, *x.shape[1:]) for x in (_after(q, *outputs[-1:]), k, v))
 
     def chunk(args: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         """Some responses: q [c, R, group, H], k and v [c, R, H] -> [c, R, group, H], [c, R, group]."""
@@ -107,7 +107,7 @@ def attend_head(
             each = (stop - start) * group
             low = plan.low(start)
             rows = q_[:, start:stop].reshape(count * each, head_dim)
-            visible = _visible_own(start, stop, group, plan)
+            visible = _visible_own(start, stop, first_real, group, plan)
             inner = _soft_capped(_dot_nt(rows.reshape(count, each, head_dim), k_[:, low:stop]), plan)
             inner = jnp.where(visible, inner, MASKED)
             top = inner.max(-1, keepdims=True)
@@ -187,8 +187,9 @@ def attend_head_backward(
     for start in range(0, prefix, block):
         stop = min(start + block, prefix)
         low, count = plan.low(start), (stop - start) * group
-        rows = q[start:stop].reshape(count, head_dim)
-        pulled = cotangent[start:stop].reshape(count, head_dim)
+        done = (to_q[-1], to_k, to_v) if to_q else ()
+        rows = _after(q[start:stop].reshape(count, head_dim), *done)
+        pulled = _after(cotangent[start:stop].reshape(count, head_dim), *done)
         visible = _visible_prefix(start, stop, first_real, group, plan)
         weights, gradient = score_gradient(
             rows, k[low:stop], v[low:stop], pulled, visible, stats[start:stop].reshape(count, 2)
@@ -198,7 +199,10 @@ def attend_head_backward(
         to_q.append(_dot_nn(gradient, k[low:stop]).astype(q.dtype).reshape(stop - start, group, head_dim))
 
     prefix_keys, prefix_values = k[:prefix], v[:prefix]
-    own = tuple(x[prefix:].reshape(responses, length, *x.shape[1:]) for x in (q, k, v, cotangent, stats))
+    own = tuple(
+        x[prefix:].reshape(responses, length, *x.shape[1:])
+        for x in (_after(q, *to_q[-1:]), k, v, _after(cotangent, *to_q[-1:]), stats)
+    )
 
     def chunk(
         sums: tuple[jax.Array, jax.Array], args: tuple[jax.Array, ...]
@@ -214,7 +218,12 @@ def attend_head_backward(
             rows, pulled = (x[:, start:stop].reshape(count, each, head_dim) for x in (q_, pulled_))
             stat = stats_[:, start:stop].reshape(count, each, 2)
             weights, gradient = score_gradient(
-                rows, k_[:, low:stop], v_[:, low:stop], pulled, _visible_own(start, stop, group, plan), stat
+                rows,
+                k_[:, low:stop],
+                v_[:, low:stop],
+                pulled,
+                _visible_own(start, stop, first_real, group, plan),
+                stat,
             )
             to_v_ = to_v_.at[:, low:stop].add(_dot_tn(weights, pulled))
             to_k_ = to_k_.at[:, low:stop].add(_dot_tn(gradient, rows))
@@ -245,32 +254,51 @@ def attend_head_backward(
     )
 
 
+def _after(x: jax.Array, *done: jax.Array) -> jax.Array:
+    """x, computed after all of ``done``.
+
+    Nothing else orders the blocks: the compiler would hold all of them at once, and hand them from core
+    to core. (It drops an ``optimization_barrier`` before it decides on the order.)
+    """
+    for other in done:
+        x = x + (0 * other.reshape(-1)[0]).astype(x.dtype)
+    return x
+
+
+# Which keys a block of query rows sees. The place of a query is never below a bound that is only known at
+# run time (and that real queries reach): masks that are known earlier would be computed before all loops and
+# kept, P x P bits in all.
+
+
 def _visible_prefix(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
-    """Which of the prefix's keys each query row of the prefix's block sees."""
-    low = plan.low(start)
-    place = (start + jnp.arange((stop - start) * group) // group)[:, None]
-    key_place = (low + jnp.arange(stop - low))[None, :]
-    visible = (key_place <= place) & (key_place >= first_real)
-    if plan.window is not None:
-        visible &= place - key_place < plan.window
-    return visible
+    """Of the prefix's keys, for a block of the prefix: bool [(stop - start) * group, stop - low]."""
+    return _causal(start, stop, first_real, group, plan) & (_key_places(start, stop, plan) >= first_real)
 
 
-def _visible_own(start: int, stop: int, group: int, plan: BlockPlan) -> jax.Array:
-    """Which keys of its own response each query row of a response's block sees."""
-    low = plan.low(start)
-    place = (start + jnp.arange((stop - start) * group) // group)[:, None]
-    key_place = (low + jnp.arange(stop - low))[None, :]
+def _visible_own(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
+    """Of a response's own keys, for a block of it: bool [(stop - start) * group, stop - low]."""
+    return _causal(start, stop, first_real - plan.layout.prefix, group, plan)
+
+
+def _causal(start: int, stop: int, least: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
+    place = jnp.maximum(start + jnp.arange((stop - start) * group) // group, least)[:, None]
+    key_place = _key_places(start, stop, plan)
     visible = key_place <= place
     if plan.window is not None:
         visible &= place - key_place < plan.window
     return visible
 
 
+def _key_places(start: int, stop: int, plan: BlockPlan) -> jax.Array:
+    """int32 [1, stop - low]."""
+    low = plan.low(start)
+    return (low + jnp.arange(stop - low))[None, :]
+
+
 def _visible_from_own(
     start: int, stop: int, first_real: jax.Array, group: int, count: int, plan: BlockPlan
 ) -> jax.Array:
-    """Which of the prefix's keys each query row of a block of ``count`` responses sees."""
+    """Of the prefix's keys, for a block of ``count`` responses: bool [1 or count * (stop - start) * group, ...]."""
     prefix = plan.layout.prefix
     low = plan.low(prefix + start)
     place = (start + jnp.arange((stop - start) * group) // group)[:, None]

@@ -29,7 +29,7 @@ from prb_jax.scoring.runs import (
     open_run,
     write_json,
 )
-from prb_jax.scoring.scored import ScoredBatch, Scorer
+from prb_jax.scoring.scored import KnowsUsers, ScoredBatch, Scorer
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.tree import Truncation
 
@@ -184,6 +184,11 @@ def evaluate(
             rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
             check_unchanged(inputs)
             summary = _summary(rows, inputs.comparisons, name=name, decides=decides)
+            if (
+                isinstance(scorer, KnowsUsers)
+                and (unknown := scorer.unknown_users(inputs.comparisons)) is not None
+            ):
+                summary["unknown_users"] = unknown
             write_json(folder.path / SUMMARY, summary)
             return summary
 

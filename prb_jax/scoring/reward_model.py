@@ -20,6 +20,7 @@ from prb_jax.errors import CheckpointError, DataError
 from prb_jax.models.config import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
+from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
@@ -67,6 +68,8 @@ class RewardModel:
       readout: how logits become a reward.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
+      prompts: the soft prompts of its users, where the model has any; they are further rows of the
+        embedding in ``params``.
     """
 
     name: str
@@ -79,6 +82,7 @@ class RewardModel:
     readout: str
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    prompts: UserPrompts | None = field(default=None, repr=False)
 
     def score(
         self,
@@ -133,6 +137,13 @@ class RewardModel:
                     f"(max_position_embeddings) that {self.name} was made for"
                 )
             limit = self.config.max_position_embeddings
+        if self.prompts is not None:
+            if limit <= self.prompts.tokens:
+                raise DataError(
+                    f"max_length {limit} leaves no room beside the {self.prompts.tokens} tokens of "
+                    f"{self.name}'s soft prompts"
+                )
+            limit -= self.prompts.tokens
         trees = encode_comparisons(
             comparisons,
             self.tokenizer,
@@ -148,7 +159,12 @@ class RewardModel:
                     f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
                     f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
                 )
-        return trees
+        return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+
+    def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
+        """How many users among those of the comparisons get the generic soft prompt because the model was
+        not trained on them; None for a model without soft prompts."""
+        return None if self.prompts is None else len(self.prompts.users.unknown(comparisons))
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
         """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty.
@@ -262,11 +278,17 @@ def load(
     source = describe(folder)
     if tokenizer is not None:
         source["tokenizer"] = describe(locate(tokenizer))
+    saved = load_prompts(folder.path, width=config.hidden_size)
     loaded = load_params(folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings)
+    params, prompts = loaded.params, None
+    if saved is not None:
+        embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
+        params = {**params, "embed": embedding}
+        prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
     return RewardModel(
         name=folder.name,
         config=config,
-        params=loaded.params,
+        params=params,
         score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=rule, shardings=shardings),
         tokenizer=chat,
         mesh=devices,
@@ -274,6 +296,7 @@ def load(
         readout=rule,
         report=loaded.report,
         source=source,
+        prompts=prompts,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -51,4 +51,13 @@ class Scorer(Protocol):
         ``skip(indices)`` is True for a batch whose scores are all known; it need not be computed. The
         composition of batches must not depend on it, so that a continued run gives equal scores.
         """
+        ...
+
+
+@runtime_checkable
+class KnowsUsers(Protocol):
+    """A scorer that was trained on single users."""
+
+    def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
+        """How many users among those of the comparisons it was not trained on; None if it knows no users."""
         ...

@@ -253,7 +253,7 @@ def _check_ranges(settings: TrainSettings) -> None:
     positive = (
         "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets", "lora.rank",
         "validation.every", "validation.limit", "checkpoint.every", "checkpoint.keep_last",
-        "scratch.hidden_size", "scratch.intermediate_size",
+        "user_embedding.tokens", "scratch.hidden_size", "scratch.intermediate_size",
         "scratch.num_hidden_layers", "scratch.num_attention_heads", "scratch.num_key_value_heads",
         "scratch.head_dim", "scratch.max_position_embeddings", "scratch.vocab_size",
     )  # fmt: skip
@@ -263,6 +263,7 @@ def _check_ranges(settings: TrainSettings) -> None:
         check(key, flat[key] >= 0, "at least 0")
     check("validation.fraction", 0 <= settings.validation.fraction < 1, "at least 0 and less than 1")
     check("optimizer.warmup_share", 0 <= settings.optimizer.warmup_share <= 1, "0 to 1")
+    check("user_embedding.generic_share", 0 <= settings.user_embedding.generic_share <= 1, "0 to 1")
     check("lora.targets", bool(settings.lora.targets), "at least one matrix")
     if not settings.model:
         raise RunError(

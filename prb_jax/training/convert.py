@@ -24,9 +24,9 @@ from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
 from prb_jax.training.model import make_trainer
 from prb_jax.training.run import CHECKPOINTS, TRAIN, read_training
-from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import start_from
 from prb_jax.training.state import Checkpoints
+from prb_jax.training.users import find_users
 
 
 def convert(
@@ -90,7 +90,8 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        trainer = make_trainer(settings, start, TrainingData([], []), mesh=make_mesh(None))
+        users = find_users(settings, (), out=path)
+        trainer = make_trainer(settings, start, mesh=make_mesh(None), users=users)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,10 +17,10 @@ from prb_jax.scoring.runs import write_json
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
-from prb_jax.training.interruption import Interruption, watch_signals
+from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
-from prb_jax.training.progress import Display, Speed, show_training
+from prb_jax.training.progress import Display, show_training
 from prb_jax.training.record import run_inputs, run_session
 from prb_jax.training.run import (
     CHECKPOINTS,
@@ -39,12 +35,8 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
 from prb_jax.training.state import Checkpoints
-from prb_jax.training.step import Extras
-from prb_jax.training.utilisation import device_peak, training_flops
-from prb_jax.training.validation import Validation, validate
-from prb_jax.trees.batches import TreeBatch
-
-_IDS_SHOWN = 64
+from prb_jax.training.steps import Loop
+from prb_jax.training.users import find_users
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,8 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        run = _Run(settings, path, mesh, data, make_trainer(settings, start, data, mesh=mesh))
+        users = find_users(settings, data.train, out=path)
+        run = _Run(settings, path, mesh, data, make_trainer(settings, start, mesh=mesh, users=users))
         return run.go(progress=progress)
 
 
@@ -155,14 +148,24 @@ class _Run:
                     self.out, step=done, options=self.settings.log, settings=self.trainer.flat_settings
                 )
                 stack.callback(log.close)
-            loop = _Loop(self, examples, order, shapes, checkpoints, display, log, interruption)
+            loop = Loop(
+                self.trainer,
+                examples,
+                order,
+                shapes,
+                validation=self.data.validation,
+                checkpoints=checkpoints,
+                display=display,
+                log=log,
+                interruption=interruption,
+            )
             stopped = loop.run(done)
             if stopped is not None:
                 say(
                     f"{stopped}: saved at step {loop.step} of {self.settings.steps}; the same command continues the run"
                 )
                 return TrainResult(self.out, loop.step, stopped_by=stopped)
-            summary = self._finish(checkpoints, log, loop, display)
+            summary = self._finish(checkpoints, log, display)
             return TrainResult(self.out, self.settings.steps, self.out / MODEL, summary)
 
     def _examples(self) -> Examples:
@@ -190,9 +193,7 @@ class _Run:
             attention_length=options.attention_length,
         )
 
-    def _finish(
-        self, checkpoints: Checkpoints, log: MetricsLog | None, loop: _Loop, display: Display
-    ) -> dict[str, Any]:
+    def _finish(self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display) -> dict[str, Any]:
         """Exports the model, draws the curves and writes the summary."""
         checkpoints.wait()
         chosen = self.settings.steps
@@ -220,163 +221,6 @@ class _Run:
             display.say(f"no picture: {error}")
 
 
-@dataclass(frozen=True)
-class _HostStep:
-    """One step, ready for the device."""
-
-    members: np.ndarray
-    users: np.ndarray | None
-    batches: list[tuple[TreeBatch, Extras]]
-    tokens: int
-    flops: float
-
-
-@dataclass(frozen=True)
-class _Dispatched:
-    """A step that the device is working on."""
-
-    number: int
-    host: _HostStep
-    metrics: Mapping[str, jax.Array]
-
-
-class _Loop:
-    """Steps until the end, or until a signal."""
-
-    def __init__(
-        self,
-        run: _Run,
-        examples: Examples,
-        order: Order,
-        shapes: Shapes,
-        checkpoints: Checkpoints,
-        display: Display,
-        log: MetricsLog | None,
-        interruption: Interruption,
-    ) -> None:
-        self.settings, self.trainer = run.settings, run.trainer
-        self.data, self.mesh = run.data, run.mesh
-        self.examples, self.order, self.shapes = examples, order, shapes
-        self.checkpoints, self.display, self.log = checkpoints, display, log
-        self.interruption = interruption
-        self.speed = Speed()
-        self.step = 0
-        self._flops: dict[int, float] = {}
-        self._pending: _Dispatched | None = None
-        peak = device_peak(self.settings.dtype) if log is not None else 1.0
-        self._peak = peak * self.mesh.size
-
-    def run(self, done: int) -> str | None:
-        """From step `done` to the end; the name of the signal that stopped it, if one did."""
-        self.step = done
-        settings = self.settings
-        # One thread prepares the arrays of the next step while the device works on this one.
-        with ThreadPoolExecutor(1, thread_name_prefix="batch") as pool:
-            upcoming = pool.submit(self._prepare, done) if done < settings.steps else None
-            while self.step < settings.steps:
-                assert upcoming is not None
-                host = upcoming.result()
-                if self.step + 1 < settings.steps:
-                    upcoming = pool.submit(self._prepare, self.step + 1)
-                self._dispatch(host)
-                self.step += 1
-                last = self.step == settings.steps
-                result = None
-                if self.data.validation and (last or self.step % settings.validation_every == 0):
-                    self._flush()
-                    result = self._validate()
-                stop = self.interruption.reached(self.step)
-                if result is not None or last or stop or self.step % settings.checkpoint_every == 0:
-                    self._flush()
-                    with self.speed.pause():
-                        self._save(result)
-                if stop and not last:
-                    self.checkpoints.wait()
-                    return stop
-        return None
-
-    def _prepare(self, step: int) -> _HostStep:
-        members = self.order.step(step)
-        users, slots = self.trainer.step_users(self.examples, members, step)
-        microbatches = self.shapes.deal(members.tolist(), self.examples.trees)
-        return _HostStep(
-            members=members,
-            users=users,
-            batches=[self.examples.batch(one, slots=slots) for one in microbatches],
-            tokens=sum(self.examples.trees[member].tokens for member in members),
-            flops=sum(self._flops_of(member) for member in members.tolist()),
-        )
-
-    def _flops_of(self, member: int) -> float:
-        if member not in self._flops:
-            tree, config = self.examples.trees[member], self.trainer.start.config
-            self._flops[member] = training_flops([tree], config, self.settings.tuning)
-        return self._flops[member]
-
-    def _dispatch(self, host: _HostStep) -> None:
-        metrics = self.trainer.step(host.batches, host.users)
-        before, self._pending = self._pending, _Dispatched(self.step + 1, host, metrics)
-        if before is not None:
-            self._finish_step(before)
-
-    def _flush(self) -> None:
-        """Waits for the last step."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._finish_step(pending)
-
-    def _finish_step(self, dispatched: _Dispatched) -> None:
-        values = {name: float(np.asarray(value)) for name, value in dispatched.metrics.items()}
-        host = dispatched.host
-        if not values.pop("finite", 1.0) or not all(math.isfinite(value) for value in values.values()):
-            raise self._not_finite(dispatched, values)
-        self.speed.step(pairs=len(host.members), tokens=host.tokens, flops=host.flops)
-        steps, pairs, tokens, flops = self.speed.rates()
-        row = {
-            "step": dispatched.number,
-            "epoch": self.order.epoch_of(dispatched.number),
-            **values,
-            "tokens": host.tokens,
-            "steps_per_second": steps,
-            "pairs_per_second": pairs,
-            "tokens_per_second": tokens,
-            "mfu": flops / self._peak,
-        }
-        self.display.update(dispatched.number, row)
-        if self.log is not None:
-            self.log.write(row)
-
-    def _not_finite(self, dispatched: _Dispatched, values: Mapping[str, float]) -> RunError:
-        ids = [self.examples.comparisons[member].id for member in dispatched.host.members.tolist()]
-        shown = ", ".join(repr(name) for name in ids[:_IDS_SHOWN])
-        more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-        kept = self.checkpoints.steps()
-        return RunError(
-            f"step {dispatched.number}: the loss or its gradient is not finite (loss {values.get('loss')}, gradient "
-            f"norm {values.get('grad_norm')}); the comparisons of this step: {shown}{more}. "
-            + (f"The checkpoint of step {kept[-1]} is kept. " if kept else "")
-            + "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
-        )
-
-    def _validate(self) -> Validation:
-        with self.speed.pause():
-            result = validate(self.trainer, self.data.validation, settings=self.settings)
-        row = {f"validation_{name}": value for name, value in result.numbers().items()}
-        self.display.update(self.step, row)
-        if self.log is not None:
-            self.log.write({"step": self.step, **row})
-        return result
-
-    def _save(self, result: Validation | None) -> None:
-        facts: dict[str, Any] = {"time": time.time(), "position": self.step * self.order.per_step}
-        if result is not None:
-            metric = self.settings.validation.metric
-            facts["validation"] = result.numbers()
-            # Smaller is better.
-            facts["value"] = result.loss if metric == "loss" else -result.accuracy
-        self.trainer.save(self.checkpoints, self.step, facts)
-
-
 def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> dict[str, Any]:
     """The numbers of a finished run, JSON-ready."""
     steps = [row for row in rows if "loss" in row]
@@ -395,6 +239,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
         "validation_comparisons": len(run.data.validation),
         "validation_split_by": run.data.split_by,
         "truncated": run.trainer.truncated,
+        "users": None if run.trainer.users is None else len(run.trainer.users.users.names),
         "pairs_seen": run.settings.steps * run.settings.batch.comparisons,
         "tokens_seen": int(sum(row["tokens"] for row in steps)),
         "parameters": run.trainer.parameters,

@@ -16,24 +16,22 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
+from prb_jax.personal.embedding import StepUsers, Users
+from prb_jax.personal.prompts import save_prompts
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.sharding import batch_sharding, to_global
 from prb_jax.training.config import flat_settings
 from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.losses import LossConfig, LossParts
 from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.settings import TrainSettings
-from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.training.state import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.step import Extras, TrainState, TrainStep, make_train_step, merge, split_params
+from prb_jax.training.users import UserTraining, saved_users
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
-
-_SAVED = ("trainable", "opt", "step")
-"""Parts of the state that a checkpoint holds: not the sums of a step, which are zero between steps."""
 
 
 class Trainer:
@@ -49,9 +47,10 @@ class Trainer:
         abstract: TrainState,
         loss: LossConfig,
         lora: LoraConfig | None,
+        users: UserTraining | None,
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
-        self.loss = loss
+        self.loss, self.users = loss, users
         self.truncated = 0
         self._step, self._lora = step, lora
         self._abstract = abstract
@@ -62,7 +61,7 @@ class Trainer:
             name=start.name,
             config=start.config,
             params={},
-            score_fn=self._score_fn,
+            score_fn=self._rewards,
             tokenizer=start.tokenizer,
             mesh=mesh,
             dtype=settings.dtype,
@@ -77,12 +76,13 @@ class Trainer:
     @property
     def parameters(self) -> int:
         """Parameters of the whole model."""
-        return _size(self._state["trainable"]) + _size(self._frozen)
+        return self.trained_parameters + _size(self._frozen)
 
     @property
     def trained_parameters(self) -> int:
         """Parameters that are trained."""
-        return _size(self._state["trainable"])
+        table = self._state["users"]["table"] if self.users is not None else ()
+        return _size(self._state["trainable"]) + _size(table)
 
     def begin(self, checkpoints: Checkpoints) -> int:
         """Continues from the newest checkpoint that can be read, or from the starting point.
@@ -94,8 +94,10 @@ class Trainer:
         if saved is not None:
             self._take(saved.arrays)
             return saved.step
-        trainable, self._frozen = self._split(self.start.load(self.mesh))
-        self._state = self._step.init(trainable)
+        params = self.start.load(self.mesh)
+        trainable, self._frozen = self._split(params)
+        users = () if self.users is None else (self.users.start(params["embed"]),)
+        self._state = self._step.init(trainable, *users)
         return 0
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
@@ -104,8 +106,7 @@ class Trainer:
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Starts writing a checkpoint."""
-        arrays = flat_arrays({name: self._state[name] for name in _SAVED})
-        checkpoints.save(step, arrays, {**facts, "seed": self.settings.seed})
+        checkpoints.save(step, flat_arrays(_kept(self._state)), {**facts, "seed": self.settings.seed})
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
@@ -115,20 +116,24 @@ class Trainer:
 
     def user_rows(self, comparisons: Sequence[Comparison]) -> np.ndarray | None:
         """int32 [n]: each comparison's row in the table of users; None where there is none."""
-        return None
+        return None if self.users is None else self.users.users.rows(comparisons)
 
-    def step_users(
-        self, examples: Examples, members: np.ndarray, step: int
-    ) -> tuple[np.ndarray | None, Mapping[int, int] | None]:
-        """The users of one step, and each comparison's place among them."""
-        return None, None
+    def step_users(self, examples: Examples, members: np.ndarray, step: int) -> StepUsers | None:
+        """The users of one step; None where none are embedded."""
+        if self.users is None:
+            return None
+        assert examples.users is not None
+        return self.users.step(examples.users, members, step)
 
     def step(
-        self, batches: Sequence[tuple[TreeBatch, Extras]], users: np.ndarray | None
+        self, batches: Sequence[tuple[TreeBatch, Extras]], users: StepUsers | None
     ) -> Mapping[str, jax.Array]:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
         assert self._frozen is not None
         state = self._state
+        if users is not None:
+            assert self._step.begin_users is not None
+            state = self._step.begin_users(state, users.ids)
         for batch, extras in batches:
             placed = self._step.place(batch, extras)
             state = self._step.accumulate(state, self._frozen, *placed)
@@ -144,20 +149,23 @@ class Trainer:
         for batch in stream_scores(
             comparisons,
             encode=lambda part: [self._trees[id(one)] for one in part],
-            dispatch=lambda batch: self._score_fn({}, self.scorer.place(batch)),
+            dispatch=lambda batch: self._rewards({}, batch),
             options=self.scorer.shape_options(self.settings.batch.tokens),
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores
 
-    def _score_fn(self, _: Params, batch: TreeBatch) -> jax.Array:
+    def _rewards(self, _: Params, batch: TreeBatch) -> jax.Array:
+        """float32 [B, K] for a batch of the host."""
+        assert self._frozen is not None
         rows, responses = batch.response_lengths.shape
         blank, one = np.zeros((rows, responses), np.float32), np.zeros(rows, np.float32)
-        extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=np.zeros(rows, np.int32))
-        placed = jax.tree.map(lambda x: to_global(x, batch_sharding(self.mesh, x.ndim)), extras)
-        assert self._frozen is not None
-        return self._step.rewards(self._state, self._frozen, batch, placed)
+        state, users = self._state, np.zeros(rows, np.int32)
+        if self.users is not None:
+            state, users = self.users.whole_table(state, batch)
+        extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
+        return self._step.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
         """All parameters, adapters included."""
@@ -165,7 +173,13 @@ class Trainer:
         return merge(self._state["trainable"], self._frozen)
 
     def export(self, folder: Path) -> None:
-        """Writes the weights of now as a Hugging Face folder."""
+        """Writes the weights of now as a Hugging Face folder, with the soft prompts of the users beside them."""
+        table = None if self.users is None else self.users.host_table(self._state)
+
+        def write_users(partial: Path) -> None:
+            if self.users is not None and table is not None:
+                save_prompts(partial, self.users.users, table)
+
         export_model(
             self.params(),
             self.start.config,
@@ -176,6 +190,7 @@ class Trainer:
             dtype=self.settings.export.dtype or self.settings.dtype,
             mesh=self.mesh,
             lora_scale=1.0 if self._lora is None else self._lora.scale,
+            extra=write_users,
         )
 
     def export_adapter(self, folder: Path) -> None:
@@ -193,16 +208,18 @@ class Trainer:
         )
 
     def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        return self.scorer.encode(
-            comparisons, profile_posts=self.settings.shown_posts, max_length=self.settings.max_length
-        )
+        limit = self.settings.max_length
+        if self.users is not None:
+            limit = (limit or self.start.config.max_position_embeddings) - self.users.tokens
+        trees = self.scorer.encode(comparisons, profile_posts=self.settings.shown_posts, max_length=limit)
+        return trees if self.users is None else self.users.mark(trees, comparisons)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         settings = self.settings
         return split_params(params, tuning=settings.tuning, lora=self._lora, seed=settings.seed)
 
-    def _saved_shapes(self) -> Mapping[str, Any]:
-        return flat_arrays({name: self._abstract[name] for name in _SAVED})
+    def _saved_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return flat_arrays(_kept(self._abstract))
 
     def _take(self, arrays: Mapping[str, jax.Array]) -> None:
         """Goes to the state of a checkpoint; frozen weights are loaded if they are not there yet."""
@@ -210,21 +227,35 @@ class Trainer:
             # Where everything is trained, the starting weights are no longer needed.
             full = self.settings.tuning == "full"
             self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
-        saved = from_flat({name: self._abstract[name] for name in _SAVED}, arrays)
+        saved = from_flat(_kept(self._abstract), arrays)
+        if self.users is not None:
+            saved["users"] = self.users.resumed(saved["users"])
         self._state = {**saved, "acc": self._state["acc"] if self._state else self._no_sums()}
 
     def _no_sums(self) -> dict[str, Any]:
-        shapes = self._abstract["acc"]["grads"]
+        shapes = {name: leaf for name, leaf in self._abstract["acc"].items() if name != "parts"}
 
         def zeros() -> dict[str, Any]:
-            grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return {"grads": grads, "parts": LossParts.zero()}
+            sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return {**sums, "parts": LossParts.zero()}
 
         return jax.jit(zeros, out_shardings=self._step.state_shardings["acc"])()
 
 
-def make_trainer(settings: TrainSettings, start: Start, data: TrainingData, *, mesh: Mesh) -> Trainer:
+def _kept(state: TrainState) -> TrainState:
+    """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
+    kept = {name: state[name] for name in ("trainable", "opt", "step")}
+    return kept if "users" not in state else {**kept, "users": saved_users(state)}
+
+
+def make_trainer(settings: TrainSettings, start: Start, *, mesh: Mesh, users: Users | None = None) -> Trainer:
     """A trainer without weights: nothing is loaded and nothing compiled yet.
+
+    Args:
+      settings: of the run.
+      start: the model.
+      mesh: devices.
+      users: who gets a soft prompt, for `method="persona_embedding"`.
 
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
@@ -242,23 +273,29 @@ def make_trainer(settings: TrainSettings, start: Start, data: TrainingData, *, m
         lambda params: split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed),
         abstract_params(start.config),
     )
+    optimizer = optimizer_config(settings, hidden_size=start.config.hidden_size)
+    table = None if users is None else UserTraining(users, settings, start.config.hidden_size, mesh)
     step = make_train_step(
         start.config,
         mesh=mesh,
         dtype=jnp.dtype(settings.dtype),
         loss=loss,
-        optimizer=optimizer_config(settings, hidden_size=start.config.hidden_size),
+        optimizer=optimizer,
         trainable=trainable,
         frozen=frozen,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
+        users=None if table is None else table.rows(optimizer),
     )
+    shapes = jax.eval_shape(step.init, trainable, *(() if table is None else (table.abstract(),)))
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(step.init, trainable),
+        shapes,
         step.state_shardings,
     )
-    return Trainer(settings, start, mesh=mesh, step=step, abstract=abstract, loss=loss, lora=lora)
+    return Trainer(
+        settings, start, mesh=mesh, step=step, abstract=abstract, loss=loss, lora=lora, users=table
+    )
 
 
 def optimizer_config(settings: TrainSettings, *, hidden_size: int) -> OptimizerConfig:

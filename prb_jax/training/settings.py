@@ -13,7 +13,7 @@ from typing import Literal
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
 
-Method = Literal["user_blind", "profile_context"]
+Method = Literal["user_blind", "profile_context", "persona_embedding"]
 Tuning = Literal["head", "lora", "full"]
 
 _RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-3), "full": (0.1, 1e-3)}
@@ -154,6 +154,21 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UserEmbeddingSettings:
+    """A learned soft prompt for every user, for `method="persona_embedding"`.
+
+    Attributes:
+      tokens: length of the soft prompt.
+      generic_share: share of the comparisons that train the generic user instead of their own.
+      learning_rate: of the soft prompts at its peak; None for ten times that of the optimiser.
+    """
+
+    tokens: int = 8
+    generic_share: float = 0.3
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScratchSettings:
     """A new model, for `model="scratch"`: the decoder of a family with random weights.
 
@@ -251,6 +266,7 @@ class TrainSettings:
     batch: BatchSettings = field(default_factory=BatchSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    user_embedding: UserEmbeddingSettings = field(default_factory=UserEmbeddingSettings)
     scratch: ScratchSettings = field(default_factory=ScratchSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     log: LogSettings = field(default_factory=LogSettings)

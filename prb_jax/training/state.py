@@ -274,7 +274,7 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname.replace("\\", "/")
 
 
-def flat_arrays(tree: Any, prefix: str = "") -> dict[str, jax.Array]:
+def flat_arrays(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {prefix + "/".join(_step_name(step) for step in path): leaf for path, leaf in leaves}

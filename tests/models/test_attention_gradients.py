@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,26 @@ def test_bfloat16_gradients_are_as_good_as_those_of_the_whole_mask() -> None:
         errors = [float(jnp.linalg.norm(x.astype(jnp.float32) - exact)) for x in (one, other)]
         assert errors[0] < 0.01 * float(jnp.linalg.norm(exact))
         assert errors[0] < 5 * errors[1]  # the dense one works in float32 within
+
+
+def test_the_backward_pass_holds_no_square_of_the_prefix() -> None:
+    """Nor all blocks at once, which would be as much: twice the prefix takes twice the memory."""
+    memory = {}
+    for prefix in (1024, 2048):
+        case = Case(TreeLayout(prefix, 2, 64), (prefix,), block_rows=192)
+
+        def loss(q, k, v, lengths, case=case):
+            options = {**case.options, "prefix_lengths": lengths}
+            return blocks(case, sequential=True)(q, k, v, **options).sum()
+
+        arguments = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*case.inputs(), jnp.zeros(1, jnp.int32))
+        ]
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile()
+        memory[prefix] = compiled.memory_analysis().temp_size_in_bytes
+        shapes = re.findall(r"\b(?:f32|bf16|pred)\[([\d,]+)\]", compiled.as_text())
+        assert max(sorted(map(int, shape.split(",")))[-2] for shape in shapes if "," in shape) <= 192
+    assert memory[2048] < 2.6 * memory[1024]
 
 
 def test_a_soft_prompt_takes_the_place_of_the_first_tokens() -> None:

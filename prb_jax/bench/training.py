@@ -1,0 +1,267 @@
+"""`prb bench --train`: how fast a model is trained on this machine, beside the usual way of training.
+
+A step is a forward and a backward pass over all pairs of the workload and one update of all weights by
+AdamW: float32 weights and moments, activations in the dtype that is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.bench.flops import measured_peak, tree_flops
+from prb_jax.bench.workload import Workload, synthetic_workload
+from prb_jax.data.comparison import Comparison
+from prb_jax.models.decoder import Params
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.sharding import mesh_shape
+from prb_jax.training.data import Examples, Order, choose_shapes
+from prb_jax.training.losses import LossConfig
+from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.step import TrainState, make_train_step, split_params
+
+if TYPE_CHECKING:
+    from prb_jax.bench.padded_training import TrlTrainer
+
+OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant", clip_norm=1.0)
+"""What both sides train with."""
+
+_MAX_BUCKETS = 4
+_PASSES = 3.0
+"""FLOPs of a step in forward passes: forward, backward by activations, backward by weights."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """One workload in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+
+    Attributes:
+      workload, dtype, pairs: what a step trains on.
+      pairs_per_second, tokens_per_second: of whole steps (real tokens, the prefix counted once).
+      padding_waste: share of the computed tokens that is padding.
+      compiles, compile_seconds: programs of a step, and the time of the first step beyond that of another.
+      peak_share: FLOPs without padding, over time, over the measured matmul peak.
+      peak_gflops: that peak.
+      against_pairs_per_second, speedup, against_padding_waste: the padded way, and how many times faster
+        trees are.
+      loss, loss_difference: of the first step, and between the two ways, which start from the same
+        weights.
+    """
+
+    workload: str
+    dtype: str
+    pairs: int
+    pairs_per_second: float
+    tokens_per_second: float
+    padding_waste: float
+    compiles: int
+    compile_seconds: float
+    peak_share: float
+    peak_gflops: float
+    loss: float
+    against_pairs_per_second: float | None = None
+    speedup: float | None = None
+    against_padding_waste: float | None = None
+    loss_difference: float | None = None
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
+
+    seconds: float
+    loss: float
+    padded_tokens: int
+    tokens: int
+
+
+class TreeTrainer:
+    """Our side: the step of `prb train`, on all weights, over a fixed set of pairs."""
+
+    def __init__(
+        self, model: RewardModel, workload: Workload, *, batch_tokens: int | None, remat: str
+    ) -> None:
+        options = model.shape_options(batch_tokens)
+        pairs = len(workload.trees)
+        order = Order(pairs, pairs, seed=0)
+        # As in training: a backward pass holds the activations of all layers.
+        shapes = choose_shapes(
+            workload.trees,
+            order,
+            tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
+            divisor=options.divisor,
+            multiple=options.multiple,
+            max_buckets=_MAX_BUCKETS,
+            attention_length=options.attention_length,
+        )
+        self.trees = workload.trees
+        self.microbatches = shapes.deal(range(pairs), workload.trees)
+        trainable, frozen = split_params(model.params, tuning="full")
+        self._step = make_train_step(
+            model.config,
+            mesh=model.mesh,
+            dtype=jnp.dtype(model.dtype),
+            loss=LossConfig(),
+            optimizer=OPTIMIZER,
+            trainable=trainable,
+            frozen=frozen,
+            remat=remat,
+        )
+        self._frozen: Params = frozen
+        self._state: TrainState = self._step.init(trainable)
+        chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
+        self._examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32))
+
+    @property
+    def compiles(self) -> int:
+        """Programs compiled so far."""
+        return sum(cast(Any, each)._cache_size() for each in (self._step.accumulate, self._step.update))
+
+    def run(self) -> TimedStep:
+        """One step."""
+        start = time.perf_counter()
+        for microbatch in self.microbatches:
+            placed = self._step.place(*self._examples.batch(microbatch))
+            self._state = self._step.accumulate(self._state, self._frozen, *placed)
+        self._state, metrics = self._step.update(self._state)
+        jax.block_until_ready(self._state)
+        return TimedStep(
+            time.perf_counter() - start,
+            float(metrics["loss"]),
+            sum(each.rows * each.bucket.tokens for each in self.microbatches),
+            sum(tree.tokens for tree in self.trees),
+        )
+
+
+def bench_training(
+    model: RewardModel,
+    *,
+    pairs: int,
+    prefix_tokens: int,
+    response_tokens: int,
+    rounds: int,
+    batch_tokens: int | None,
+    remat: str,
+    against: str | None,
+    against_pairs: int | None,
+) -> TrainingResult:
+    """Times steps of ours and, where asked for, of TRL, in turn.
+
+    Args:
+      model: of :func:`prb_jax.bench.scorer.load_for_bench`; both sides start from its weights.
+      pairs: of a step.
+      prefix_tokens, response_tokens: mean lengths.
+      rounds: steps of each side after the first.
+      batch_tokens: padded tokens of a microbatch of ours.
+      remat: see :func:`prb_jax.models.decoder.rematerialised`.
+      against: "trl" or None.
+      against_pairs: pairs of a microbatch of theirs.
+    """
+    workload = synthetic_workload(
+        pairs,
+        responses=2,
+        prefix_tokens=prefix_tokens,
+        response_tokens=response_tokens,
+        vocab_size=model.config.vocab_size,
+        longest=model.config.max_position_embeddings,
+    )
+    rival = _rival(model, against_pairs) if against else None
+    ours = TreeTrainer(model, workload, batch_tokens=batch_tokens, remat=remat)
+    first = ours.run()
+    compiles, peak = ours.compiles, measured_peak(model.dtype)
+    their_first = rival.run(workload.trees) if rival else None
+    steps, their_steps = [], []
+    for _ in range(rounds):
+        steps.append(ours.run())
+        if rival:
+            their_steps.append(rival.run(workload.trees))
+    seconds = statistics.median(step.seconds for step in steps)
+    result: dict[str, Any] = {
+        "workload": workload.name,
+        "dtype": model.dtype,
+        "pairs": pairs,
+        "pairs_per_second": pairs / seconds,
+        "tokens_per_second": first.tokens / seconds,
+        "padding_waste": 1 - first.tokens / first.padded_tokens,
+        "compiles": compiles,
+        "compile_seconds": max(0.0, first.seconds - seconds),
+        "peak_share": _PASSES
+        * tree_flops(workload.trees, model.config)
+        / (seconds * peak * mesh_shape(model.mesh).devices),
+        "peak_gflops": peak / 1e9,
+        "loss": first.loss,
+    }
+    if their_first is not None:
+        ratios = [theirs.seconds / step.seconds for step, theirs in zip(steps, their_steps, strict=True)]
+        result |= {
+            "against_pairs_per_second": pairs / statistics.median(step.seconds for step in their_steps),
+            "speedup": statistics.median(ratios),
+            "against_padding_waste": 1 - their_first.tokens / their_first.padded_tokens,
+            "loss_difference": abs(first.loss - their_first.loss),
+        }
+    return TrainingResult(**result)
+
+
+def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
+    from prb_jax.bench.padded_training import TrlTrainer
+
+    return TrlTrainer(model.config, model.params, dtype=model.dtype, pairs=against_pairs)
+
+
+def line(result: TrainingResult) -> str:
+    """One line for the terminal."""
+    text = f"{result.dtype}, {result.workload}: {result.pairs_per_second:.3f} pairs/s in training"
+    if result.speedup is not None:
+        text += f", {result.speedup:.2f}x of TRL"
+    return text
+
+
+def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) -> None:
+    """All results in the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="training", title_justify="left")
+    columns = [
+        "dtype",
+        "workload",
+        "pairs/s",
+        "tokens/s",
+        "padding",
+        "compiles",
+        "compile s",
+        "of matmul peak",
+        "loss",
+    ]
+    if rival_name:
+        columns += [f"{rival_name} pairs/s", "its padding", "speed-up", "loss difference"]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("dtype", "workload") else "right")
+    for r in results:
+        cells = [
+            r.dtype,
+            f"{r.pairs} pairs, {r.workload}",
+            f"{r.pairs_per_second:.3f}",
+            f"{r.tokens_per_second:,.0f}",
+            f"{r.padding_waste:.0%}",
+            str(r.compiles),
+            f"{r.compile_seconds:.1f}",
+            f"{r.peak_share:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
+            f"{r.loss:.4f}",
+        ]
+        if rival_name and r.speedup is not None:
+            cells += [
+                f"{r.against_pairs_per_second:.3f}",
+                f"{r.against_padding_waste:.0%}",
+                f"{r.speedup:.2f}x",
+                f"{r.loss_difference:.1e}",
+            ]
+        table.add_row(*cells)
+    Console(width=200).print(table)

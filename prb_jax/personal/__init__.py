@@ -1,0 +1,1 @@
+"""What a model learns about single users: a soft prompt for each."""

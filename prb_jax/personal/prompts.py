@@ -1,0 +1,163 @@
+"""Soft prompts of users at scoring time: files, and how a loaded model uses them.
+
+A scorer takes token ids only. So the soft prompts become further rows of the model's embedding, and a
+comparison's tree begins with the ids of its user's rows: whatever scores trees then scores them for
+their users, with nothing more to hand along.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import CheckpointError
+from prb_jax.personal.embedding import Users
+from prb_jax.trees.tree import Tree
+
+TABLE, NAMES = "users.safetensors", "users.json"
+_TENSOR = "soft_prompts"
+
+
+@dataclass(frozen=True)
+class UserPrompts:
+    """How the trees of a model with user embeddings begin.
+
+    Attributes:
+      users: who has a soft prompt of their own.
+      tokens: S.
+      first_id: id of the first vector of the generic user; those of the row r begin r * S later.
+    """
+
+    users: Users
+    tokens: int
+    first_id: int
+
+    def attach(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+        """The trees with the soft prompt of their comparison's user in front."""
+        within = np.arange(self.tokens, dtype=np.int32)
+        starts = self.first_id + self.tokens * self.users.rows(comparisons)
+        return [_prefixed(tree, start + within) for tree, start in zip(trees, starts, strict=True)]
+
+
+def attach_blank(trees: Sequence[Tree], *, tokens: int) -> list[Tree]:
+    """The trees with room for a soft prompt in front, for training, which puts the vectors there itself."""
+    blank = np.zeros(tokens, np.int32)
+    return [_prefixed(tree, blank) for tree in trees]
+
+
+def _prefixed(tree: Tree, ids: np.ndarray) -> Tree:
+    return replace(tree, prefix=np.concatenate([ids.astype(np.int32), tree.prefix]))
+
+
+def extend_embedding(embedding: jax.Array, table: np.ndarray, *, sharding: NamedSharding) -> jax.Array:
+    """The embedding [V, D] followed by a table [U + 1, S, D] as rows, in the embedding's dtype.
+
+    Rows of zeros fill up to what the mesh divides.
+    """
+    axes = sharding.spec[0] if sharding.spec else None
+    names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
+    rows = table.reshape(-1, table.shape[-1])
+    padding = -(embedding.shape[0] + len(rows)) % parts
+
+    def extend(embedding: jax.Array, rows: jax.Array) -> jax.Array:
+        filler = jnp.zeros((padding, rows.shape[1]), embedding.dtype)
+        return jnp.concatenate([embedding, rows.astype(embedding.dtype), filler])
+
+    return jax.jit(extend, out_shardings=sharding)(embedding, np.asarray(rows, np.float32))
+
+
+def save_prompts(folder: str | Path, users: Users, table: np.ndarray) -> None:
+    """Writes ``users.safetensors`` (float32 [U + 1, S, D], the generic user first) and ``users.json``.
+
+    Raises:
+      OSError: the folder cannot be written.
+      ValueError: a table of another number of users.
+    """
+    from safetensors.numpy import save_file
+
+    if len(table) != users.size:
+        raise ValueError(f"a table of {len(table)} rows for {users.size - 1} users and the generic one")
+    path = Path(folder)
+    save_file({_TENSOR: np.ascontiguousarray(table, np.float32)}, path / TABLE)
+    names = {"tokens": int(table.shape[1]), "users": list(users.names)}
+    (path / NAMES).write_text(json.dumps(names, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class SavedPrompts:
+    """What :func:`save_prompts` wrote: the users, and their table float32 [U + 1, S, D]."""
+
+    users: Users
+    table: np.ndarray
+
+
+def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
+    """The soft prompts that lie with a model; None where there are none.
+
+    Args:
+      folder: of the model.
+      width: D of the model.
+
+    Raises:
+      CheckpointError: one of the two files is missing, broken, or does not fit the other or the model.
+    """
+    path = Path(folder)
+    if not (path / TABLE).exists() and not (path / NAMES).exists():
+        return None
+    for name, other in ((TABLE, NAMES), (NAMES, TABLE)):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path}: has {other} but no {name}: the users' soft prompts need both")
+    names, tokens = _read_names(path / NAMES)
+    table = _read_table(path / TABLE)
+    expected = (len(names) + 1, tokens, width)
+    if table.shape != expected:
+        raise CheckpointError(
+            f"{path / TABLE}: tensor '{_TENSOR}': expected shape {list(expected)} (the generic user, the "
+            f"{len(names)} users and {tokens} tokens of {NAMES}, the model's width), found {list(table.shape)}"
+        )
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{path / NAMES}: field 'users': a user is named twice")
+    return SavedPrompts(Users(tuple(names)), table)
+
+
+def _read_names(path: Path) -> tuple[list[str], int]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    names, tokens = (
+        (content.get("users"), content.get("tokens")) if isinstance(content, dict) else (None, None)
+    )
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path}: field 'users': expected a list of user ids")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise CheckpointError(f"{path}: field 'tokens': expected a positive whole number, found {tokens!r}")
+    return names, tokens
+
+
+def _read_table(path: Path) -> np.ndarray:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
+    if set(tensors) != {_TENSOR}:
+        raise CheckpointError(f"{path}: expected one tensor '{_TENSOR}', found {sorted(tensors) or 'none'}")
+    table = tensors[_TENSOR]
+    if table.dtype != np.float32 or table.ndim != 3:
+        raise CheckpointError(
+            f"{path}: tensor '{_TENSOR}': expected float32 [users + 1, tokens, width], found "
+            f"{table.dtype} {list(table.shape)}"
+        )
+    return table

@@ -1,0 +1,118 @@
+"""A training step of 10,000 users on several devices: which arrays they exchange, and what comes out.
+
+python -m tests.personal.step_programs OUT DEVICES MESH...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+USERS, TOKENS, ROWS = 10_000, 3, 8
+_COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+
+
+def collectives(program: str) -> list[tuple[str, list[int]]]:
+    """(kind, shape) of every array that devices exchange in a compiled program."""
+    return [
+        (kind, [int(size) for size in shape.split(",") if size])
+        for types, kind in _COLLECTIVE.findall(program)
+        for shape in _SHAPE.findall(types)
+    ]
+
+
+def one_step(mesh: Any) -> dict[str, Any]:
+    """Two microbatches and an update; the exchanged arrays of each program, and the touched rows after it."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from prb_jax.personal.embedding import (
+        RowAdam,
+        init_state,
+        init_table,
+        state_shardings,
+        step_users,
+        user_rows,
+    )
+    from prb_jax.personal.prompts import attach_blank
+    from prb_jax.training.step import split_params
+    from tests.training.small_batches import (
+        LORA,
+        batch_of,
+        build,
+        extras_of,
+        initial_params,
+        random_trees,
+        rows_of,
+        small_config,
+    )
+
+    config = small_config()
+    width = config.hidden_size
+    params = initial_params(config)
+    hook = user_rows(RowAdam(learning_rate=lambda step: 1e-2), mesh=mesh, width=width)
+    step, _, frozen = build(config, tuning="lora", params=params, mesh=mesh, users=hook)
+    make = jax.jit(
+        lambda embed: init_state(init_table(embed, users=USERS, tokens=TOKENS), rows=ROWS),
+        out_shardings=state_shardings(mesh, width=width),
+    )
+    trainable, _ = split_params(params, tuning="lora", lora=LORA)
+    state = step.init(trainable, make(params["embed"]))
+    trees = attach_blank(random_trees(8), tokens=TOKENS)
+    of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
+    chosen = step_users(of_users, size=USERS + 1, count=ROWS)
+    extras = dataclasses.replace(extras_of(trees), users=chosen.slots)
+    halves = [slice(0, 4), slice(4, 8)]
+    bucket_like = batch_of(trees)
+    batches = [
+        step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], bucket_like), rows_of(extras, rows))
+        for rows in halves
+    ]
+    assert step.begin_users is not None
+    before = np.asarray(state["users"]["table"][0])
+    programs = {
+        "begin_users": step.begin_users.lower(state, chosen.ids),
+        "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
+        "update": step.update.lower(state),
+    }
+    found: dict[str, Any] = {
+        "collectives": {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
+    }
+    for number in range(2):
+        state = step.begin_users(state, jnp.asarray(chosen.ids))
+        for placed in batches:
+            state = step.accumulate(state, frozen, *placed)
+        state, metrics = step.update(state)
+        assert float(metrics["finite"]) == 1.0, number
+    table = np.asarray(state["users"]["table"])
+    touched = np.unique(of_users)
+    moved = np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0)
+    found["moved"] = moved.tolist()
+    found["rows"] = table[touched].tolist()
+    compiled: tuple[Any, ...] = (step.accumulate, step.update, step.begin_users)
+    found["compiles"] = [function._cache_size() for function in compiled]
+    found["local"] = list(state["users"]["table"].addressable_shards[0].data.shape)
+    return found
+
+
+def main(out: str, devices: int, meshes: list[str]) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+
+    from prb_jax.sharding import make_mesh
+
+    Path(out).write_text(json.dumps({spec: one_step(make_mesh(spec)) for spec in meshes}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,180 @@
+"""The table of users: whose row is whose, and lazy Adam on the rows of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prb_jax import Comparison
+from prb_jax.errors import DataError, MeshError
+from prb_jax.personal.embedding import (
+    GENERIC,
+    RowAdam,
+    Users,
+    gather_rows,
+    generic_instead,
+    init_state,
+    init_table,
+    state_shardings,
+    step_users,
+)
+from prb_jax.sharding import make_mesh
+from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def by(user: str | None, number: int = 0) -> Comparison:
+    return Comparison(id=f"{user}{number}", question="q", chosen="a", rejected="b", user_id=user)
+
+
+def test_rows_of_users() -> None:
+    users = Users.of([by("b"), by("a"), by(None), by("b", 1)])
+    assert users.names == ("a", "b")
+    assert users.size == 3
+    rows = users.rows([by("b"), by(None), by("z"), by("a")])
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [2, GENERIC, GENERIC, 1]
+    assert users.unknown([by("b"), by(None), by("z"), by("y"), by("z", 1)]) == {"y", "z"}
+
+
+def test_a_user_is_named_once() -> None:
+    with pytest.raises(DataError, match="users: 'b' is given twice"):
+        Users(("a", "b", "b"))
+
+
+def test_the_users_of_a_step_fill_a_fixed_number_of_rows() -> None:
+    found = step_users(np.array([5, 0, 5, 2]), size=7)
+    assert found.ids.tolist() == [0, 2, 5, 7]
+    assert found.ids[found.slots].tolist() == [5, 0, 5, 2]
+    assert (found.ids.dtype, found.slots.dtype) == (np.int32, np.int32)
+    assert step_users(np.array([5, 5]), size=7, count=1).ids.tolist() == [5]
+    with pytest.raises(ValueError, match="3 distinct users do not fit 2 rows"):
+        step_users(np.array([1, 2, 3]), size=7, count=2)
+
+
+def test_a_share_trains_the_generic_user_instead() -> None:
+    rows = np.arange(1, 4001)
+    found = generic_instead(rows, share=0.3, seed=5, step=17)
+    kept = found != GENERIC
+    assert 0.27 < 1 - kept.mean() < 0.33
+    np.testing.assert_array_equal(found[kept], rows[kept])
+    np.testing.assert_array_equal(found, generic_instead(rows, share=0.3, seed=5, step=17))
+    assert (found != generic_instead(rows, share=0.3, seed=5, step=18)).any()
+    np.testing.assert_array_equal(generic_instead(rows, share=0.0, seed=5, step=17), rows)
+
+
+def test_everybody_starts_as_the_generic_user_at_the_scale_of_the_words() -> None:
+    words = 3.0 + 0.5 * np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
+    table = np.asarray(init_table(words, users=5, tokens=4, seed=1))
+    assert table.shape == (6, 4, 64)
+    assert (table == table[0]).all()
+    assert table[0].mean() == pytest.approx(3.0, abs=0.1)
+    assert table[0].std() == pytest.approx(words.std(), rel=0.2)
+    assert (table[0, 0] != table[0, 1]).any()
+    assert (table != np.asarray(init_table(words, users=5, tokens=4, seed=2))).any()
+
+
+def small_state(users: int = 5, rows: int = 6) -> dict[str, jax.Array]:
+    table = np.random.default_rng(0).normal(size=(users + 1, 2, 3)).astype(np.float32)
+    return init_state(jnp.asarray(table), rows=rows)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_where_every_row_is_touched_it_is_adam(clip_norm: float | None) -> None:
+    """Also with the rows of a step in another order than the table, and a learning rate that changes."""
+    schedule = optax.linear_schedule(0.1, 0.01, 6)
+    ours = RowAdam(learning_rate=schedule, b1=0.8, b2=0.95, eps=1e-6, clip_norm=clip_norm)
+    theirs = optax.adam(schedule, b1=0.8, b2=0.95, eps=1e-6)
+    if clip_norm is not None:
+        theirs = optax.chain(optax.clip_by_global_norm(clip_norm), theirs)
+    state = small_state()
+    expected: Any = state["table"]
+    moments = theirs.init(expected)
+    rng = np.random.default_rng(1)
+    for step in range(8):
+        gradient = rng.normal(size=expected.shape).astype(np.float32)
+        change, moments = theirs.update(jnp.asarray(gradient), moments)
+        expected = optax.apply_updates(expected, change)
+        order = rng.permutation(6)
+        state = {**state, "ids": jnp.asarray(order, jnp.int32)}
+        state = ours.apply_rows(state, jnp.asarray(gradient[order]), jnp.asarray(step))
+    np.testing.assert_allclose(state["table"], expected, atol=1e-6)
+    np.testing.assert_array_equal(state["count"], np.full(6, 8))
+
+
+def test_rows_that_are_not_touched_stay_and_count_for_themselves() -> None:
+    adam = RowAdam(learning_rate=optax.constant_schedule(0.1))
+    before = small_state(rows=3)
+    gradient = jnp.ones((3, 2, 3))
+    state = {**before, "ids": jnp.array([4, 1, 6], jnp.int32)}  # 6 is beyond the table
+    state = adam.apply_rows(adam.apply_rows(state, gradient, jnp.asarray(0)), gradient, jnp.asarray(1))
+    state = adam.apply_rows({**state, "ids": jnp.array([4, 6, 6], jnp.int32)}, gradient, jnp.asarray(2))
+    assert state["count"].tolist() == [0, 2, 0, 0, 3, 0]
+    for name in ("table", "mu", "nu"):
+        changed = (np.asarray(state[name]) != np.asarray(before[name])).any(axis=(1, 2))
+        assert changed.tolist() == [False, True, False, False, True, False], name
+    # A constant gradient: every update is one full learning rate, whatever the row missed.
+    np.testing.assert_allclose(before["table"][4] - state["table"][4], 0.3, atol=1e-5)
+    np.testing.assert_allclose(before["table"][1] - state["table"][1], 0.2, atol=1e-5)
+
+
+def test_ids_beyond_the_table_give_its_last_row() -> None:
+    table = jnp.arange(12.0).reshape(3, 2, 2)
+    np.testing.assert_array_equal(gather_rows(table, jnp.array([2, 0, 3])), table[jnp.array([2, 0, 2])])
+
+
+def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
+    mesh = make_mesh(devices=jax.devices()[:1])
+    assert set(state_shardings(mesh, width=7)) == {"table", "mu", "nu", "rows", "count", "ids"}
+
+    wide: Any = SimpleNamespace(shape={"data": 1, "fsdp": 4, "tensor": 1})
+    with pytest.raises(MeshError, match="width 30 is not divisible by mesh axis fsdp=4"):
+        state_shardings(wide, width=30)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> dict[str, Any]:
+    """By mesh, on four devices."""
+    out = tmp_path_factory.mktemp("programs") / "programs.json"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.personal.step_programs", out, "4", "data=4", "fsdp=4"],
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
+def test_devices_exchange_the_rows_of_a_step_and_never_the_table(programs, mesh: str) -> None:
+    """10,000 users: no collective of any program has an array of their number; the gradient has M rows."""
+    found = programs[mesh]["collectives"]
+    sizes = {name: [tuple(shape) for _, shape in exchanged] for name, exchanged in found.items()}
+    for name, shapes in sizes.items():
+        assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
+    assert found["begin_users"] == []
+    width = 32
+    rows = {(ROWS, TOKENS, width), (ROWS, TOKENS, width // 4)}
+    assert rows & set(sizes["accumulate"]), sizes["accumulate"]
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
+def test_a_step_on_four_devices_is_that_on_one(programs, mesh: str) -> None:
+    alone = one_step(make_mesh(devices=jax.devices()[:1]))
+    found = programs[mesh]
+    assert found["moved"] == alone["moved"] == [0, 3, 7, 9_999, 10_000]
+    np.testing.assert_allclose(found["rows"], alone["rows"], atol=1e-5)
+    assert found["compiles"] == [1, 1, 1]
+    assert found["local"] == [USERS + 1, TOKENS, 8 if mesh == "fsdp=4" else 32]

@@ -1,0 +1,117 @@
+"""Runs with a soft prompt for each user."""
+
+import json
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.personal.prompts import load_prompts
+from prb_jax.training.config import default_config, load_settings
+from prb_jax.training.convert import convert
+from prb_jax.training.loop import train
+from prb_jax.training.splits import read_training_data
+from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+
+STEPS = 160
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with compilation_cache(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def opposed(count: int = 64):
+    """Every other user prefers what the rest rejects, so that nobody can tell without knowing the user."""
+    found = rows(count, users=4)
+    for row in found:
+        if row["user_id"] in ("u1", "u3"):
+            row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(model, tmp_path_factory):
+    chosen = default_config()
+    chosen.model = str(model)
+    chosen.data = str(write_rows(tmp_path_factory.mktemp("data") / "opposed.jsonl", opposed()))
+    chosen.method, chosen.steps, chosen.batch.comparisons = "persona_embedding", STEPS, 16
+    chosen.optimizer.learning_rate = 1e-2
+    chosen.user_embedding.tokens, chosen.user_embedding.generic_share = 2, 0.1
+    chosen.validation.by, chosen.validation.every, chosen.checkpoint.every = "id", 80, 40
+    chosen.log.plot = False
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    return train(config, out=tmp_path_factory.mktemp("runs") / "whole", progress=False)
+
+
+def test_users_are_told_apart_and_others_get_the_generic_prompt(whole):
+    rm = prb.load(whole.out)
+    pair = {"question": "tea or rain?", "responses": ["yes tea", "no tea"], "labels": [1, 0]}
+    asked = [prb.Comparison(id=name, user_id=name, **pair) for name in ("u0", "u1", "u2", "u3", "stranger")]
+    asked.append(prb.Comparison(id="nobody", **pair))
+    margins = [row[0] - row[1] for row in rm.score(asked, profile_posts=0)]
+    assert margins[0] > 0.5
+    assert margins[2] > 0.5
+    assert margins[1] < -0.5
+    assert margins[3] < -0.5
+    assert margins[4] == margins[5]
+    assert margins[4] not in margins[:4]
+    assert rm.unknown_users(asked) == 1
+    assert whole.summary["users"] == 4
+
+
+def test_the_exported_model_scores_as_it_did_in_validation(whole):
+    run = json.loads((whole.out / "train.json").read_text())
+    settings = load_settings({**run["inputs"]["settings"], **run["sessions"][0]["settings"]})
+    held = read_training_data(settings).validation
+    scores = prb.load(whole.out).score(held, profile_posts=0)
+    loss = np.mean([np.log1p(np.exp(row[1] - row[0])) for row in scores])
+    assert loss == pytest.approx(whole.summary["validation"]["loss"], rel=1e-4)
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes_users_included(config, whole, tmp_path, monkeypatch):
+    out = tmp_path / "stopped"
+    with stopped_at(monkeypatch, 100):
+        train(config, out=out, progress=False)
+    train(config, out=out, progress=False)
+    assert curve(out, "loss", "user_grad_norm") == curve(whole.out, "loss", "user_grad_norm")
+    for name in ("model.safetensors", "users.safetensors", "users.json"):
+        assert (out / "model" / name).read_bytes() == (whole.out / "model" / name).read_bytes()
+
+
+def test_a_run_is_converted_with_its_users(whole, tmp_path):
+    folder = convert(whole.out, tmp_path / "converted")
+    for name in ("model.safetensors", "users.safetensors", "users.json"):
+        assert (folder / name).read_bytes() == (whole.model / name).read_bytes()
+
+
+def test_with_a_frozen_model_only_head_and_prompts_move(config, model, tmp_path):
+    from safetensors.numpy import load_file
+
+    chosen = config.copy_and_resolve_references()
+    chosen.tuning, chosen.steps = "head", 3
+    result = train(chosen, out=tmp_path / "head", progress=False)
+    before, after = (load_file(path / "model.safetensors") for path in (model, result.model))
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"score.weight"}
+    saved = load_prompts(result.model, width=32)
+    assert saved is not None
+    assert len({row.tobytes() for row in saved.table}) == 5  # each has moved its own way
+    assert result.summary["trained_parameters"] == 32 + 5 * 2 * 32
+
+
+def test_data_without_users_is_refused(config, tmp_path):
+    chosen = config.copy_and_resolve_references()
+    without = [{name: value for name, value in row.items() if name != "user_id"} for row in rows(8)]
+    chosen.data = str(write_rows(tmp_path / "without.jsonl", without))
+    with pytest.raises(prb.DataError, match="no comparison of the training data has a user_id"):
+        train(chosen, out=tmp_path / "run", progress=False)
