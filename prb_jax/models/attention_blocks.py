@@ -265,9 +265,8 @@ def _after(x: jax.Array, *done: jax.Array) -> jax.Array:
     return x
 
 
-# Which keys a block of query rows sees. The place of a query is never below a bound that is only known at
-# run time (and that real queries reach): masks that are known earlier would be computed before all loops and
-# kept, P x P bits in all.
+# Which keys a block of query rows sees. A number that is always zero, which only a run shows, is added to the
+# places: masks that are known earlier would be computed before all loops and kept, P x P bits in all.
 
 
 def _visible_prefix(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
@@ -277,11 +276,12 @@ def _visible_prefix(start: int, stop: int, first_real: jax.Array, group: int, pl
 
 def _visible_own(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
     """Of a response's own keys, for a block of it: bool [(stop - start) * group, stop - low]."""
-    return _causal(start, stop, first_real - plan.layout.prefix, group, plan)
+    return _causal(start, stop, first_real, group, plan)
 
 
-def _causal(start: int, stop: int, least: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
-    place = jnp.maximum(start + jnp.arange((stop - start) * group) // group, least)[:, None]
+def _causal(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
+    zero = jnp.minimum(first_real, 0)
+    place = (zero + start + jnp.arange((stop - start) * group) // group)[:, None]
     key_place = _key_places(start, stop, plan)
     visible = key_place <= place
     if plan.window is not None:

@@ -72,6 +72,7 @@ class Checkpoints:
         self._values: dict[int, float] = {}
         self._saving: int | None = None
         logging.getLogger("absl").addFilter(_not_of_orbax)
+        logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
         if sys.unraisablehook is not _without_closed_loops:
             _hooks.append(sys.unraisablehook)
             sys.unraisablehook = _without_closed_loops
@@ -272,6 +273,12 @@ def _without_closed_loops(unraisable: Any) -> None:
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     """Orbax logs every file, and every failure several times over; failures are raised here."""
     return "/orbax/" not in record.pathname.replace("\\", "/")
+
+
+def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
+    """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)
 
 
 def flat_arrays(tree: Any, prefix: str = "") -> dict[str, Any]:

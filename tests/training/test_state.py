@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import logging
 from pathlib import Path
 
 import jax
@@ -186,3 +187,17 @@ def test_flat_names_are_our_own_whatever_the_containers():
     back = from_flat(tree, flat)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     assert all(a is b for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True))
+
+
+def test_only_failed_writes_that_were_reported_already_are_kept_out_of_the_log(tmp_path, caplog):
+    Checkpoints(tmp_path).close()
+    log = logging.getLogger("asyncio")
+    full = ValueError('RESOURCE_EXHAUSTED: Error writing "opt/1" in OCDBT database: No space left on device')
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        log.error("Task exception was never retrieved", exc_info=full)
+        log.error("Task exception was never retrieved", exc_info=ValueError("something else"))
+        log.error("a slow callback")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Task exception was never retrieved",
+        "a slow callback",
+    ]
