@@ -62,13 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prb bench",
         allow_abbrev=False,
-        description="Times scoring on this machine. Tokens are random, of the lengths of personalised data.",
+        description="Times scoring or training on this machine. Tokens are random, of the lengths of "
+        "personalised data.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a Hugging Face folder, or a config.json (random weights)"
     )
+    parser.add_argument("--train", action="store_true", help="time steps that train all weights, of pairs")
     parser.add_argument(
-        "--against", choices=["transformers"], help="also time padded batches of 8, and compare"
+        "--against",
+        choices=["transformers", "trl"],
+        help="also time padded batches of transformers (scoring) or TRL's RewardTrainer (--train), and compare",
     )
     parser.add_argument(
         "--responses", type=int, nargs="+", default=[2], metavar="K", help="responses of a comparison"
@@ -80,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         "--response-tokens", type=int, default=130, metavar="N", help="mean length of a response"
     )
     parser.add_argument(
-        "--pairs", type=int, metavar="N", help="comparisons of a pass (default: 64 / K, at least 2)"
+        "--pairs",
+        type=int,
+        metavar="N",
+        help="comparisons of a pass (default: 64 / K, at least 2) or of a step of training (default: 8)",
     )
     parser.add_argument(
         "--against-sequences",
@@ -88,6 +95,18 @@ def _parser() -> argparse.ArgumentParser:
         default=16,
         metavar="N",
         help="conversations that the padded way scores a round; its rate is carried over to the rest",
+    )
+    parser.add_argument(
+        "--against-pairs",
+        type=int,
+        metavar="N",
+        help="pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)",
+    )
+    parser.add_argument(
+        "--remat",
+        choices=["none", "dots", "full"],
+        default="none",
+        help="what our backward pass computes again",
     )
     parser.add_argument(
         "--dtype", nargs="+", choices=["float32", "bfloat16"], help="default: the checkpoint's"
@@ -103,15 +122,12 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the benchmark and prints a table."""
     parser = _parser()
     options = parser.parse_args(list(arguments))
-    for name in ("prefix_tokens", "response_tokens", "against_sequences", "rounds", "pairs", "batch_tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected at least 1, found {value}")
-    if min(options.responses) < 1:
-        parser.error(f"--responses: expected at least 1, found {min(options.responses)}")
+    _check(parser, options)
     from prb_jax.bench.scorer import load_for_bench
 
     source = _source(options.model)
+    if options.train:
+        return _train(source, options)
     results: list[BenchResult] = []
     for dtype in options.dtype or [None]:
         model = load_for_bench(source, mesh=options.mesh, dtype=dtype)
@@ -120,9 +136,64 @@ def main(arguments: Sequence[str]) -> int:
             results.append(_bench(model, rival, responses, options))
             print(_line(results[-1]), flush=True)
     _print_table(results, rival_name=options.against)
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    _write(results, options.json)
     return 0
+
+
+_POSITIVE = (
+    "prefix_tokens", "response_tokens", "against_sequences", "against_pairs", "rounds", "pairs", "batch_tokens",
+)  # fmt: skip
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses numbers that cannot be, and flags of the other half."""
+    for name in _POSITIVE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected at least 1, found {value}")
+    if min(options.responses) < 1:
+        parser.error(f"--responses: expected at least 1, found {min(options.responses)}")
+    fits = "trl" if options.train else "transformers"
+    if options.against not in (None, fits):
+        parser.error(
+            f"--against {options.against}: {'with' if options.train else 'without'} --train, only {fits}"
+        )
+    foreign = ("responses", "against_sequences") if options.train else ("against_pairs", "remat")
+    for name in foreign:
+        if getattr(options, name) != parser.get_default(name):
+            word = "scoring only, not with" if options.train else "training only: it needs"
+            parser.error(f"--{name.replace('_', '-')} is for {word} --train")
+
+
+def _train(source: Path | DecoderConfig, options: argparse.Namespace) -> int:
+    """The half with `--train`."""
+    from prb_jax.bench.scorer import load_for_bench
+    from prb_jax.bench.training import bench_training, line, print_table
+
+    results = []
+    for dtype in options.dtype or [None]:
+        model = load_for_bench(source, mesh=options.mesh, dtype=dtype)
+        result = bench_training(
+            model,
+            pairs=options.pairs or 8,
+            prefix_tokens=options.prefix_tokens,
+            response_tokens=options.response_tokens,
+            rounds=options.rounds,
+            batch_tokens=options.batch_tokens,
+            remat=options.remat,
+            against=options.against,
+            against_pairs=options.against_pairs,
+        )
+        results.append(result)
+        print(line(result), flush=True)
+    print_table(results, rival_name=options.against)
+    _write(results, options.json)
+    return 0
+
+
+def _write(results: Sequence[Any], path: str | None) -> None:
+    if path:
+        Path(path).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
 
 
 def _source(name: str) -> Path | DecoderConfig:

@@ -96,6 +96,10 @@ def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
         (["--responses", "2", "0"], "--responses: expected at least 1, found 0"),
         (["--against", "vllm"], "--against"),
         (["--dtype", "float16"], "--dtype"),
+        (["--train", "--against", "transformers"], "--against transformers: with --train, only trl"),
+        (["--against", "trl"], "--against trl: without --train, only transformers"),
+        (["--train", "--responses", "4"], "--responses is for scoring only, not with --train"),
+        (["--remat", "full"], "--remat is for training only: it needs --train"),
     ],
 )
 def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
@@ -103,6 +107,30 @@ def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: s
         main([str(folder), *arguments])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_training_beside_trl_starts_from_the_same_loss(
+    folder: Path, tmp_path: Path, capsys, remat: str
+) -> None:
+    """And whatever is computed twice, the loss stays."""
+    pytest.importorskip("torch")
+    pytest.importorskip("trl")
+    report = tmp_path / "bench.json"
+    more = ["--train", "--remat", remat, "--against", "trl", "--dtype", "float32", "bfloat16"]
+    assert prb(["bench", str(folder), *more, "--json", str(report), *SMALL]) == 0
+    full, narrow = json.loads(report.read_text())
+    assert full["loss_difference"] < 1e-5
+    assert narrow["loss_difference"] < 0.02
+    assert narrow["loss"] == pytest.approx(full["loss"], abs=0.02)
+    for row in (full, narrow):
+        assert row["speedup"] == pytest.approx(row["pairs_per_second"] / row["against_pairs_per_second"])
+        assert 0 < row["peak_share"] < 1
+        assert 0 <= row["padding_waste"] < 1
+        assert 2 <= row["compiles"] <= 5  # a program for each bucket, one for the update
+    shown = capsys.readouterr().out
+    for word in ("pairs/s in training", "x of TRL", "loss difference"):
+        assert word in shown
 
 
 def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
