@@ -95,6 +95,7 @@ class TreeTrainer:
         shapes = choose_shapes(
             workload.trees,
             order,
+            steps=OPTIMIZER.steps,
             tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
             divisor=options.divisor,
             multiple=options.multiple,

@@ -23,6 +23,8 @@ from prb_jax.trees.tree import Tree
 _STEPS_SIMULATED = 64
 _OVERHEAD_TOKENS = 256
 """What starting one more microbatch costs, in tokens."""
+_COMPILE_TOKENS = 32_768
+"""What one more shape costs, in tokens of forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def choose_shapes(
     trees: Sequence[Tree],
     order: Order,
     *,
+    steps: int,
     tokens: int,
     divisor: int,
     multiple: int,
@@ -115,6 +118,7 @@ def choose_shapes(
     """Shapes for these trees: buckets by their lengths, rows by what steps of this order hold.
 
     Args:
+      steps: of the run: the longer it is, the more shapes pay for their compile.
       tokens: most padded tokens of a microbatch, where `divisor` rows allow it.
       divisor: rows are a multiple of it: the parts into which the mesh splits a batch.
       multiple: of P and R.
@@ -126,6 +130,7 @@ def choose_shapes(
         shapes,
         multiple=multiple,
         max_buckets=max_buckets,
+        compile_cost_tokens=_COMPILE_TOKENS * order.count / (steps * order.per_step),
         attention_length=attention_length,
         tokens_per_batch=tokens,
         divisor=divisor,

@@ -186,6 +186,7 @@ class _Run:
         return choose_shapes(
             examples.trees,
             order,
+            steps=self.settings.steps,
             tokens=tokens,
             divisor=options.divisor,
             multiple=options.multiple,

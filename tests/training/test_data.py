@@ -50,7 +50,7 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
     trees = [tree(int(rng.integers(0, 90)), *(int(n) for n in rng.integers(1, 40, 2))) for _ in range(60)]
     order = Order(60, 16, seed=0)
     shapes = choose_shapes(
-        trees, order, tokens=1024, divisor=4, multiple=16, max_buckets=3, attention_length=8192
+        trees, order, steps=100, tokens=1024, divisor=4, multiple=16, max_buckets=3, attention_length=8192
     )
     assert 1 <= len(shapes.buckets) <= 3
     for step in range(12):
@@ -65,6 +65,20 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
             assert all(one.bucket.fits(trees[member].shape) for member in one.members)
     waste = padding_share((shapes.deal(order.step(s).tolist(), trees) for s in range(12)), trees)
     assert 0 < waste < 0.6
+
+
+def test_a_longer_run_affords_more_shapes():
+    trees = [tree(16 * length, 5, 5) for length in range(1, 9)]
+    numbers = [
+        len(
+            choose_shapes(
+                trees, Order(8, 8, seed=0), steps=steps, tokens=512, divisor=1, multiple=16, max_buckets=4,
+                attention_length=8192,
+            ).buckets
+        )
+        for steps in (1, 10, 1000)
+    ]  # fmt: skip
+    assert numbers == [1, 1, 4]
 
 
 def test_rows_left_over_in_a_large_shape_take_smaller_trees():
