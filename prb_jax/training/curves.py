@@ -24,10 +24,10 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
       RunError: matplotlib is not installed, or the file cannot be written.
     """
     try:
-        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise RunError(
-            "learning curves need matplotlib, which is not installed: pip install 'prb-jax[plots]', or log.plot=false"
+            "learning curves need matplotlib, which is not installed: pip install matplotlib, or log.plot=false"
         ) from error
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, len(_PANELS), squeeze=False)[0]

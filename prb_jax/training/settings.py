@@ -213,7 +213,7 @@ class LogSettings:
     Attributes:
       tensorboard: event files in `OUT/tensorboard`.
       wandb: project of Weights & Biases; None for none.
-      plot: `OUT/learning_curves.png`, where matplotlib is installed.
+      plot: `OUT/learning_curves.png`.
     """
 
     tensorboard: bool = True
