@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     _add_convert(verbs)
     _add_inspect(verbs)
     _add_personas(verbs)
+    _add_prepare(verbs)
     _add_quickstart(verbs)
     _add_bench(verbs)
     return top
@@ -126,7 +127,8 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help=".jsonl(.gz), .json or .parquet file, folder, hub data set, or personas[:PART]; repeatable",
+        help="benchmark NAME or NAME:PATH (prb, rewardbench, rewardbench2, rm-bench, judgebench, llmbar, "
+        "prefeval), .jsonl(.gz), .json or .parquet file, folder, hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
@@ -342,6 +344,41 @@ def _personas(options: argparse.Namespace) -> int:
 
     for part, path in personas.write(options.out).items():
         print(f"{path}: {len(personas.load(part)):,} comparisons")
+    return 0
+
+
+def _add_prepare(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "prepare",
+        _prepare,
+        about="write comparisons as a data set of tensorflow-datasets (array_record, random access)",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="what `prb evaluate --data` takes; repeatable",
+    )
+    sub.add_argument(
+        "--split",
+        metavar="S",
+        nargs="+",
+        default=["test"],
+        help="splits of the data to read; they keep their names (default: test)",
+    )
+    sub.add_argument("--out", metavar="DIR", required=True, help="folder for it; then valid as --data DIR")
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from prb_jax.data.prepare import prepare
+
+    prepared = prepare(options.data, out=options.out, splits=options.split)
+    for split, count in prepared.counts.items():
+        print(f"{split}: {count:,} comparisons")
+    print(f"written to {prepared.folder}")
     return 0
 
 
