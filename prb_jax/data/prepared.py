@@ -6,7 +6,6 @@ They are ordinary data sets of tensorflow-datasets; TensorFlow is not needed to 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
@@ -17,6 +16,9 @@ from prb_jax.errors import DataError
 
 NAME: Final = "prb_comparisons"
 """Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
+
+OPTIONAL: Final = ("user_id", "category", "subset", "margin", "narrative")
+"""Fields that a record may lack, beside lists, which may be empty."""
 
 _INFO: Final = "dataset_info.json"
 _METADATA: Final = "metadata.json"
@@ -98,14 +100,12 @@ def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
         row["chosen"], row["rejected"] = responses
     else:
         row |= {"responses": responses, "labels": [float(label) for label in example["labels"]]}
-    for name in ("user_id", "category", "subset", "narrative"):
-        if example[name]:
-            row[name] = example[name].decode()
+    absent = {name.decode() for name in example["absent"]}
+    for name in OPTIONAL:
+        if name not in absent:
+            row[name] = float(example[name]) if name == "margin" else example[name].decode()
     for name in ("profile", "rubric_aspects"):
         row[name] = _objects(example[name])
-    margin = float(example["margin"])
-    if not math.isnan(margin):
-        row["margin"] = margin
     return row
 
 
