@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(verbs)
     _add_personas(verbs)
     _add_prepare(verbs)
+    _add_rank_profiles(verbs)
     _add_quickstart(verbs)
     _add_bench(verbs)
     return top
@@ -112,6 +113,8 @@ def _add_verb(verbs: argparse._SubParsersAction, name: str, verb: Verb, *, about
 
 
 def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
+    from prb_jax.benchmarks import NAMES
+
     sub = _add_verb(
         verbs, "evaluate", _evaluate, about="score comparisons with a model; the same command continues a run"
     )
@@ -127,8 +130,8 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help="benchmark NAME or NAME:PATH (prb, rewardbench, rewardbench2, rm-bench, judgebench, llmbar, "
-        "prefeval), .jsonl(.gz), .json or .parquet file, folder, hub data set, personas[:PART]; repeatable",
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
@@ -379,6 +382,32 @@ def _prepare(options: argparse.Namespace) -> int:
     for split, count in prepared.counts.items():
         print(f"{split}: {count:,} comparisons")
     print(f"written to {prepared.folder}")
+    return 0
+
+
+def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "rank-profiles",
+        _rank_profiles,
+        about="write the same comparisons with each user's posts ordered by relevance to the question",
+    )
+    sub.add_argument("--encoder", metavar="E", required=True, help="bm25 or recency")
+    sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
+    sub.add_argument("--out", metavar="FILE", required=True, help=".jsonl or .jsonl.gz")
+    sub.add_argument(
+        "--protocol",
+        choices=("default", "paper"),
+        default="default",
+        help="paper: ids stay where they are while posts move, as in the paper's script",
+    )
+
+
+def _rank_profiles(options: argparse.Namespace) -> int:
+    from prb_jax.retrieval.rank_profiles import rank_profiles
+
+    ranked = rank_profiles(options.data, encoder=options.encoder, out=options.out, protocol=options.protocol)
+    print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     return 0
 
 

@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import sys
+import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import datasets
 import numpy as np
 import pytest
 
+import prb_jax as prb
 from prb_jax import benchmarks
 from prb_jax.data.sources import benchmark_of, describe_source, read_comparisons
 from prb_jax.errors import DataError
@@ -250,3 +254,24 @@ def test_real_llmbar_and_prefeval():
     shared_rows("personalised/prefeval.jsonl.gz")
     prefeval = read_comparisons(f"prefeval:{SHARED / 'personalised' / 'prefeval.jsonl.gz'}")
     assert len({c.subset for c in prefeval}) == 20
+
+
+def test_the_readme_shows_how_to_add_one(tmp_path, monkeypatch):
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    start = readme.index("    def record(row, place):")
+    end = readme.index("record=record, score=score)", start)
+    code = textwrap.dedent(readme[start : readme.index("\n", end)])
+    module = ModuleType("prb_jax.benchmarks.mine")
+    exec("from prb_jax.benchmarks.benchmark import *", module.__dict__)
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(benchmarks, "NAMES", (*benchmarks.NAMES, "mine"))
+    rows = [
+        {"uid": f"{i}", "instruction": "q", "good": "a" * i, "bad": "bb", "task": f"t{i % 2}"}
+        for i in range(1, 5)
+    ]
+    folder = write_hub(tmp_path / "mine", {"test": rows})
+    result = prb.evaluate("baseline:length", f"mine:{folder}", out=tmp_path / "run", progress=False)
+    found = result.summary["benchmarks"]["mine"]
+    assert (found["score"], found["figures"]) == (0.5, {"t1": 0.5, "t0": 0.5})
+    assert describe_source("org/mine")["benchmark"] == "mine"
