@@ -59,8 +59,8 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
         with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
             builder = PrbComparisons(sources=sources, splits=splits, data_dir=str(out))
             builder.download_and_prepare(download_dir=downloads)  # what is prepared already stays as it is
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # the writer of array_record files raises the latter
+        raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         for path in (out / NAME, *made):
             with contextlib.suppress(OSError):  # not empty, or not there

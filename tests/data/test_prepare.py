@@ -214,6 +214,8 @@ def test_what_fails_leaves_nothing_behind(tmp_path):
         assert not (tmp_path / "deep").exists()
     with pytest.raises(RunError, match="the output folder is a file"):
         prepare([str(good)], out=good)
+    with pytest.raises(RunError, match=r"cannot write .*x\.jsonl/out: Not a directory"):
+        prepare([str(good)], out=good / "out")
     assert not is_prepared(tmp_path)
 
 
