@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
     _add_convert(verbs)
     _add_inspect(verbs)
     _add_personas(verbs)
+    _add_prepare(verbs)
+    _add_rank_profiles(verbs)
     _add_quickstart(verbs)
     _add_bench(verbs)
     return top
@@ -111,6 +113,8 @@ def _add_verb(verbs: argparse._SubParsersAction, name: str, verb: Verb, *, about
 
 
 def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
+    from prb_jax.benchmarks import NAMES
+
     sub = _add_verb(
         verbs, "evaluate", _evaluate, about="score comparisons with a model; the same command continues a run"
     )
@@ -126,7 +130,8 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help=".jsonl(.gz), .json or .parquet file, folder, hub data set, or personas[:PART]; repeatable",
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
@@ -342,6 +347,67 @@ def _personas(options: argparse.Namespace) -> int:
 
     for part, path in personas.write(options.out).items():
         print(f"{path}: {len(personas.load(part)):,} comparisons")
+    return 0
+
+
+def _add_prepare(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "prepare",
+        _prepare,
+        about="write comparisons as a data set of tensorflow-datasets (array_record, random access)",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="what `prb evaluate --data` takes; repeatable",
+    )
+    sub.add_argument(
+        "--split",
+        metavar="S",
+        nargs="+",
+        default=["test"],
+        help="splits of the data to read; they keep their names (default: test)",
+    )
+    sub.add_argument("--out", metavar="DIR", required=True, help="folder for it; then valid as --data DIR")
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from prb_jax.data.prepare import prepare
+
+    prepared = prepare(options.data, out=options.out, splits=options.split)
+    for split, count in prepared.counts.items():
+        print(f"{split}: {count:,} comparisons")
+    print(f"written to {prepared.folder}")
+    return 0
+
+
+def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "rank-profiles",
+        _rank_profiles,
+        about="write the same comparisons with each user's posts ordered by relevance to the question",
+    )
+    sub.add_argument("--encoder", metavar="E", required=True, help="bm25 or recency")
+    sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
+    sub.add_argument("--out", metavar="FILE", required=True, help=".jsonl or .jsonl.gz")
+    sub.add_argument(
+        "--protocol",
+        choices=("default", "paper"),
+        default="default",
+        help="paper: ids stay where they are while posts move, as in the paper's script",
+    )
+
+
+def _rank_profiles(options: argparse.Namespace) -> int:
+    from prb_jax.retrieval.rank_profiles import rank_profiles
+
+    ranked = rank_profiles(options.data, encoder=options.encoder, out=options.out, protocol=options.protocol)
+    print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     return 0
 
 

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +47,12 @@ def has_known_suffix(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) -> Iterator[Row]:
     """The records of one file, in order.
+
+    Args:
+      path: the file.
+      columns: of parquet files, which are not read beyond these; None for all of them.
 
     Raises:
       DataError: for a file that is missing, unreadable, truncated, of unknown kind, not UTF-8 or
@@ -58,7 +62,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: unknown kind of file; expected a name ending in {', '.join(SUFFIXES)}")
     with _reading(path):
         if path.name.endswith(".parquet"):
-            yield from _parquet_rows(path)
+            yield from _parquet_rows(path, columns)
         elif path.name.endswith((".json", ".json.gz")):
             yield from _json_rows(path)
         else:
@@ -197,13 +201,13 @@ def _malformed(where: str, error: Exception) -> str:
     return f"{where}: malformed JSON: {error}"
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
     import pyarrow as pa  # slow to import, and most files are JSON lines
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in RECORD_FIELDS]
+            columns = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 for value in _batch_values(batch, path, number):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,13 @@ def short_name(subset: str) -> str:
     return _SHORT_NAMES.get(subset.casefold(), subset)
 
 
-def read_hub(source: str | Path, *, subset: str | None, split: str) -> list[Row]:
+def read_hub(
+    source: str | Path,
+    *,
+    subset: str | None,
+    split: str,
+    columns: Collection[str] | None = RECORD_FIELDS,
+) -> list[Row]:
     """The records of all configs of a data set, or of the one that ``subset`` names, in order.
 
     If there are several configs, the subset of a record is the (short) name of its config. Configs
@@ -57,6 +63,7 @@ def read_hub(source: str | Path, *, subset: str | None, split: str) -> list[Row]
       subset: name of a config, long or short; None for all. If there is but one config, it is left
         to the caller to choose records by their own subset.
       split: name of the split.
+      columns: what is read of each record; None for everything.
 
     Raises:
       DataError: for a data set, config or split that does not exist or cannot be read.
@@ -70,7 +77,7 @@ def read_hub(source: str | Path, *, subset: str | None, split: str) -> list[Row]
         configs, several = wanted, True
     else:
         several = len(configs) > 1
-    tables = [(config, _load(source, config, split=split)) for config in configs]
+    tables = [(config, _load(source, config, split=split, columns=columns)) for config in configs]
     ids = Counter(value for _, rows in tables for value in {str(row.get("id")) for row in rows})
     clash = any(count > 1 for count in ids.values())
     result = []
@@ -109,7 +116,9 @@ def _paper_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def _load(source: str | Path, config: _Config, *, split: str) -> list[dict[str, Any]]:
+def _load(
+    source: str | Path, config: _Config, *, split: str, columns: Collection[str] | None
+) -> list[dict[str, Any]]:
     import datasets  # slow to import
 
     # A folder is read through a cache that is thrown away: a kept one would grow with every folder
@@ -125,8 +134,9 @@ def _load(source: str | Path, config: _Config, *, split: str) -> list[dict[str, 
         )
         if not isinstance(table, datasets.Dataset):
             raise DataError(f"{source}: split {split!r} is not one table of records")
-        columns = [name for name in table.column_names if name in RECORD_FIELDS]
-        return [_lists_of_objects(row) for row in table.select_columns(columns).to_list()]
+        if columns is not None:
+            table = table.select_columns([name for name in table.column_names if name in columns])
+        return [_lists_of_objects(row) for row in table.to_list()]
 
 
 def _lists_of_objects(row: dict[str, Any]) -> dict[str, Any]:

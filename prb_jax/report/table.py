@@ -24,12 +24,15 @@ def render_summary(summaries: Mapping[str, Mapping[str, Any]], *, title: str) ->
       title: above the first table.
 
     Returns:
-      A rich renderable: overall figures, then accuracy by subset where there are subsets.
+      A rich renderable: overall figures, then accuracy by subset where there are subsets, then what
+      each benchmark's own rule says.
     """
     shown = _with_baselines(summaries)
     parts: list[Table] = [_overall(shown, title=title)]
     if any(summary.get("by_subset") for summary in shown.values()):
         parts.append(_by_subset(shown))
+    names = dict.fromkeys(name for summary in summaries.values() for name in summary.get("benchmarks") or {})
+    parts += [_benchmark(name, summaries) for name in names]
     return Group(*parts)
 
 
@@ -107,6 +110,32 @@ def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
         sizes = sorted({f["n"] for f in figures.values() if f})
         cells = [_subset_cell(f, with_interval=not name.startswith(_BASELINE)) for name, f in figures.items()]
         table.add_row(escape(subset), "/".join(f"{n:,}" for n in sizes), *cells)
+    return table
+
+
+def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The score and figures of one benchmark, for each model and the baselines beside it."""
+    shown: dict[str, Mapping[str, Any]] = {}
+    for name, summary in summaries.items():
+        result = (summary.get("benchmarks") or {}).get(benchmark)
+        if result is not None:
+            shown[name] = result
+    for result in list(shown.values()):
+        for name, compared in result["baselines"].items():
+            shown.setdefault(name, compared)
+    table = Table(title=escape(benchmark), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    table.add_column("", overflow="fold")
+    for name in shown:
+        table.add_column(escape(name.removeprefix(_BASELINE)), overflow="fold", justify="right")
+    table.add_row("score", *(_number(result["score"], "{:.4f}") for result in shown.values()))
+    for figure in dict.fromkeys(figure for result in shown.values() for figure in result["figures"]):
+        cells = [_number(result["figures"].get(figure), "{:.4f}") for result in shown.values()]
+        table.add_row(escape(figure), *cells)
+    notes = dict.fromkeys(result["rule"] for result in shown.values() if "rule" in result)
+    lacking = dict.fromkeys(name for result in shown.values() for name in result["missing"])
+    if lacking:
+        notes[f"not in the data: {', '.join(lacking)}"] = None
+    table.caption = "\n".join(escape(f"score: {note}" if i == 0 else note) for i, note in enumerate(notes))
     return table
 
 

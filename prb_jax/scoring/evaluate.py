@@ -17,6 +17,12 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.benchmarks import (
+    BENCHMARKS_DEFINITION,
+    benchmark_scores,
+    check_benchmarks,
+    write_result_files,
+)
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.processes import on_first_process, process_count, process_index
 from prb_jax.scoring.progress import progress as show_progress
@@ -103,8 +109,9 @@ def evaluate(
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, the name of a baseline ("baseline:length",
         "baseline:random", "baseline:profile-overlap"), or what `prb_jax.load` takes.
-      data: comparisons with labels; or the name of a file, folder, hub data set or generated
-        benchmark, or several names. A named file must stay as it is until the end.
+      data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
+        benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
+        rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
       out: the run folder.
       profile_posts: how many posts of the user's profile the model sees; `DEFAULT_PROFILE_POSTS` of
         the protocol if not given. Baselines always see the whole profile.
@@ -131,6 +138,7 @@ def evaluate(
         raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
     on_first_process(lambda: check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
+    check_benchmarks(inputs)
     scorer = _scorer(
         model,
         mesh=mesh,
@@ -183,12 +191,19 @@ def evaluate(
             (folder,) = opened
             rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
             check_unchanged(inputs)
-            summary = _summary(rows, inputs.comparisons, name=name, decides=decides)
+            baselines = _baselines(inputs.comparisons)
+            summary = _summary(rows, baselines, name=name, decides=decides)
+            if inputs.benchmarks:
+                summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
+                summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
             if (
                 isinstance(scorer, KnowsUsers)
                 and (unknown := scorer.unknown_users(inputs.comparisons)) is not None
             ):
                 summary["unknown_users"] = unknown
+            write_result_files(
+                folder.path, scorer, inputs, rows, name=name, profile_posts=posts, protocol=rules
+            )
             write_json(folder.path / SUMMARY, summary)
             return summary
 
@@ -243,18 +258,23 @@ def _row(comparison: Comparison, scores: np.ndarray, tokens: int, truncation: Tr
     )
 
 
+def _baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
+    """The rows of every baseline, in the order of the comparisons."""
+    baselines: dict[str, list[ScoredRow]] = {}
+    for baseline in BASELINES:
+        scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
+        baselines[baseline] = [_row(comparison, scores, 0, Truncation()) for comparison, scores in scored]
+    return baselines
+
+
 def _summary(
     rows: Sequence[ScoredRow],
-    comparisons: Sequence[Comparison],
+    baselines: Mapping[str, Sequence[ScoredRow]],
     *,
     name: str,
     decides: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The model's numbers, and the baselines' on the same comparisons."""
-    baselines: dict[str, list[ScoredRow]] = {}
-    for baseline in BASELINES:
-        scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
-        baselines[baseline] = [_row(comparison, scores, 0, Truncation()) for comparison, scores in scored]
     return {
         "model": name,
         "protocol": decides["protocol"],

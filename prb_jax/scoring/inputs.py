@@ -26,19 +26,22 @@ class Inputs:
       sources: for each named source what it is made of (files and their sha256); empty for
         comparisons given from Python.
       subset: which subset of the sources was asked for.
+      benchmarks: positions of the comparisons of each benchmark that the sources name.
     """
 
     comparisons: list[Comparison]
     sha256: str | None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
+    benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
     """Reads what is to be scored.
 
     Args:
-      data: a file, folder, hub data set or generated benchmark by name; several of them; or comparisons.
+      data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
+        comparisons.
       subset: reads one subset of the named sources.
       limit: reads at most so many comparisons, of each source.
 
@@ -49,6 +52,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
     names, given = _split(data)
+    benchmarks: dict[str, list[int]] = {}
     if given is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
@@ -56,7 +60,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         places = [f"position {position}" for position in range(len(comparisons))]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
-        from prb_jax.data.sources import describe_source, read_comparisons
+        from prb_jax.data.sources import benchmark_of, describe_source, read_comparisons
 
         comparisons, places, sources = [], [], {}
         for name in names:
@@ -64,6 +68,9 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
             sources[name] = describe_source(name)
             with _no_garbage_collection():
                 part = read_comparisons(name, subset=subset, limit=limit)
+            if (benchmark := benchmark_of(name)) is not None:
+                positions = range(len(comparisons), len(comparisons) + len(part))
+                benchmarks.setdefault(benchmark, []).extend(positions)
             comparisons += part
             places += [name] * len(part)
     _check(comparisons, places)
@@ -73,6 +80,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         sha256=None if hashed else _digest(comparisons),
         sources=sources,
         subset=subset,
+        benchmarks=benchmarks,
     )
 
 

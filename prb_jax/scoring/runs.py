@@ -162,10 +162,11 @@ def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
     return rows
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2, sort_keys: bool = False) -> None:
     """Writes strict JSON (no NaN, no infinity) to a temporary name, then renames it to ``path``."""
-    data = json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
+    data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data)
 
 

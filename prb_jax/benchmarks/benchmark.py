@@ -1,0 +1,152 @@
+"""What a benchmark is: where its records lie, how they become comparisons, and its rule of scoring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prb_jax.data import fields
+from prb_jax.errors import DataError
+from prb_jax.metrics.accuracy import ScoredRow
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record of a benchmark stands.
+
+    Attributes:
+      where: what error messages start with, as "FILE:LINE".
+      path: of its file, from the folder that was given on; empty for what ``datasets`` reads.
+      split: of the data set; empty for files.
+      number: of the record within its file or split, from 1.
+    """
+
+    where: str
+    path: str
+    split: str
+    number: int
+
+
+@dataclass(frozen=True)
+class BenchmarkScore:
+    """What a benchmark says of one model.
+
+    Attributes:
+      score: its one number; None where the rows do not decide it.
+      figures: the numbers it is made of, by the name to show, in the order to show them.
+      details: everything else, JSON-ready.
+      missing: subsets that the rule needs and that no row belongs to.
+    """
+
+    score: float | None
+    figures: Mapping[str, float | None]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; a figure that does not exist is None, never NaN."""
+        return _strict(asdict(self))
+
+
+Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
+Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
+
+
+def own_record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The record as it is: the benchmark is published in the format of a ``Comparison``."""
+    return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One benchmark: a source and a scoring rule.
+
+    Attributes:
+      name: in ``--data``.
+      rule: what its score is, in a sentence.
+      score: the rule. Its rows are those of this benchmark alone, each once, in any order.
+      repository: its data set on the hub; None if it has none that can be read without running code.
+      splits: which splits of the data set are read, in this order; empty for the one that is asked for.
+      files: where a folder holds files of another layout than the hub's, the pattern of their paths.
+      home: where to get the data, for a benchmark without a repository.
+      record: turns a published record into one of ours (see ``prb_jax.data.comparison``).
+      results: whether runs also write RewardBench's two result files.
+    """
+
+    name: str
+    rule: str
+    score: Rule
+    repository: str | None = None
+    splits: tuple[str, ...] = ()
+    files: str | None = None
+    home: str = ""
+    record: Record = own_record
+    results: bool = False
+
+
+def pair_scores(row: ScoredRow) -> tuple[float, float]:
+    """(chosen, rejected) scores of a row with two responses.
+
+    Raises:
+      DataError: for a row with more of them, or with equal labels.
+    """
+    if len(row.scores) != 2 or len(row.labels) != 2:
+        raise DataError(f"row {row.id!r}: expected a pair, found {len(row.scores)} responses")
+    first, second = row.scores
+    if row.labels[0] == row.labels[1]:
+        raise DataError(f"row {row.id!r}: labels {list(row.labels)} prefer no response over another")
+    return (first, second) if row.labels[0] > row.labels[1] else (second, first)
+
+
+def is_won(row: ScoredRow) -> bool:
+    """Whether the chosen response of a pair scores strictly above the rejected one: a tie is a loss."""
+    chosen, rejected = pair_scores(row)
+    return chosen > rejected
+
+
+def by_subset(rows: Iterable[ScoredRow]) -> dict[str, list[ScoredRow]]:
+    """The rows of each subset, in order of first appearance.
+
+    Raises:
+      DataError: for a row without a subset.
+    """
+    groups: dict[str, list[ScoredRow]] = {}
+    for row in rows:
+        if row.subset is None:
+            raise DataError(f"row {row.id!r}: no subset, which this benchmark's rule needs")
+        groups.setdefault(row.subset, []).append(row)
+    return groups
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, independent of the order of the values; None of nothing."""
+    known = list(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def better_first(row: Mapping[str, Any], place: Place, *, better: str, worse: str) -> dict[str, Any]:
+    """``responses`` and ``labels`` of a record with a list of good and a list of bad responses.
+
+    Raises:
+      DataError: if one of the two fields is no list, or is empty.
+    """
+    texts = []
+    for name in (better, worse):
+        items = fields.sequence(row.get(name), place.where, name)
+        if not items:
+            fields.fail(place.where, name, "no responses; expected at least one")
+        texts.append(items)
+    good, bad = texts
+    return {"responses": [*good, *bad], "labels": [1.0] * len(good) + [0.0] * len(bad)}
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,69 @@
+"""LLMBar (arXiv 2310.07641): which of two outputs follows the instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, by_subset, is_won, mean
+from prb_jax.data import fields
+from prb_jax.metrics.accuracy import ScoredRow
+
+NATURAL: Final = "LLMBar/Natural"
+ADVERSARIAL: Final = tuple(
+    f"LLMBar/Adversarial/{name}" for name in ("Neighbor", "GPTInst", "GPTOut", "Manual")
+)
+
+_GROUPS: Final = ("LLMBar", "CaseStudy", "Processed")
+"""The folders of the repository's ``Dataset``; a subset is named from there on."""
+
+_LABELS: Final = {1: [1.0, 0.0], 2: [0.0, 1.0]}
+
+
+def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """Both outputs in their published order; the subset is the folder of the file."""
+    if "output_1" not in row:
+        return row
+    label = fields.number(row.get("label"), place.where, "label")
+    if label not in _LABELS:
+        fields.fail(place.where, "label", f"expected 1 or 2, found {row['label']!r}")
+    subset = _subset(PurePosixPath(place.path).parent.parts)
+    return {
+        "id": f"{subset}-{place.number - 1}",
+        "question": row.get("input"),
+        "responses": [row.get("output_1"), row.get("output_2")],
+        "labels": _LABELS[int(label)],
+        "subset": subset or None,
+    }
+
+
+def _subset(folders: Sequence[str]) -> str:
+    start = max((i for i, name in enumerate(folders) if name in _GROUPS), default=0)
+    return "/".join(folders[start:])
+
+
+def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
+    """Accuracy of each subset; mean of the four adversarial ones; mean of Natural and those four."""
+    subsets = {name: mean(map(is_won, members)) or 0.0 for name, members in by_subset(rows).items()}
+    needed = (NATURAL, *ADVERSARIAL)
+    missing = [name for name in needed if name not in subsets]
+    adversarial = mean(subsets[name] for name in ADVERSARIAL if name in subsets)
+    if any(name in missing for name in ADVERSARIAL):
+        adversarial = None
+    return BenchmarkScore(
+        score=None if missing else mean(subsets[name] for name in needed),
+        figures={"mean of adversarial": adversarial, **{name: subsets[name] for name in sorted(subsets)}},
+        details={"pairs": len(rows), "accuracy": mean(map(is_won, rows))},
+        missing=missing,
+    )
+
+
+BENCHMARK = Benchmark(
+    name="llmbar",
+    rule="mean of the accuracies of Natural and the four adversarial subsets; a tie is a loss",
+    score=score,
+    files="**/dataset.json",
+    home="the folder Dataset of github.com/princeton-nlp/LLMBar",
+    record=record,
+)

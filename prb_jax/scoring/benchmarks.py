@@ -1,0 +1,125 @@
+"""What benchmarks say of a finished run: their own scores, and the result files of RewardBench."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from prb_jax.benchmarks import get_benchmark
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.runs import write_json
+from prb_jax.scoring.scored import Scorer
+from prb_jax.text import protocol as rules
+from prb_jax.text.visible import visible
+
+BENCHMARKS_DEFINITION = (
+    "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), figures "
+    "it is made of, details, missing subsets, and the same for each baseline"
+)
+
+
+@runtime_checkable
+class _Tokenizer(Protocol):
+    """What writes conversations as the model sees them."""
+
+    @property
+    def template_hash(self) -> str: ...
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]: ...
+
+
+def check_benchmarks(inputs: Inputs) -> None:
+    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
+
+    Raises:
+      DataError: naming the comparison that is not of the form that the rule needs.
+    """
+    for name, positions in inputs.benchmarks.items():
+        unscored = [inputs.comparisons[position] for position in positions]
+        get_benchmark(name).score(
+            [ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored]
+        )
+
+
+def benchmark_scores(
+    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow]]
+) -> dict[str, Any]:
+    """The entry "benchmarks" of a summary.
+
+    Args:
+      inputs: of the run.
+      rows: in the order of the comparisons.
+      baselines: by name, rows in the same order.
+
+    Raises:
+      DataError: for rows that are not of the form that a benchmark's rule needs.
+    """
+    scores: dict[str, Any] = {}
+    for name, positions in inputs.benchmarks.items():
+        benchmark = get_benchmark(name)
+        scores[name] = {
+            "rule": benchmark.rule,
+            **benchmark.score([rows[position] for position in positions]).to_json(),
+            "baselines": {
+                baseline: benchmark.score([scored[position] for position in positions]).to_json()
+                for baseline, scored in baselines.items()
+            },
+        }
+    return scores
+
+
+def write_result_files(
+    out: Path,
+    scorer: Scorer,
+    inputs: Inputs,
+    rows: Sequence[ScoredRow],
+    *,
+    name: str,
+    profile_posts: int,
+    protocol: rules.Protocol,
+) -> None:
+    """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them.
+
+    Args:
+      out: the run folder.
+      scorer: whose chat template writes the texts; without one they are the bare conversations.
+      inputs: of the run.
+      rows: in the order of the comparisons.
+      name: of the model.
+      profile_posts, protocol: of the run.
+
+    Raises:
+      RunError: a file cannot be written.
+    """
+    found = getattr(scorer, "tokenizer", None)
+    tokenizer = found if isinstance(found, _Tokenizer) else None
+    for benchmark, positions in inputs.benchmarks.items():
+        if not get_benchmark(benchmark).results:
+            continue
+        from prb_jax.benchmarks.results import result_files
+
+        texts = []
+        for position in positions:
+            spoken = _conversations(inputs.comparisons[position], posts=profile_posts, protocol=protocol)
+            texts.append([_bare(each) for each in spoken] if tokenizer is None else tokenizer.render(spoken))
+        files = result_files(
+            benchmark,
+            [rows[position] for position in positions],
+            texts,
+            model=name,
+            model_type="Custom Classifier" if tokenizer is None else "Seq. Classifier",
+            chat_template=None if tokenizer is None else tokenizer.template_hash,
+        )
+        for path, content in files.items():
+            write_json(out / benchmark / path, content, indent=4, sort_keys=True)
+
+
+def _conversations(
+    comparison: Comparison, *, posts: int, protocol: rules.Protocol
+) -> list[tuple[Message, ...]]:
+    seen = visible(comparison, profile_posts=posts, protocol=protocol)
+    return [(*seen.prefix_messages, Message("assistant", response)) for response in seen.responses]
+
+
+def _bare(messages: Sequence[Message]) -> str:
+    return "\n\n".join(message.content for message in messages)

@@ -1,0 +1,169 @@
+import gzip
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax import cli
+from prb_jax.data.sources import read_comparisons
+from prb_jax.errors import DataError, RunError
+from prb_jax.retrieval.rank_profiles import rank_profiles
+from prb_jax.retrieval.rankers import Query, bm25, recency
+from tests.data.hub_layout import prb_tables, write_layout
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+WORDS = ("tea", "Rain", "bread", "hill", "soup", "chess", "letter")
+
+
+def posts(*texts, **extra):
+    return [{"id": f"p{i}", "category": f"c{i}", "text": text} | extra for i, text in enumerate(texts)]
+
+
+def row(id, question, profile, **extra):
+    return {"id": id, "question": question, "chosen": "a", "rejected": "b", "profile": profile} | extra
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
+
+
+def read(path):
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in raw.decode().splitlines()]
+
+
+def reference_bm25(question, texts, k1=1.5, b=0.75):
+    """The textbook sum over the words of the question, post by post."""
+    documents = [text.lower().split() for text in texts]
+    average = np.mean([len(d) for d in documents])
+    scores = []
+    for document in documents:
+        score = 0.0
+        for word in question.lower().split():
+            df = sum(word in d for d in documents)
+            tf = Counter(document)[word]
+            idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
+            score += idf * tf * (k1 + 1) / (tf + k1 * (1 - b + b * len(document) / average))
+        scores.append(score)
+    return scores
+
+
+def test_bm25_orders_as_the_formula_does():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        texts = [" ".join(rng.choice(WORDS, int(rng.integers(1, 9)))) for _ in range(int(rng.integers(1, 9)))]
+        question = " ".join(rng.choice((*WORDS, "unknown"), 3))
+        (order,) = bm25([Query("x", question, posts(*texts))])
+        scores = reference_bm25(question, texts)
+        assert sorted(order) == list(range(len(texts)))
+        ranked = [scores[i] for i in order]
+        assert all(first >= second - 1e-9 for first, second in pairwise(ranked))
+        for first, second in pairwise(order):
+            if texts[first] == texts[second]:
+                assert first < second  # equal posts keep their order
+
+
+def test_bm25_by_hand():
+    found = bm25(
+        [
+            Query("x", "Soup?", posts("bread", "soup soup", "soup with bread and much else", "")),
+            Query("x", "nothing of it", posts("bread", "soup")),
+            Query("x", "soup", posts("", "")),
+            Query("x", "soup", []),
+        ]
+    )
+    assert found == [[1, 2, 0, 3], [0, 1], [0, 1], []]
+
+
+def test_recency():
+    dated = [{"text": "a", "date": d} for d in ("2020-01-02", "2021-05-01", "2020-12-31", "2021-05-01")]
+    numbers = [{"text": "a", "date": d} for d in (3, 1.5, 7)]
+    found = recency([Query("x", "q", dated), Query("x", "q", posts("a", "b", "c")), Query("x", "q", numbers)])
+    assert found == [[1, 3, 2, 0], [2, 1, 0], [2, 0, 1]]
+    with pytest.raises(
+        DataError, match=r"x: field 'profile\[1\].date': expected a number, found 'y' \(str\)"
+    ):
+        recency([Query("x", "q", [{"text": "a", "date": 1}, {"text": "b", "date": "y"}])])
+    with pytest.raises(DataError, match=r"field 'profile\[0\].date': expected a number, found True"):
+        recency([Query("x", "q", [{"text": "a", "date": True}])])
+
+
+def test_the_same_records_with_profiles_reordered(tmp_path, capsys):
+    rows = [
+        row("1", "soup?", posts("bread", "soup", "rain"), meta={"é": [1]}, user_id="u", source="s"),
+        {"id": "2", "question": "q", "responses": ["a", "b"], "labels": [1, 0]},
+        row("3", "rain?", posts("bread", "soup", "rain")),
+    ]
+    data = write(tmp_path / "x.jsonl", rows)
+    for name in ("out.jsonl", "out.jsonl.gz"):
+        out = tmp_path / "new" / name
+        command = ["rank-profiles", "--encoder", "bm25", "--data", str(data), "--out", str(out)]
+        assert cli.main(command) == 0
+        assert capsys.readouterr().out == f"{out}: 3 comparisons, 2 with a ranked profile\n"
+        first, second, third = read(out)
+        assert [post["id"] for post in first.pop("profile")] == ["p1", "p0", "p2"]
+        assert first == {key: value for key, value in rows[0].items() if key != "profile"}
+        assert second == rows[1]
+        assert third["profile"][0] == rows[2]["profile"][2]
+        before = out.read_bytes()
+        rank_profiles(data, encoder="bm25", out=out)
+        assert out.read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["out.jsonl", "out.jsonl.gz"]
+    assert [c.id for c in read_comparisons(tmp_path / "new" / "out.jsonl")] == ["1", "2", "3"]
+
+
+def test_the_papers_script_leaves_the_ids_where_they_are(tmp_path):
+    data = write(tmp_path / "x.jsonl", [row("1", "soup?", posts("bread", "soup", "rain"))])
+    rank_profiles(data, encoder="bm25", out=tmp_path / "out.jsonl", protocol="paper")
+    (found,) = read(tmp_path / "out.jsonl")
+    assert found["profile"] == [
+        {"id": "p0", "category": "c1", "text": "soup"},
+        {"id": "p1", "category": "c0", "text": "bread"},
+        {"id": "p2", "category": "c2", "text": "rain"},
+    ]
+
+
+def test_what_cannot_be_ranked(tmp_path, capsys):
+    data = write(tmp_path / "x.jsonl", [row("1", "q", posts("a")), row("2", "q", [{"id": "p"}])])
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(DataError, match=r"x\.jsonl:2: field 'profile\[0\].text': missing"):
+        rank_profiles(data, encoder="bm25", out=out)
+    with pytest.raises(DataError, match="encoder 'none': expected one of bm25, recency"):
+        rank_profiles(data, encoder="none", out=out)
+    with pytest.raises(RunError, match=r"out\.txt: expected a name ending in \.jsonl"):
+        rank_profiles(data, encoder="bm25", out=tmp_path / "out.txt")
+    with pytest.raises(RunError, match="is the data itself"):
+        rank_profiles(data, encoder="bm25", out=data)
+    (tmp_path / "file").write_text("")
+    good = write(tmp_path / "good.jsonl", [row("1", "q", posts("a"))])
+    with pytest.raises(RunError, match="cannot write"):
+        rank_profiles(good, encoder="bm25", out=tmp_path / "file" / "out.jsonl")
+    assert not out.exists()
+    assert cli.main(["rank-profiles", "--encoder", "x", "--data", str(data), "--out", str(out)]) == 2
+
+
+def test_other_sources_too(tmp_path):
+    folder = write_layout(tmp_path / "hub", prb_tables(), readme=True)
+    ranked = rank_profiles(folder, encoder="recency", out=tmp_path / "out.jsonl")
+    before, after = read_comparisons(folder), read_comparisons(ranked.path)
+    assert (ranked.records, ranked.profiles) == (9, 9)
+    assert [c.profile for c in after] == [c.profile[::-1] for c in before]
+    assert [c.rubric_aspects for c in after] == [c.rubric_aspects for c in before]
+
+
+def test_real_profiles(tmp_path):
+    path = SHARED / "personalised" / "polis_en.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    small = tmp_path / "x.jsonl"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        small.write_text("".join(line for _, line in zip(range(1000), file)))
+    ranked = rank_profiles(small, encoder="bm25", out=tmp_path / "out.jsonl")
+    before, after = read_comparisons(small), read_comparisons(ranked.path)
+    assert all(set(a.profile) == set(b.profile) for a, b in zip(before, after))
+    assert any(a.profile != b.profile for a, b in zip(before, after))
