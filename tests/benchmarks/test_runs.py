@@ -15,6 +15,7 @@ from prb_jax.data.sources import read_comparisons
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import BASELINES
 from tests.data.hub_layout import prb_tables, write_layout
+from tests.scoring.records import write_model
 from tests.scoring.slow_scorer import SlowScorer
 
 from .layouts import (
@@ -200,3 +201,19 @@ def test_limits_and_subsets_say_what_is_missing(tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "not in the data: alpacaeval-hard, mt-bench-easy" in printed
     assert len(read_comparisons(data, limit=3)) == 3
+
+
+def test_a_model_on_responses_of_any_number(tmp_path):
+    folder = write_hub(tmp_path / "rb2", {"test": rewardbench2_rows()})
+    model = prb.load(write_model(tmp_path / "qwen3", "qwen3"))
+    result = prb.evaluate(model, f"rewardbench2:{folder}", out=tmp_path / "run", progress=False)
+    found = result.summary["benchmarks"]["rewardbench2"]
+    by_hand = [row.scores[0] == max(row.scores) for row in result.rows[:5]]
+    assert list(found["figures"].values())[:5] == [float(won) for won in by_hand]
+    assert found["figures"]["Ties"] == pytest.approx(rewardbench2.ties_score(result.rows[5:]).score)
+    path = tmp_path / "run" / "rewardbench2" / "eval-set-scores" / "local" / "qwen3.json"
+    scores = json.loads(path.read_text())
+    assert scores["scores"] == [list(row.scores) for row in result.rows]
+    asked, answered = prb.Message("user", "Question 0?"), prb.Message("assistant", "the right one")
+    assert scores["text"][0][0] == model.tokenizer.render([[asked, answered]])[0]
+    assert scores["chat_template"] == model.tokenizer.template_hash
