@@ -139,14 +139,6 @@ def test_a_prefix_of_no_tokens_still_has_a_column() -> None:
     assert choose_buckets([(0, 2, 5)]).buckets == (Bucket(16, 2, 16),)
 
 
-def test_many_rows_are_quick() -> None:
-    import time
-
-    start = time.perf_counter()
-    choose_buckets(lognormal(17_000))
-    assert time.perf_counter() - start < 10  # about 0.7 s on an idle core
-
-
 def test_batches_within_a_token_budget() -> None:
     bucket = Bucket(900, 2, 50)
     assert bucket.tokens == 1000
