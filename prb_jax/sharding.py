@@ -55,6 +55,7 @@ PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "layers/k_norm": (None, None),
     "final_norm": (None,),
     "score": (None, None),
+    "score_bias": (None,),
 }
 
 
@@ -164,7 +165,8 @@ def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str 
         if isinstance(leaf, Mapping):
             shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
             continue
-        axes = parameter_axes(place)
+        # The tensors of other heads than linear ones are small: every device has them whole.
+        axes = (None,) * len(leaf.shape) if place.startswith("head/") else parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
             _check_divides(place, leaf.shape, size, axis, mesh)
         shardings[name] = NamedSharding(mesh, partition_spec(axes))

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from prb_jax.checkpoints.layout import STANDARD, Layout
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.families import FAMILIES, Family
 from prb_jax.models.layer_windows import parse_layer_windows
 from prb_jax.models.rope_config import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
+from prb_jax.readouts.heads import LINEAR, Head
 
 __all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
 
@@ -84,6 +86,9 @@ class DecoderConfig:
       torch_dtype: dtype the weights were saved in, or None.
       ignored_keys: fields that have no meaning for this family, in transformers as here; to be reported.
       original: the raw JSON object.
+      head: the read-out; as parsed, the linear one of ``*ForSequenceClassification``
+        (:func:`prb_jax.readouts.resolve.resolve_model` finds others).
+      layout: names of the checkpoint's tensors.
     """
 
     model_type: str
@@ -117,6 +122,8 @@ class DecoderConfig:
     torch_dtype: str | None
     ignored_keys: tuple[str, ...] = ()
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    head: Head = LINEAR
+    layout: Layout = STANDARD
 
 
 def load_config(folder: str | Path) -> DecoderConfig:
@@ -124,6 +131,16 @@ def load_config(folder: str | Path) -> DecoderConfig:
 
     Raises:
       CheckpointError: the file is missing, is not a JSON object, or :func:`parse_config` refuses it.
+    """
+    path = Path(folder) / "config.json"
+    return parse_config(read_raw_config(folder), where=str(path))
+
+
+def read_raw_config(folder: str | Path) -> dict[str, Any]:
+    """The JSON object in ``config.json`` of a model folder.
+
+    Raises:
+      CheckpointError: the file is missing, or is not a JSON object.
     """
     path = Path(folder) / "config.json"
     try:
@@ -136,7 +153,7 @@ def load_config(folder: str | Path) -> DecoderConfig:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return parse_config(raw, where=str(path))
+    return raw
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
