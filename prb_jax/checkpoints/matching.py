@@ -126,11 +126,14 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
     heads = [name for name in extra if any(part in name for part in _HEAD_NAMES)]
     if heads:
         return CheckpointError(
-            f"{start}. The file holds a head of another kind, which is not supported: {_shown(heads)}"
+            f"{start}. The file holds a head of another kind, {_shown(heads)}: if you know which, name its row of the "
+            "table of reward models with --readout"
         )
     side = sorted(path.name for path in index.folder.glob("*value_head*"))
     if side:
-        return CheckpointError(f"{start}. A head in a side file is not supported: {_shown(side)}")
+        return CheckpointError(
+            f"{start}. The side file {_shown(side)} does not hold what it should, 'v_head.summary.weight'"
+        )
     if OUTPUT_EMBEDDING_KEY in index.tensors:
         return CheckpointError(
             f"{start}. The tensors ('{OUTPUT_EMBEDDING_KEY}') are those of a causal language model, "

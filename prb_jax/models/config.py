@@ -237,7 +237,8 @@ def _family(fields: FieldReader) -> Family:
     if named is not None and named.endswith(("ForCausalLM", "LMHeadModel")):
         raise CheckpointError(
             f"{fields.where}: '{named}' is a causal language model, not a reward model: it has no score "
-            f"head, and one made up at random would give meaningless scores. Expected one of {supported}"
+            f"head, and one made up at random would give meaningless scores. Expected one of {supported}; if its "
+            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID"
         )
     family = FAMILIES.get(model_type)
     if family is None:
@@ -248,7 +249,8 @@ def _family(fields: FieldReader) -> Family:
     if named is not None and named != family.architecture:
         raise CheckpointError(
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
-            f"expected '{family.architecture}'"
+            f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
+            "head is one of that table, name the row with --readout"
         )
     return family
 

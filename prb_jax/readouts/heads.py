@@ -314,5 +314,6 @@ class Steps:
 def _check_outputs(stack: Stack, expected: int, *, where: str) -> None:
     if stack.outputs != expected:
         raise CheckpointError(
-            f"{where}: tensor '{stack.layers[-1].name}.weight': expected {expected} outputs, found {stack.outputs}"
+            f"{where}: tensor '{stack.layers[-1].name}.weight', the last of '{stack.prefix}': expected {expected} "
+            f"outputs, found {stack.outputs}: the layers after it are missing, or this is another read-out"
         )

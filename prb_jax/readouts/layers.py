@@ -85,7 +85,9 @@ class Stack:
                 layers[-1] = replace(layers[-1], batch_norm=name)
                 continue
             key, bias = f"{name}.weight", f"{name}.bias"
-            shape = stored[key]
+            shape = stored.get(key)
+            if shape is None:
+                raise _wrong(where, what, key, "", None)
             if len(shape) != 2 or shape[1] != size:
                 raise _wrong(where, what, key, f"[any, {size}]", shape)
             if bias in stored and stored[bias] != shape[:1]:
@@ -101,8 +103,8 @@ class Stack:
     def _names(self, stored: Shapes) -> list[str]:
         if f"{self.prefix}.weight" in stored:
             return [self.prefix]
-        numbered = re.compile(re.escape(self.prefix) + r"\.(\d+)\.weight")
-        numbers = sorted(int(found[1]) for key in stored if (found := numbered.fullmatch(key)))
+        numbered = re.compile(re.escape(self.prefix) + r"\.(\d+)\.\w+")
+        numbers = sorted({int(found[1]) for key in stored if (found := numbered.fullmatch(key))})
         return [f"{self.prefix}.{number}" for number in numbers]
 
     @property

@@ -70,11 +70,13 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
     stored = _Stored(folder, raw, name or str(folder))
     row = asked or _recognise(stored)
     where = str(folder / "config.json")
-    if row is None:
-        config = parse_config(raw, where=where)
-        return ResolvedModel(config, stored.known() or ROWS["linear"], rule)
-    if row.standard and asked is not None:
-        return ResolvedModel(parse_config(raw, where=where), row)
+    named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
+    if row is None or (row.standard and raw.get("architectures") == [named]):
+        try:
+            config = parse_config(raw, where=where)
+        except CheckpointError as error:
+            raise _with_what_is_missing(error, stored) from None
+        return ResolvedModel(config, row or stored.known() or ROWS["linear"], rule)
     return ResolvedModel(_configured(row, stored, where=where), row, rule)
 
 
@@ -160,6 +162,20 @@ def _recognise(stored: _Stored) -> ModelRow | None:
             continue
         return row
     return None
+
+
+def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
+    """The error, and for a model known by name what its read-out needs that is not in the folder."""
+    for row in REGISTRY:
+        if not row.tensors or not stored.is_called(row):
+            continue
+        files = [name for name, _ in row.layout.side_files if not (stored.folder / name).exists()]
+        beside = f" (in {', '.join(files)})" if files else ""
+        return CheckpointError(
+            f"{error}. By its name this is a model of the row '{row.name}', whose head tensors "
+            f"{', '.join(row.tensors)}{beside} are not all here: get the whole checkpoint"
+        )
+    return error
 
 
 def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
