@@ -55,7 +55,6 @@ PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "layers/k_norm": (None, None),
     "final_norm": (None,),
     "score": (None, None),
-    "score_bias": (None,),
 }
 
 
@@ -165,8 +164,9 @@ def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str 
         if isinstance(leaf, Mapping):
             shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
             continue
-        # The tensors of other heads than linear ones are small: every device has them whole.
-        axes = (None,) * len(leaf.shape) if place.startswith("head/") else parameter_axes(place)
+        # Heads are small: every device has them whole.
+        whole = place.startswith(("head/", "score_bias"))
+        axes = (None,) * len(leaf.shape) if whole else parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
             _check_divides(place, leaf.shape, size, axis, mesh)
         shardings[name] = NamedSharding(mesh, partition_spec(axes))

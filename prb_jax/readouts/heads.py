@@ -39,6 +39,11 @@ class Head(Protocol):
         """The tensors it reads, apart from those of the ``score`` leaf (:class:`Linear`, :class:`Vocabulary`)."""
         ...
 
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """A run of ids without which a conversation cannot be read; empty where every one can."""
+        ...
+
     def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
         """Values float32 [B, K, n]; n is 1 but for a linear head with several labels.
 
@@ -48,8 +53,14 @@ class Head(Protocol):
         ...
 
 
+class _ReadsAnything:
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return ()
+
+
 @dataclass(frozen=True)
-class Linear:
+class Linear(_ReadsAnything):
     """W x + b at the read position: the head of ``*ForSequenceClassification``.
 
     Attributes:
@@ -93,7 +104,7 @@ LINEAR = Linear()
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(_ReadsAnything):
     """A stack of layers with one output, at the read position."""
 
     stack: Stack
@@ -119,7 +130,7 @@ class Mlp:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(_ReadsAnything):
     """Logits of the language model's vocabulary at the read position.
 
     Attributes:
@@ -232,8 +243,8 @@ class Gated:
         )
 
     @property
-    def pattern(self) -> tuple[int, ...]:
-        """The ids after which a bound head's gate looks; empty where it reads at the read position."""
+    def needs(self) -> tuple[int, ...]:
+        """The ids at which a bound head's gate reads; empty where it reads at the read position."""
         return self.gate_at[0][1] if self.gate_at else ()
 
     def tensors(self) -> tuple[HeadTensor, ...]:
@@ -263,7 +274,7 @@ class Gated:
         if self.gate is None:
             gates = jnp.asarray(self.weights, jnp.float32)
         else:
-            gates = self.gate(tensors, states.at_pattern(self.pattern) if self.pattern else last)
+            gates = self.gate(tensors, states.at_pattern(self.needs) if self.needs else last)
             if self.temperature is not None:
                 gates = jax.nn.softmax(gates / self.temperature, axis=-1)
             if self.scale is not None:
@@ -293,6 +304,10 @@ class Steps:
 
     def tensors(self) -> tuple[HeadTensor, ...]:
         return self.stack.tensors()
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return (self.marker,)
 
     def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
         in_prefix, in_response = states.marked(self.marker)

@@ -245,7 +245,7 @@ REGISTRY: tuple[ModelRow, ...] = (
     ),
     ModelRow(
         name="value-head",
-        models=("exports of TRL and LLaMA-Factory", "Skywork/Skywork-VL-Reward-7B's head"),
+        models=("exports of TRL and LLaMA-Factory",),
         head=Linear(("v_head.summary.weight",), with_bias=True),
         tensors=("v_head.summary.weight",),
         without=("score.weight",),

@@ -111,7 +111,7 @@ def _reading(found: ResolvedModel, rule: str) -> str:
     }[head.value]
     if head.gate is None:
         return f"{count} objectives{values}, at the last token, mixed by fixed weights"
-    place = f"at the last ids {list(head.pattern)}" if head.pattern else "at the last token"
+    place = f"at the last ids {list(head.needs)}" if head.needs else "at the last token"
     return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
 
 

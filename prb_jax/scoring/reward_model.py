@@ -21,7 +21,6 @@ from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
-from prb_jax.readouts.heads import Gated
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.scored import ScoredBatch
@@ -161,22 +160,22 @@ class RewardModel:
                     f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
                     f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
                 )
-        self._check_pattern(comparisons, trees)
+        self._check_readable(comparisons, trees)
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
 
-    def _check_pattern(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
-        pattern = self.config.head.pattern if isinstance(self.config.head, Gated) else ()
-        if not pattern:
+    def _check_readable(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
+        needs = self.config.head.needs
+        if not needs:
             return
         for comparison, tree in zip(comparisons, trees, strict=True):
             for k in range(len(tree.responses)):
-                ids = np.pad(tree.sequence(k), (0, len(pattern)), constant_values=-1)
-                windows = np.lib.stride_tricks.sliding_window_view(ids, len(pattern))
-                if not (windows == np.asarray(pattern)).all(axis=1).any():
+                ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
+                windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
+                if not (windows == np.asarray(needs)).all(axis=1).any():
                     raise DataError(
-                        f"comparison {comparison.id!r}: response {k}: the ids {list(pattern)} (the end of the prompt), "
-                        f"at which {self.name} reads its gate, do not occur: the chat template or the tokenizer is not "
-                        "the model's own"
+                        f"comparison {comparison.id!r}: response {k}: the ids {list(needs)}, at which {self.name} is "
+                        "read, do not occur: the chat template or the tokenizer is not the model's own, or the end "
+                        "was cut off"
                     )
 
     def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.checkpoints.load import inspect_checkpoint
+from prb_jax.checkpoints.locate import fingerprint
 from prb_jax.errors import CheckpointError
 from prb_jax.readouts.registry import REGISTRY, ROWS
 from prb_jax.readouts.resolve import class_names, resolve_model
@@ -37,6 +38,13 @@ def configure(folder: Path, **changes: Any) -> None:
 
 def test_names_are_unique() -> None:
     assert len(ROWS) == len(REGISTRY)
+
+
+def test_side_files_are_fetched_and_fingerprinted(tmp_path: Path) -> None:
+    for row in REGISTRY:
+        for name, _ in row.layout.side_files:
+            (tmp_path / name).write_bytes(name.encode())
+            assert name in fingerprint(tmp_path)
 
 
 def test_classes_of_remote_code_count_and_are_never_imported() -> None:
@@ -158,3 +166,9 @@ def test_an_unknown_class_says_how_to_go_on(tmp_path: Path) -> None:
         resolve_model(folder)
     found = resolve_model(folder, readout="openrlhf")
     assert inspect_checkpoint(folder, found.config).head == "value_head.weight [1, 32] F32"
+
+
+def test_the_readme_lists_every_row_with_its_models() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    for row in REGISTRY:
+        assert f"| `{row.name}` | {', '.join(row.models)} | " in text
