@@ -207,7 +207,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         qk_norm=family.qk_norm,
         norm_plus_one=family.gemma,
         norm_scale_after_cast=not family.gemma,
-        post_norms=family.gemma,
+        post_norms=family.post_norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=_attention_scale(fields, family, head_dim=head_dim),
         attn_logit_softcapping=_softcap(fields, family),
@@ -281,16 +281,18 @@ def _head_dim(fields: FieldReader, family: Family, *, hidden_size: int, heads: i
 
 
 def _activation(fields: FieldReader, family: Family) -> Activation:
-    # Gemma files may also hold the older 'hidden_act', which transformers does not read for them.
-    name = "hidden_activation" if family.gemma else "hidden_act"
+    # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
+    name = "hidden_activation" if family.post_norms else "hidden_act"
     found = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
+    if family.gemma and not family.post_norms and found == "gelu":
+        found = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
     if found not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[found]
 
 
 def _attention_scale(fields: FieldReader, family: Family, *, head_dim: int) -> float:
-    if not family.gemma:
+    if not family.post_norms:
         return head_dim**-0.5
     return fields.number("query_pre_attn_scalar", default=family.defaults["query_pre_attn_scalar"]) ** -0.5
 

@@ -383,7 +383,7 @@ CASES: tuple[RowCase, ...] = (
     RowCase("qwen2-rm", "Qwen2", *_MLP, classes("Qwen2ForRewardModel", remote="Qwen2ForRewardModel")),
     RowCase("grm-sftreg", "Llama", *mlp(("v_head.summary.0", "v_head.summary.2"), (WIDTH, 40, 1)), classes(
         "GRewardModel", vhead_layer_type="mlp", vhead_num_layers=1, vhead_num_neurons=40)),
-    RowCase("grm-sftreg", "Gemma2", *mlp(
+    RowCase("grm-sftreg", "Gemma", *mlp(
         [f"v_head.summary.{n}" for n in (0, 2, 4)], (WIDTH, 40, 40, 1)), classes("GRewardModel")),
     RowCase("internlm2", "Llama", *_V_HEAD, classes(
         "InternLM2ForRewardModel", remote="InternLM2ForRewardModel", model_type="internlm2", bias=False,
