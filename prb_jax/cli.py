@@ -283,6 +283,12 @@ def _add_convert(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights but the head")
     sub.add_argument(
+        "--layout",
+        choices=("standard", "value-head"),
+        default="standard",
+        help="of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
+    )
+    sub.add_argument(
         "--drop-bias", action="store_true", help="leave out the bias of a value head: differences stay equal"
     )
     _add_model_options(sub)
@@ -305,6 +311,7 @@ def _convert(options: argparse.Namespace) -> int:
         chat_template=options.chat_template,
         readout=options.readout,
         drop_bias=options.drop_bias,
+        layout=options.layout,
     )
     print(f"written to {folder}")
     return 0

@@ -1,4 +1,8 @@
-"""Models of other layouts as ``*ForSequenceClassification``: what `prb convert` writes."""
+"""Linear heads of one layout in another: what `prb convert` writes.
+
+``standard`` is a ``*ForSequenceClassification`` of transformers; ``value-head`` a language model with TRL's
+``v_head.summary`` beside it, which TRL and LLaMA-Factory read.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,15 @@ from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.text.rules import PLAIN_RULES
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
+LAYOUTS = ("standard", "value-head")
+VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
+
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
 @dataclass(frozen=True)
-class StandardModel:
-    """Configuration and parameters with the head that transformers has."""
+class ConvertedModel:
+    """Configuration and parameters in another layout."""
 
     config: DecoderConfig
     params: dict[str, Any]
@@ -46,7 +53,7 @@ def check_convertible(found: ResolvedModel, *, where: str) -> None:
 
 def as_standard(
     found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
-) -> StandardModel:
+) -> ConvertedModel:
     """The same model with a head without bias under ``score``.
 
     Raises:
@@ -60,7 +67,27 @@ def as_standard(
             "*ForSequenceClassification has; --drop-bias leaves it out: every reward changes by that much, no "
             "difference between responses does"
         )
-    return StandardModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
+    return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
+
+
+def as_value_head(
+    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+) -> ConvertedModel:
+    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
+
+    Raises:
+      CheckpointError: the head has several outputs, a value head one.
+    """
+    if found.config.num_labels != 1:
+        raise CheckpointError(
+            f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"
+        )
+    bias = params.get("score_bias")
+    if bias is None or drop_bias:
+        bias = jnp.zeros((1,), params["score"].dtype)
+    return ConvertedModel(
+        replace(found.config, head=VALUE_HEAD, layout=STANDARD), {**params, "score_bias": bias}
+    )
 
 
 def standard_tokenizer(

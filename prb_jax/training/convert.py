@@ -16,7 +16,13 @@ from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.readouts.heads import Linear, Vocabulary
 from prb_jax.readouts.resolve import resolve_model
-from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
+from prb_jax.readouts.standard import (
+    LAYOUTS,
+    as_standard,
+    as_value_head,
+    check_convertible,
+    standard_tokenizer,
+)
 from prb_jax.scoring.reward_model import DTYPES
 from prb_jax.scoring.runs import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
@@ -42,6 +48,7 @@ def convert(
     chat_template: str | None = None,
     readout: str | None = None,
     drop_bias: bool = False,
+    layout: str = "standard",
 ) -> Path:
     """Writes a model as a Hugging Face folder that `prb_jax.load` and transformers load.
 
@@ -54,12 +61,16 @@ def convert(
       dtype: of the weights but the head; that of the run or the checkpoint if not given.
       revision, tokenizer, chat_template, readout: of a checkpoint, as for `prb_jax.load`.
       drop_bias: leaves out the bias of a head that has one.
+      layout: of a checkpoint: "standard", a `*ForSequenceClassification`; or "value-head", as TRL and
+        LLaMA-Factory have it.
 
     Raises:
       RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
         exists or cannot be written.
       CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
     """
+    if layout not in LAYOUTS:
+        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {layout!r}")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
     path, goal = Path(source).expanduser(), Path(target)
@@ -71,10 +82,13 @@ def convert(
             "tokenizer": tokenizer,
             "chat_template": chat_template,
             "readout": readout,
+            "layout": None if layout == "standard" else layout,
         }
         named = [name for name, value in given.items() if value is not None]
         if named:
-            raise RunError(f"{', '.join(named)}: decided where {path} was trained; leave out here")
+            raise RunError(
+                f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its model folder"
+            )
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:
         raise RunError(f"{path}: adapter and step are for runs of `prb train`; there is no {TRAIN} here")
@@ -87,6 +101,7 @@ def convert(
         chat_template=chat_template,
         readout=readout,
         drop_bias=drop_bias,
+        layout=layout,
     )
 
 
@@ -148,6 +163,7 @@ def _convert_checkpoint(
     chat_template: str | None,
     readout: str | None,
     drop_bias: bool,
+    layout: str,
 ) -> Path:
     located = locate(source, revision=revision)
     folder = located.path
@@ -165,7 +181,8 @@ def _convert_checkpoint(
         head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
         shardings=shardings,
     ).params
-    model = as_standard(found, params, drop_bias=drop_bias, where=located.name)
+    rewrite = as_standard if layout == "standard" else as_value_head
+    model = rewrite(found, params, drop_bias=drop_bias, where=located.name)
     place = locate(tokenizer).path if tokenizer is not None else folder
     spoken = standard_tokenizer(found, place, chat_template=chat_template, where=located.name)
     if spoken is None and tokenizer is not None:

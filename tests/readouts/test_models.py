@@ -163,6 +163,29 @@ class TestConvert:
         (old,), (new,) = prb.load(folder).score([record(1)]), prb.load(target).score([record(1)])
         np.testing.assert_array_equal(old, new)
 
+    @pytest.mark.parametrize("row", ["skywork-v2", "linear", "eurus"])
+    def test_to_a_value_head_and_back(self, row: str, tmp_path: Path) -> None:
+        from safetensors.numpy import load_file
+        from transformers import AutoModelForCausalLM
+
+        folder, reference = write_row(row, tmp_path)
+        value = tmp_path / "value"
+        assert main(["convert", str(folder), str(value), "--layout", "value-head"]) == 0
+        back = convert(value, tmp_path / "back")
+        models = [prb.load(place) for place in (folder, value, back)]
+        (first,), (second,), (third,) = (model.score([record(1, 3)]) for model in models)
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_array_equal(first, third)
+        # The language model's class reads the body, and the head is where TRL looks for it.
+        tensors = load_file(value / "model.safetensors")
+        body = AutoModelForCausalLM.from_pretrained(value).eval()
+        (tree,) = models[0].encode([record(1, 3)])
+        ids = tree.sequence(0).tolist()
+        with torch.inference_mode():
+            state = body.model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
+        found = tensors["v_head.summary.weight"] @ state + tensors["v_head.summary.bias"]
+        np.testing.assert_allclose(found, reference(ids), atol=TOLERANCE)
+
     def test_other_heads_have_no_standard_form(self, tmp_path: Path) -> None:
         folder, _ = write_row("grm-sftreg", tmp_path)
         with pytest.raises(prb.CheckpointError, match="'grm-sftreg' is not a linear head"):
