@@ -80,7 +80,8 @@ _ULTRA_RM_TEMPLATE = (
 
 def _internlm2(raw: RawConfig) -> RawConfig:
     """InternLM2 is Llama with other names and q, k, v in one matrix."""
-    raw = {**raw, "attention_bias": raw.pop("bias", False)}
+    raw = dict(raw)
+    raw["attention_bias"] = raw.pop("bias", False)
     scaling = raw.get("rope_scaling") or {}
     if scaling.get("type", scaling.get("rope_type")) == "dynamic":
         # It begins beyond max_position_embeddings, and no conversation is longer.

@@ -211,4 +211,5 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
         *(value for value in vars(row.head).values() if isinstance(value, str)),
     }
     ignored = tuple(name for name in config.ignored_keys if name not in told)
-    return replace(config, head=head, layout=layout, ignored_keys=ignored)
+    named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
+    return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)

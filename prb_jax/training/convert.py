@@ -87,7 +87,8 @@ def convert(
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise RunError(
-                f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its model folder"
+                f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its "
+                "model folder"
             )
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:

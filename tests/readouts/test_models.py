@@ -18,7 +18,7 @@ from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
-from tests.readouts.checkpoints import write_row
+from tests.readouts.checkpoints import case_of, write_row
 from tests.scoring.records import record
 
 TOLERANCE = 1e-5
@@ -106,6 +106,8 @@ class TestReport:
         folder, _ = write_row(row, tmp_path)
         facts = inspect_model(str(folder))
         assert facts["readout"].startswith(f"{row}: {reading}")
+        assert facts["architecture"] == case_of(row).config["architectures"][0]
+        assert facts["config ignored"] == "none" or "quantiles" not in facts["config ignored"]
         assert facts["score head"] != "none read"
 
     def test_warnings(self, tmp_path: Path) -> None:
