@@ -78,6 +78,19 @@ class TestText:
             prb.load(folder).score([record(1)])
 
 
+def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
+    folder, reference = write_row("urm", tmp_path)
+    model = prb.load(folder, dtype="bfloat16")
+    assert {str(leaf.dtype) for leaf in model.params["head"].values()} == {"float32"}
+    assert str(model.params["embed"].dtype) == "bfloat16"
+    trees = model.encode([record(1, 3)])
+    rewards = model.score_fn(model.params, model.batch(trees))
+    assert (str(rewards.dtype), rewards.shape[1]) == ("float32", 3)
+    expected = [reference(trees[0].sequence(k).tolist()) for k in range(3)]
+    np.testing.assert_allclose(rewards[0], expected, atol=0.3)
+    assert model.identity()["readout"] == "urm"
+
+
 class TestReport:
     def test_a_value_head_in_a_side_file(self, tmp_path: Path) -> None:
         folder, _ = write_row("value-head", tmp_path)
