@@ -54,6 +54,32 @@ class TestText:
         with pytest.raises(prb.CheckpointError, match=r"id 128003\) that the tokenizer does not have"):
             prb.load(folder)
 
+    def test_the_tokenizers_own_cls_token(self, tmp_path: Path) -> None:
+        folder, reference = write_row("athene", tmp_path)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"cls_token": tiny.START}))
+        model = prb.load(folder)
+        assert model.tokenizer.encode(CHAT)[-1] == model.tokenizer.tokenizer.cls_token_id
+        assert_scores(model, reference, record(1, 3))
+
+    @pytest.mark.parametrize("row", ["fsfairx", "skywork-v1", "tulu"])
+    def test_one_bos_where_template_and_tokenizer_both_write_one(self, row: str, tmp_path: Path) -> None:
+        folder, _ = write_row(row, tmp_path)
+        tiny.write_tokenizer(folder, template=tiny.CHAT_WITH_BOS, bos=True)
+        ids = load_tokenizer(folder).encode(CHAT)
+        assert ids.count(1) == 1
+        assert ids[0] == 1
+        assert "BOS" not in inspect_model(str(folder))["warnings"]
+
+    def test_an_empty_thought_in_the_last_turn(self, tmp_path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        folder, _ = write_row("nemotron-classifier", tmp_path, template=tiny.THINKING)
+        spoken = [{"role": message.role, "content": message.content} for message in CHAT]
+        theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(spoken, return_dict=False)
+        assert load_tokenizer(folder).encode(CHAT) == theirs
+        assert "thought" in inspect_model(str(folder))["example"]
+
     def test_a_mark_behind_every_response(self, tmp_path: Path) -> None:
         folder = tiny.write_tokenizer(tmp_path)
         start = load_tokenizer(folder).tokenizer.convert_tokens_to_ids(tiny.START)
