@@ -167,16 +167,18 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     _add_distributed(sub)
 
 
-def _add_model_options(sub: argparse.ArgumentParser, *, readout: bool = True) -> None:
+def _add_model_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
     sub.add_argument(
         "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
     )
     sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
-    if readout:
-        sub.add_argument(
-            "--readout", metavar="RULE", help="which logit is the reward, for heads with several"
-        )
+    sub.add_argument(
+        "--readout",
+        metavar="NAME",
+        help="a row of the table of reward models, vocabulary:ID, or which logit of several is the reward: "
+        "first-logit, last-softmax",
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -285,7 +287,16 @@ def _add_convert(verbs: argparse._SubParsersAction) -> None:
         "--step", metavar="S", help="which checkpoint of a run: best, last or a number (default: best)"
     )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights but the head")
-    _add_model_options(sub, readout=False)
+    sub.add_argument(
+        "--layout",
+        choices=("standard", "value-head"),
+        default="standard",
+        help="of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
+    )
+    sub.add_argument(
+        "--drop-bias", action="store_true", help="leave out the bias of a value head: differences stay equal"
+    )
+    _add_model_options(sub)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -303,6 +314,9 @@ def _convert(options: argparse.Namespace) -> int:
         revision=options.revision,
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
+        readout=options.readout,
+        drop_bias=options.drop_bias,
+        layout=options.layout,
     )
     print(f"written to {folder}")
     return 0

@@ -164,7 +164,9 @@ def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str 
         if isinstance(leaf, Mapping):
             shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
             continue
-        axes = parameter_axes(place)
+        # Heads are small: every device has them whole.
+        whole = place.startswith(("head/", "score_bias"))
+        axes = (None,) * len(leaf.shape) if whole else parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
             _check_divides(place, leaf.shape, size, axis, mesh)
         shardings[name] = NamedSharding(mesh, partition_spec(axes))

@@ -86,6 +86,7 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "qwen3-yarn": TinyFamily(
             "Qwen3Config", {"rope_parameters": _YARN, "head_dim": 24, "tie_word_embeddings": True}
         ),
+        "gemma": TinyFamily("GemmaConfig", {"rope_parameters": _DEFAULT, "head_dim": 24}),
         "gemma2": TinyFamily(
             "Gemma2Config", {**_GEMMA, "rope_parameters": _DEFAULT, "attn_logit_softcapping": 5.0}
         ),

@@ -12,15 +12,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
 from prb_jax.models.config import DecoderConfig
+from prb_jax.readouts.heads import Linear, Vocabulary
 
-EMBEDDING_KEY = "model.embed_tokens.weight"
-HEAD_KEY = "score.weight"
-OUTPUT_EMBEDDING_KEY = "lm_head.weight"
+__all__ = [
+    "EMBEDDING_KEY",
+    "HEAD_KEY",
+    "OUTPUT_EMBEDDING_KEY",
+    "LeafMap",
+    "flatten",
+    "ignored_reason",
+    "leaf_maps",
+    "nest",
+]
 
 # Values that every program computes from the configuration; older checkpoints stored them.
-_DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-_LAYER = "model.layers.{layer}."
+_DERIVED = re.compile(r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq")
+_COUNTED = re.compile(r".*\.num_batches_tracked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +41,17 @@ class LeafMap:
       key: the tensor's name; a stacked leaf has ``{layer}`` in it.
       shape: our shape, with L in front if stacked.
       transposed: the file holds the last two axes the other way round.
+      pieces: of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after
+        the other, are the leaf; None for all of them. Such a leaf is transposed.
+      file_rows: rows of such a tensor.
     """
 
     path: tuple[str, ...]
     key: str
     shape: tuple[int, ...]
     transposed: bool = False
+    pieces: tuple[tuple[int, int], ...] | None = None
+    file_rows: int | None = None
 
     @property
     def stacked(self) -> bool:
@@ -49,10 +63,16 @@ class LeafMap:
         return "/".join(self.path)
 
     @property
+    def is_head(self) -> bool:
+        """Part of the read-out, not of the body."""
+        return self.path[0] in ("score", "score_bias", "head")
+
+    @property
     def file_shape(self) -> tuple[int, ...]:
         """Shape of each of its tensors in the file."""
         shape = self.shape[1:] if self.stacked else self.shape
-        return shape[::-1] if self.transposed else shape
+        shape = shape[::-1] if self.transposed else shape
+        return shape if self.file_rows is None else (self.file_rows, *shape[1:])
 
     @property
     def file_keys(self) -> tuple[str, ...]:
@@ -67,55 +87,106 @@ def leaf_maps(config: DecoderConfig) -> tuple[LeafMap, ...]:
     depth, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
+    layout = config.layout
     leaves: list[LeafMap] = []
 
-    def vector(name: str, tensor: str, size: int) -> None:
-        leaves.append(LeafMap(path=("layers", name), key=_LAYER + tensor, shape=(depth, size)))
+    def vector(name: str, size: int, key: str | None = None) -> None:
+        key = key or f"{layout.layer_module(name)}.weight"
+        leaves.append(LeafMap(path=("layers", name), key=key, shape=(depth, size)))
 
-    def linear(name: str, module: str, inputs: int, outputs: int, *, bias: bool) -> None:
+    def linear(name: str, inputs: int, outputs: int, *, bias: bool) -> None:
+        pieces = _fused_pieces(config, name) if layout.fused_qkv and name in "qkv" else None
         leaves.append(
             LeafMap(
                 path=("layers", name),
-                key=f"{_LAYER}{module}.weight",
+                key=f"{layout.layer_module(name)}.weight",
                 shape=(depth, inputs, outputs),
                 transposed=True,
+                pieces=pieces,
+                file_rows=None if pieces is None else queries + 2 * keys,
             )
         )
         if bias:
-            vector(f"{name}_bias", f"{module}.bias", outputs)
+            vector(f"{name}_bias", outputs, f"{layout.layer_module(name)}.bias")
 
-    leaves.append(LeafMap(path=("embed",), key=EMBEDDING_KEY, shape=(config.vocab_size, width)))
-    vector("input_norm", "input_layernorm.weight", width)
-    linear("q", "self_attn.q_proj", width, queries, bias=config.attention_bias)
-    linear("k", "self_attn.k_proj", width, keys, bias=config.attention_bias)
-    linear("v", "self_attn.v_proj", width, keys, bias=config.attention_bias)
+    leaves.append(
+        LeafMap(path=("embed",), key=f"{layout.module('embed')}.weight", shape=(config.vocab_size, width))
+    )
+    vector("input_norm", width)
+    linear("q", width, queries, bias=config.attention_bias)
+    linear("k", width, keys, bias=config.attention_bias)
+    linear("v", width, keys, bias=config.attention_bias)
     if config.qk_norm:
-        vector("q_norm", "self_attn.q_norm.weight", config.head_dim)
-        vector("k_norm", "self_attn.k_norm.weight", config.head_dim)
-    linear("o", "self_attn.o_proj", queries, width, bias=config.attention_output_bias)
-    # The same name means two things: the norm before the mlp, or, where there are four norms, the one
-    # on the output of attention.
-    if config.post_norms:
-        vector("post_attention_norm", "post_attention_layernorm.weight", width)
-        vector("mlp_norm", "pre_feedforward_layernorm.weight", width)
-        vector("post_mlp_norm", "post_feedforward_layernorm.weight", width)
+        vector("q_norm", config.head_dim)
+        vector("k_norm", config.head_dim)
+    linear("o", queries, width, bias=config.attention_output_bias)
+    if layout.style == "transformers":
+        # The same name means two things: the norm before the mlp, or, where there are four norms, the one
+        # on the output of attention.
+        layer = f"{layout.prefix}layers.{{layer}}."
+        if config.post_norms:
+            vector("post_attention_norm", width, f"{layer}post_attention_layernorm.weight")
+            vector("mlp_norm", width, f"{layer}pre_feedforward_layernorm.weight")
+            vector("post_mlp_norm", width, f"{layer}post_feedforward_layernorm.weight")
+        else:
+            vector("mlp_norm", width, f"{layer}post_attention_layernorm.weight")
     else:
-        vector("mlp_norm", "post_attention_layernorm.weight", width)
-    linear("gate", "mlp.gate_proj", width, mlp, bias=config.mlp_bias)
-    linear("up", "mlp.up_proj", width, mlp, bias=config.mlp_bias)
-    linear("down", "mlp.down_proj", mlp, width, bias=config.mlp_bias)
-    leaves.append(LeafMap(path=("final_norm",), key="model.norm.weight", shape=(width,)))
-    leaves.append(LeafMap(path=("score",), key=HEAD_KEY, shape=(width, config.num_labels), transposed=True))
-    return tuple(leaves)
+        vector("mlp_norm", width)
+    linear("gate", width, mlp, bias=config.mlp_bias)
+    linear("up", width, mlp, bias=config.mlp_bias)
+    linear("down", mlp, width, bias=config.mlp_bias)
+    leaves.append(LeafMap(path=("final_norm",), key=f"{layout.module('final_norm')}.weight", shape=(width,)))
+    return (*leaves, *_head_leaves(config))
 
 
-def ignored_reason(key: str) -> str | None:
+def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
+    head, width = config.head, config.hidden_size
+    if isinstance(head, Linear):
+        shape = (width, config.num_labels)
+        leaves = [LeafMap(path=("score",), key=head.key, shape=shape, transposed=True)]
+        if head.bias:
+            leaves.append(LeafMap(path=("score_bias",), key=head.bias_key, shape=shape[1:]))
+        return leaves
+    if isinstance(head, Vocabulary):
+        return [
+            LeafMap(
+                path=("score",),
+                key=head.key,
+                shape=(width, len(head.tokens)),
+                transposed=True,
+                pieces=tuple((token, token + 1) for token in head.tokens),
+                file_rows=config.vocab_size,
+            )
+        ]
+    return [
+        LeafMap(
+            path=("head", tensor.key),
+            key=tensor.key,
+            shape=tensor.shape[::-1] if tensor.transposed else tensor.shape,
+            transposed=tensor.transposed,
+        )
+        for tensor in head.tensors()
+    ]
+
+
+def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ...]:
+    """The rows of q, k or v in the fused matrix: each key-value head with its queries before it."""
+    size, kv_heads = config.head_dim, config.num_key_value_heads
+    groups = config.num_attention_heads // kv_heads
+    first, count = {"q": (0, groups), "k": (groups, 1), "v": (groups + 1, 1)}[name]
+    starts = [(head * (groups + 2) + first) * size for head in range(kv_heads)]
+    return tuple((start, start + count * size) for start in starts)
+
+
+def ignored_reason(key: str, layout: Layout = STANDARD) -> str | None:
     """Why a tensor that fills no leaf may be left aside, or None if it may not."""
     if _DERIVED.fullmatch(key):
         return "computed from config.json"
     if key == OUTPUT_EMBEDDING_KEY:
         return "output embedding of the language model, not used by a reward model"
-    return None
+    if _COUNTED.fullmatch(key):
+        return "counts the batches of training"
+    return next((reason for pattern, reason in layout.ignored if re.fullmatch(pattern, key)), None)
 
 
 def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:

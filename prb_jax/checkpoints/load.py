@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from prb_jax.checkpoints.hf_map import HEAD_KEY, LeafMap, flatten, leaf_maps, nest
+from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, MeshError
@@ -42,7 +42,8 @@ class LoadReport:
       dtypes: how many of the used tensors are stored in each safetensors dtype.
       parameters: number of parameters of the whole model.
       bytes_read: bytes of weights that this process read.
-      head: name, shape and stored dtype of the score head.
+      head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
+        the body's.
     """
 
     folder: str
@@ -86,7 +87,7 @@ def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
     Raises:
       CheckpointError: as :func:`load_params`.
     """
-    index = index_folder(folder)
+    index = index_folder(folder, side_files=config.layout.side_files)
     return _report(index, match_tensors(index, config), bytes_read=0)
 
 
@@ -107,7 +108,7 @@ def load_params(
       dtype: floating-point dtype of the arrays; each slice is converted as it is read.
       shardings: a tree like the parameters, or one sharding for all; None is the default device.
       head_dtype: dtype of the score head, if it differs.
-      head: whether the score head is read. Without it there is no "score" among the parameters (nor in
+      head: whether the head is read. Without it there is no "score" among the parameters (nor in
         `shardings`): it is for the caller to make a new one.
 
     Returns:
@@ -118,7 +119,7 @@ def load_params(
         head, a broken or truncated file, pickle files; the message names the tensor or file.
       MeshError: a sharding that does not divide its array.
     """
-    index = index_folder(folder)
+    index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
     chosen = _shardings_by_path(match.leaves, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
@@ -166,7 +167,16 @@ def _fill(
     def fill_one(key: str, target: np.ndarray, region: tuple[slice, ...]) -> None:
         if leaf.transposed:
             target, region = target.T, region[::-1]
-        reader.read_into(target, key, region)
+        if leaf.pieces is None:
+            reader.read_into(target, key, region)
+            return
+        first, last, done = region[0].start, region[0].stop, 0
+        for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
+            low, high = max(first, done), min(last, done + stop - start)
+            if low < high:
+                rows = slice(start + low - done, start + high - done)
+                reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
+            done += stop - start
 
     if not leaf.stacked:
         fill_one(leaf.key, buffer, part)
@@ -185,7 +195,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _dtype_of(leaf: LeafMap, dtype: DTypeLike, head_dtype: DTypeLike | None) -> np.dtype:
-    chosen = jnp.dtype(head_dtype if head_dtype is not None and leaf.key == HEAD_KEY else dtype)
+    chosen = jnp.dtype(head_dtype if head_dtype is not None and leaf.is_head else dtype)
     if not jnp.issubdtype(chosen, jnp.floating):
         raise CheckpointError(f"weights cannot be loaded as {chosen}: expected a floating-point dtype")
     return chosen
@@ -223,7 +233,11 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
 
 
 def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
-    head = index.tensors[HEAD_KEY] if HEAD_KEY in match.used else None
+    body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
+    heads = []
+    for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):
+        place = "" if tensor.path in body else f" in {tensor.path.name}"
+        heads.append(f"{tensor.name} {list(tensor.shape)} {tensor.dtype}{place}")
     return LoadReport(
         folder=str(index.folder),
         files=tuple(path.name for path in index.files),
@@ -232,5 +246,5 @@ def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
-        head=f"{HEAD_KEY} {list(head.shape)} {head.dtype}" if head else "none read",
+        head="\n".join(heads) or "none read",
     )

@@ -9,8 +9,11 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError
 
-# What a model needs: no pickles, no code.
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+# What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
+# themselves only where there are no safetensors.
+_SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
+_TORCH = ("pytorch_model*.bin", "*.pt")
 
 # What a training run keeps (`prb_jax.training.run` writes it).
 _TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
@@ -60,6 +63,9 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
 
     try:
         snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
+        if not _has_safetensors(snapshot):
+            wanted = [*_WANTED, *_TORCH]
+            snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
@@ -91,11 +97,15 @@ def fingerprint(folder: Path) -> dict[str, str]:
       CheckpointError: a file vanished or cannot be read.
     """
     digests: dict[str, str] = {}
-    for pattern in _WANTED:
+    for pattern in _WANTED if _has_safetensors(folder) else (*_WANTED, *_TORCH):
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
                 digests[path.name] = _digest(path)
     return dict(sorted(digests.items()))
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any(path.name.startswith("model") for path in folder.glob("*.safetensors"))
 
 
 def _digest(path: Path) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from prb_jax.checkpoints.hf_map import (
-    EMBEDDING_KEY,
     HEAD_KEY,
     OUTPUT_EMBEDDING_KEY,
     LeafMap,
@@ -66,10 +65,12 @@ def match_tensors(index: WeightIndex, config: DecoderConfig, *, head: bool = Tru
       CheckpointError: the score head is missing or has another width than ``num_labels``; a tensor is
         missing, has no place in this architecture, has another shape, or is not floating-point.
     """
-    leaves = tuple(leaf for leaf in leaf_maps(config) if head or leaf.key != HEAD_KEY)
-    expected = {key: leaf for leaf in leaves for key in leaf.file_keys}
+    leaves = tuple(leaf for leaf in leaf_maps(config) if head or not leaf.is_head)
+    # A tensor may fill several leaves, as a fused matrix does.
+    wanted = [(key, leaf) for leaf in leaves for key in leaf.file_keys]
+    expected = dict.fromkeys(key for key, _ in wanted)
     others = [name for name in index.tensors if name not in expected]
-    ignored = {name: reason for name in others if (reason := ignored_reason(name)) is not None}
+    ignored = {name: reason for name in others if (reason := ignored_reason(name, config.layout)) is not None}
     if not head and HEAD_KEY in index.tensors:
         ignored[HEAD_KEY] = "replaced by a new head"
     extra = [name for name in others if name not in ignored]
@@ -84,7 +85,7 @@ def match_tensors(index: WeightIndex, config: DecoderConfig, *, head: bool = Tru
         if extra:
             parts.append(f"{len(extra)} that {config.model_type} has no place for: {_shown(extra)}")
         raise CheckpointError(f"{index.folder}: the tensors are not those of config.json: {'; '.join(parts)}")
-    for key, leaf in expected.items():
+    for key, leaf in wanted:
         _check_tensor(index, key, leaf, config)
     return Match(leaves=leaves, used=tuple(expected), ignored=tuple(sorted(ignored.items())))
 
@@ -98,7 +99,8 @@ def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: 
     """
     if not config.tie_word_embeddings or OUTPUT_EMBEDDING_KEY not in index.tensors:
         return
-    first, second = index.tensors[EMBEDDING_KEY], index.tensors[OUTPUT_EMBEDDING_KEY]
+    embedding = f"{config.layout.module('embed')}.weight"
+    first, second = index.tensors[embedding], index.tensors[OUTPUT_EMBEDDING_KEY]
     equal = first.shape == second.shape and first.dtype == second.dtype
     rows, columns = first.shape
     for row in range(0, rows if equal else 0, _ROWS_COMPARED):
@@ -114,7 +116,7 @@ def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: 
             break
     if not equal:
         raise CheckpointError(
-            f"{index.folder}: config.json says that '{OUTPUT_EMBEDDING_KEY}' is tied to '{EMBEDDING_KEY}', "
+            f"{index.folder}: config.json says that '{OUTPUT_EMBEDDING_KEY}' is tied to '{embedding}', "
             "but the two stored tensors differ"
         )
 
@@ -124,11 +126,14 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
     heads = [name for name in extra if any(part in name for part in _HEAD_NAMES)]
     if heads:
         return CheckpointError(
-            f"{start}. The file holds a head of another kind, which is not supported: {_shown(heads)}"
+            f"{start}. The file holds a head of another kind, {_shown(heads)}: if you know which, name its row of the "
+            "table of reward models with --readout"
         )
     side = sorted(path.name for path in index.folder.glob("*value_head*"))
     if side:
-        return CheckpointError(f"{start}. A head in a side file is not supported: {_shown(side)}")
+        return CheckpointError(
+            f"{start}. The side file {_shown(side)} does not hold what it should, 'v_head.summary.weight'"
+        )
     if OUTPUT_EMBEDDING_KEY in index.tensors:
         return CheckpointError(
             f"{start}. The tensors ('{OUTPUT_EMBEDDING_KEY}') are those of a causal language model, "

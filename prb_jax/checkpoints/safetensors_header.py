@@ -24,7 +24,7 @@ FLOAT_DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
+ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
     **dict.fromkeys(("I64", "U64", "C64"), 8),
     **dict.fromkeys(("I32", "U32"), 4),
     **dict.fromkeys(("I16", "U16"), 2),
@@ -101,13 +101,13 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise wrong(f"expected dtype, shape and data_offsets in the header, found {entry!r}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in _ITEM_SIZES:
+    if dtype not in ITEM_SIZES:
         raise wrong(f"unknown dtype {dtype!r}")
     if not _are_counts(shape):
         raise wrong(f"expected a list of sizes as shape, found {shape!r}")
     if not _are_counts(offsets) or len(offsets) != 2:
         raise wrong(f"expected two byte offsets as data_offsets, found {offsets!r}")
-    nbytes = math.prod(shape) * _ITEM_SIZES[dtype]
+    nbytes = math.prod(shape) * ITEM_SIZES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise wrong(f"{dtype} of shape {shape} needs {nbytes} bytes, but data_offsets are {offsets}")
     return TensorInfo(

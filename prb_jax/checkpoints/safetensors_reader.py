@@ -7,19 +7,25 @@ peak memory while loading has a bound. Only the bytes of the slice are read.
 import json
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
+from prb_jax.checkpoints.torch_file import read_torch_file
 from prb_jax.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+TORCH_FILE = "pytorch_model.bin"
+TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
+_TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+_PICKLE_SUFFIXES = (*_TORCH_SUFFIXES, ".pkl", ".ckpt")
+# Written beside models, and no weights.
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
 
@@ -39,11 +45,18 @@ class WeightIndex:
     tensors: Mapping[str, TensorInfo]
 
 
-def index_folder(folder: str | Path) -> WeightIndex:
-    """Find and check the weight files of a folder: one ``model.safetensors``, or several with an index.
+def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
+    """Find and check the weight files of a folder: one file, or several with an index.
+
+    Safetensors are preferred; files of ``torch.save`` are read without running code from them
+    (:mod:`prb_jax.checkpoints.torch_file`).
+
+    Args:
+      folder: the folder.
+      side_files: further files, each with what is put before the names in it; those that exist are read too.
 
     Raises:
-      CheckpointError: no folder, no safetensors (with the remedy if there are pickle files or an
+      CheckpointError: no folder, no weights (with the remedy if there are other pickle files or an
         adapter), a broken file, an index that names an absent file or another file than the one that
         holds a tensor, or a tensor that two files hold.
     """
@@ -52,22 +65,54 @@ def index_folder(folder: str | Path) -> WeightIndex:
         raise CheckpointError(
             f"{folder}: expected a model folder, found {'a file' if folder.exists() else 'nothing'}"
         )
-    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.exists() and index.exists():
-        raise CheckpointError(
-            f"{folder}: holds both {SINGLE_FILE} and {INDEX_FILE}: remove the one that is stale"
-        )
-    if single.exists():
-        return WeightIndex(folder, (single,), read_header(single))
-    if not index.exists():
-        raise _no_weights(folder)
+    index = _index_weights(folder, [name for name, _ in side_files])
+    files, tensors = list(index.files), dict(index.tensors)
+    for name, prefix in side_files:
+        path = folder / name
+        if not path.exists() or path in files:
+            continue
+        files.append(path)
+        for tensor in _read_file(path).values():
+            key = prefix + tensor.name
+            if key in tensors:
+                raise CheckpointError(f"{path}: tensor '{key}' is also in {tensors[key].path.name}")
+            tensors[key] = replace(tensor, name=key)
+    return WeightIndex(folder, tuple(files), tensors)
+
+
+def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
+    for single_file, index_file in ((SINGLE_FILE, INDEX_FILE), (TORCH_FILE, TORCH_INDEX_FILE)):
+        single, index = folder / single_file, folder / index_file
+        if single.exists() and index.exists():
+            raise CheckpointError(
+                f"{folder}: holds both {single_file} and {index_file}: remove the one that is stale"
+            )
+        if single.exists():
+            return WeightIndex(folder, (single,), _read_file(single))
+        if index.exists():
+            return _index_shards(folder, index)
+    others = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in _TORCH_SUFFIXES and path.name not in (*_NOT_WEIGHTS, *side_files)
+    ]
+    if len(others) == 1 and "adapter" not in others[0].name:
+        return WeightIndex(folder, (others[0],), _read_file(others[0]))
+    raise _no_weights(folder)
+
+
+def _read_file(path: Path) -> dict[str, TensorInfo]:
+    return read_torch_file(path) if path.suffix in _TORCH_SUFFIXES else read_header(path)
+
+
+def _index_shards(folder: Path, index: Path) -> WeightIndex:
     weight_map = _read_weight_map(index)
     files = tuple(folder / name for name in sorted(set(weight_map.values())))
     tensors: dict[str, TensorInfo] = {}
     for path in files:
         if not path.exists():
             raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
-        for name, tensor in read_header(path).items():
+        for name, tensor in _read_file(path).items():
             if name in tensors:
                 raise CheckpointError(f"{path}: tensor '{name}' is also in {tensors[name].path.name}")
             tensors[name] = tensor

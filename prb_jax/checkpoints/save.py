@@ -12,11 +12,13 @@ import jax
 import numpy as np
 
 from prb_jax.checkpoints.hf_map import EMBEDDING_KEY, LeafMap, flatten, leaf_maps
+from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig, parse_config
 from prb_jax.models.families import FAMILIES
+from prb_jax.readouts.heads import LINEAR
 
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
@@ -43,7 +45,8 @@ def save_params(
     raw_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5 * 10**9,
 ) -> Path:
-    """Write a ``*ForSequenceClassification`` checkpoint that transformers and :func:`load_params` read.
+    """Write a ``*ForSequenceClassification`` checkpoint that transformers and :func:`load_params` read; where
+    ``config`` has a linear head of another name, that head beside the body of a language model.
 
     Each file is written under a temporary name and renamed; ``config.json`` comes last. Host memory
     holds one leaf at a time. Tokenizer files are the caller's business.
@@ -127,11 +130,16 @@ def _updated_config(
     raw["architectures"] = [FAMILIES[config.model_type].architecture]
     raw["dtype" if "dtype" in raw else "torch_dtype"] = np.dtype(dtype).name
     described = parse_config(raw, where="raw_config")
-    same = {"architectures": (), "torch_dtype": None, "ignored_keys": ()}
+    same = {"architectures": (), "torch_dtype": None, "ignored_keys": (), "head": LINEAR, "layout": STANDARD}
     if replace(described, **same) != replace(config, **same):
         raise CheckpointError(
             "raw_config describes another model than config: pass the one that config was parsed from"
         )
+    if config.head != LINEAR:  # transformers has no class for it but the language model's
+        body = FAMILIES[config.model_type].architecture.removesuffix("ForSequenceClassification")
+        raw["architectures"] = [f"{body.removesuffix('Text')}ForCausalLM"]
+        for name in ("num_labels", "id2label", "label2id"):
+            raw.pop(name, None)
     return raw
 
 

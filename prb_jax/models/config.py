@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from prb_jax.checkpoints.layout import STANDARD, Layout
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.families import FAMILIES, Family
 from prb_jax.models.layer_windows import parse_layer_windows
 from prb_jax.models.rope_config import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
+from prb_jax.readouts.heads import LINEAR, Head
 
 __all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
 
@@ -84,6 +86,9 @@ class DecoderConfig:
       torch_dtype: dtype the weights were saved in, or None.
       ignored_keys: fields that have no meaning for this family, in transformers as here; to be reported.
       original: the raw JSON object.
+      head: the read-out; as parsed, the linear one of ``*ForSequenceClassification``
+        (:func:`prb_jax.readouts.resolve.resolve_model` finds others).
+      layout: names of the checkpoint's tensors.
     """
 
     model_type: str
@@ -117,6 +122,8 @@ class DecoderConfig:
     torch_dtype: str | None
     ignored_keys: tuple[str, ...] = ()
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    head: Head = LINEAR
+    layout: Layout = STANDARD
 
 
 def load_config(folder: str | Path) -> DecoderConfig:
@@ -124,6 +131,16 @@ def load_config(folder: str | Path) -> DecoderConfig:
 
     Raises:
       CheckpointError: the file is missing, is not a JSON object, or :func:`parse_config` refuses it.
+    """
+    path = Path(folder) / "config.json"
+    return parse_config(read_raw_config(folder), where=str(path))
+
+
+def read_raw_config(folder: str | Path) -> dict[str, Any]:
+    """The JSON object in ``config.json`` of a model folder.
+
+    Raises:
+      CheckpointError: the file is missing, or is not a JSON object.
     """
     path = Path(folder) / "config.json"
     try:
@@ -136,7 +153,7 @@ def load_config(folder: str | Path) -> DecoderConfig:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return parse_config(raw, where=str(path))
+    return raw
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
@@ -190,7 +207,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         qk_norm=family.qk_norm,
         norm_plus_one=family.gemma,
         norm_scale_after_cast=not family.gemma,
-        post_norms=family.gemma,
+        post_norms=family.post_norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=_attention_scale(fields, family, head_dim=head_dim),
         attn_logit_softcapping=_softcap(fields, family),
@@ -220,7 +237,8 @@ def _family(fields: FieldReader) -> Family:
     if named is not None and named.endswith(("ForCausalLM", "LMHeadModel")):
         raise CheckpointError(
             f"{fields.where}: '{named}' is a causal language model, not a reward model: it has no score "
-            f"head, and one made up at random would give meaningless scores. Expected one of {supported}"
+            f"head, and one made up at random would give meaningless scores. Expected one of {supported}; if its "
+            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID"
         )
     family = FAMILIES.get(model_type)
     if family is None:
@@ -231,7 +249,8 @@ def _family(fields: FieldReader) -> Family:
     if named is not None and named != family.architecture:
         raise CheckpointError(
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
-            f"expected '{family.architecture}'"
+            f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
+            "head is one of that table, name the row with --readout"
         )
     return family
 
@@ -262,16 +281,18 @@ def _head_dim(fields: FieldReader, family: Family, *, hidden_size: int, heads: i
 
 
 def _activation(fields: FieldReader, family: Family) -> Activation:
-    # Gemma files may also hold the older 'hidden_act', which transformers does not read for them.
-    name = "hidden_activation" if family.gemma else "hidden_act"
+    # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
+    name = "hidden_activation" if family.post_norms else "hidden_act"
     found = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
+    if family.gemma and not family.post_norms and found == "gelu":
+        found = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
     if found not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[found]
 
 
 def _attention_scale(fields: FieldReader, family: Family, *, head_dim: int) -> float:
-    if not family.gemma:
+    if not family.post_norms:
         return head_dim**-0.5
     return fields.number("query_pre_attn_scalar", default=family.defaults["query_pre_attn_scalar"]) ** -0.5
 

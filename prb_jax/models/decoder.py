@@ -22,9 +22,10 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention import ATTENTION_RESULTS, TreeLayout, blockwise_attention
 from prb_jax.models.config import DecoderConfig
-from prb_jax.models.layers import gated, matmul_precision, rms_norm, rotate
+from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
+from prb_jax.readouts.states import TreeStates
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
 
@@ -278,7 +279,8 @@ def score_tree(
     remat: str = "none",
     soft_prompt: jax.Array | None = None,
 ) -> jax.Array:
-    """Logits of the score head at each response's read position: float32 [B, K, num_labels].
+    """What the head of the configuration reads out: float32 [B, K, n]; of a linear head the logits at each
+    response's read position, n of them being labels, of any other one value.
 
     Args:
         params: nested dict as :func:`abstract_decoder` describes it.
@@ -294,7 +296,6 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    layout = layout_of(batch)
     x = decode_tree(
         params,
         batch,
@@ -306,21 +307,11 @@ def score_tree(
         remat=remat,
         soft_prompt=soft_prompt,
     )
-    offsets = layout.prefix + layout.response_length * jnp.arange(layout.responses)
-    read = jnp.asarray(batch.read) + offsets[None]
-    states = jnp.take_along_axis(x, read[:, :, None], axis=1)
-    # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
-    states = rms_norm(
-        states.astype(jnp.float32),
-        params["final_norm"],
+    norm = functools.partial(
+        rms_norm,
+        weight=params["final_norm"],
         eps=config.rms_norm_eps,
         plus_one=config.norm_plus_one,
         scale_after_cast=config.norm_scale_after_cast,
     )
-    return lax.dot_general(
-        states,
-        params["score"].astype(jnp.float32),
-        (((2,), (0,)), ((), ())),
-        precision=matmul_precision(jnp.dtype(jnp.float32)),
-        preferred_element_type=jnp.float32,
-    )
+    return config.head(params, TreeStates(x, batch, norm))

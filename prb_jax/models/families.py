@@ -29,8 +29,9 @@ class Family:
       window_period: for ``pattern``: each layer whose number (from 1) this divides is a full one.
       mlp_bias_field: ``mlp_bias`` says whether gate, up and down have biases (else they have none).
       qk_norm: RMSNorm over each head of q and k, before rope.
-      gemma: Gemma's norms (1 + w, multiplied in float32), norms after attention and mlp, embeddings
-        scaled by sqrt(D), attention scaled by ``query_pre_attn_scalar``.
+      gemma: Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu.
+      post_norms: norms after attention and mlp, and attention scaled by ``query_pre_attn_scalar`` (Gemma
+        since 2).
       local_rope: sliding layers have their own rope.
       softcaps_attention: ``attn_logit_softcapping`` is honoured.
     """
@@ -43,6 +44,7 @@ class Family:
     mlp_bias_field: bool = False
     qk_norm: bool = False
     gemma: bool = False
+    post_norms: bool = False
     local_rope: bool = False
     softcaps_attention: bool = False
 
@@ -106,6 +108,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windows="upper",
             qk_norm=True,
         ),
+        "gemma": Family(
+            architecture="GemmaForSequenceClassification",
+            defaults=_defaults(
+                max_position_embeddings=8192,
+                num_key_value_heads=16,
+                head_dim=256,
+                pad_token_id=0,
+                tie_word_embeddings=True,
+            ),
+            bias="field",
+            windows="none",
+            gemma=True,
+        ),
         "gemma2": Family(
             architecture="Gemma2ForSequenceClassification",
             defaults=_defaults(**_GEMMA, max_position_embeddings=8192, attn_logit_softcapping=50.0),
@@ -113,6 +128,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windows="pattern",
             window_period=2,
             gemma=True,
+            post_norms=True,
             softcaps_attention=True,
         ),
         "gemma3_text": Family(
@@ -128,6 +144,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             window_period=6,
             qk_norm=True,
             gemma=True,
+            post_norms=True,
             local_rope=True,
         ),
     }

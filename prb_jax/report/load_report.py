@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prb_jax.checkpoints.load import inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
+from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import DecoderConfig, load_config
+from prb_jax.models.config import DecoderConfig
 from prb_jax.models.readout import choose_readout
+from prb_jax.readouts.heads import Gated, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -36,10 +41,11 @@ def inspect_model(
       CheckpointError: what loading the model would raise.
     """
     folder = locate(model, revision=revision)
-    config = load_config(folder.path)
+    found = resolve_model(folder.path, name=folder.name, readout=readout)
+    config = found.config
     weights = inspect_checkpoint(folder.path, config)
-    rule = choose_readout(readout, num_labels=config.num_labels, where=folder.name)
-    chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template)
+    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template, rules=found.text)
     if chat.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{chat.name}: has ids up to {chat.vocab_size - 1}, but {folder.name} has only "
@@ -59,11 +65,13 @@ def inspect_model(
         "tensors ignored": "\n".join(ignored) or "none",
         "config ignored": ", ".join(config.ignored_keys) or "none",
         "score head": weights.head,
-        "readout": rule,
+        "readout": f"{found.row.name}: {_reading(found, rule)}",
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id}",
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
+        "example": _example(chat),
+        "warnings": "\n".join(_warnings(folder.path, found, chat)) or "none",
     }
 
 
@@ -78,6 +86,70 @@ def load_report_table(facts: dict[str, str]) -> Table:
     for name, value in facts.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _reading(found: ResolvedModel, rule: str) -> str:
+    """What the head does, in words."""
+    head = found.config.head
+    if isinstance(head, Linear):
+        return f"linear, at the last token, {rule}"
+    if isinstance(head, Mlp):
+        return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
+    if isinstance(head, Vocabulary):
+        if len(head.tokens) == 1:
+            return f"logit of token {head.tokens[0]} at the last token"
+        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
+    if isinstance(head, Steps):
+        return f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
+    assert isinstance(head, Gated)
+    count = head.objectives.outputs // int(head.per_objective)
+    values = {
+        "one": "",
+        "mean": f", each the mean of {head.per_objective} quantiles",
+        "first": ", each the mean of a normal distribution",
+        "bins": f", each the expectation over {head.per_objective} bins",
+    }[head.value]
+    if head.gate is None:
+        return f"{count} objectives{values}, at the last token, mixed by fixed weights"
+    place = f"at the last ids {list(head.needs)}" if head.needs else "at the last token"
+    return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
+
+
+def _example(chat: ChatTokenizer) -> str:
+    """One conversation as the model sees it, and its ids; control characters made visible."""
+    messages = [Message("user", "Tea or coffee?"), Message("assistant", "Tea.")]
+    ids = chat.encode(messages)
+    return f"{chat.render([messages])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
+
+
+def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[str]:
+    config, said = found.config, list(found.row.notes)
+    pad = config.pad_token_id if config.pad_token_id is not None else chat.pad_token_id
+    if pad is not None and pad == chat.eos_token_id:
+        said.append(
+            f"pad equals eos (id {pad}): programs that find the last token by its id read one token early; here the "
+            "position comes from the lengths"
+        )
+    if pad is not None and pad >= config.vocab_size:
+        said.append(f"pad id {pad} is beyond the {config.vocab_size} embeddings")
+    if chat.template.reads_clock:
+        said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
+    probe = [Message("user", "a"), Message("assistant", "b")]
+    ids = chat.encode(probe)
+    if chat.bos_token_id is not None and ids.count(chat.bos_token_id) != 1:
+        said.append(f"{ids.count(chat.bos_token_id)} BOS in a conversation")
+    if "system" in chat.render([probe])[0]:
+        said.append("the chat template writes a system turn of its own")
+    extras = config.original
+    if any(extras.get(name) is not None for name in ("mean", "std")) or extras.get("do_normalize"):
+        said.append("config.json has a normaliser of rewards: it is not applied, rewards are the head's own")
+    read = {name for name, _ in config.layout.side_files}
+    beside = sorted(path.name for path in folder.glob("*value_head*") if path.name not in read)
+    if beside:
+        said.append(f"not read, as the weights have a head of their own: {', '.join(beside)}")
+    if isinstance(config.head, Linear) and config.head.bias:
+        said.append(f"{config.head.bias_key} is added to every reward")
+    return said
 
 
 def _shape(config: DecoderConfig) -> str:

@@ -17,10 +17,11 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
-from prb_jax.models.config import DecoderConfig, load_config
+from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
+from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
@@ -159,7 +160,23 @@ class RewardModel:
                     f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
                     f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
                 )
+        self._check_readable(comparisons, trees)
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+
+    def _check_readable(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
+        needs = self.config.head.needs
+        if not needs:
+            return
+        for comparison, tree in zip(comparisons, trees, strict=True):
+            for k in range(len(tree.responses)):
+                ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
+                windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
+                if not (windows == np.asarray(needs)).all(axis=1).any():
+                    raise DataError(
+                        f"comparison {comparison.id!r}: response {k}: the ids {list(needs)}, at which {self.name} is "
+                        "read, do not occur: the chat template or the tokenizer is not the model's own, or the end "
+                        "was cut off"
+                    )
 
     def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
         """How many users among those of the comparisons get the generic soft prompt because the model was
@@ -256,8 +273,9 @@ def load(
         (bfloat16 for float16 ones).
       revision: branch, tag or commit of a hub id.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
-      readout: which logit is the reward, for heads with several labels:
-        see :func:`prb_jax.models.readout.choose_readout`.
+      readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
+        ``vocabulary:ID`` for a logit of a language model; or which logit is the reward, for heads with several
+        labels: see :func:`prb_jax.models.readout.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
 
     Raises:
@@ -265,11 +283,14 @@ def load(
       MeshError: the mesh does not fit the devices or the model.
     """
     folder = locate(model, revision=revision)
-    config = load_config(folder.path)
+    found = resolve_model(folder.path, name=folder.name, readout=readout)
+    config = found.config
     chosen_dtype = _choose_dtype(dtype, config, where=folder.name)
-    rule = choose_readout(readout, num_labels=config.num_labels, where=folder.name)
+    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
     chat = load_tokenizer(
-        folder.path if tokenizer is None else locate(tokenizer).path, chat_template=chat_template
+        folder.path if tokenizer is None else locate(tokenizer).path,
+        chat_template=chat_template,
+        rules=found.text,
     )
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
@@ -293,7 +314,7 @@ def load(
         tokenizer=chat,
         mesh=devices,
         dtype=chosen_dtype,
-        readout=rule,
+        readout=found.readout or rule,
         report=loaded.report,
         source=source,
         prompts=prompts,

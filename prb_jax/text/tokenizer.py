@@ -8,8 +8,9 @@ does that here.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.text.boundaries import independent_tokens, shared_run
+from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
@@ -36,6 +38,8 @@ class ChatTokenizer:
         without changing a single id.
       added_before, added_after: the special tokens that the tokenizer adds around a text when
         asked to (the `paper` protocol asks).
+      ends_with: a token that ends every conversation: it is put after those that do not end in it.
+      response_suffix: text that ends the last message of every conversation, likewise.
     """
 
     name: str
@@ -44,11 +48,16 @@ class ChatTokenizer:
     cut_tokens: tuple[str, ...] = ()
     added_before: tuple[int, ...] = ()
     added_after: tuple[int, ...] = ()
+    ends_with: int | None = None
+    response_suffix: str = ""
 
     @property
     def template_hash(self) -> str:
-        """ "sha256:..." of the template text in use."""
-        return self.template.hash
+        """ "sha256:..." of the template text in use, and of what is put after it."""
+        if self.ends_with is None and not self.response_suffix:
+            return self.template.hash
+        rules = f"{self.template.hash} ends_with={self.ends_with} suffix={self.response_suffix!r}"
+        return f"sha256:{hashlib.sha256(rules.encode()).hexdigest()}"
 
     @property
     def bos_token_id(self) -> int | None:
@@ -74,6 +83,10 @@ class ChatTokenizer:
           RenderError: the template refuses a conversation; its `conversation` tells which.
         """
         spoken = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
+        if self.response_suffix:
+            for messages in spoken:
+                last = messages[-1]
+                last["content"] = last["content"].removesuffix(self.response_suffix) + self.response_suffix
         try:
             return self._apply(spoken)
         except Exception:
@@ -128,7 +141,7 @@ class ChatTokenizer:
         encoded: list[list[np.ndarray]] = []
         for group, cut in zip(groups, cuts, strict=True):
             head = next(ids) if cut else np.zeros(0, np.int32)
-            encoded.append([np.concatenate([head, next(ids)]) for _ in group])
+            encoded.append([self._ended(np.concatenate([head, next(ids)])) for _ in group])
         for group in encoded:
             for sequence in group:
                 self._check_one_bos(sequence)
@@ -150,7 +163,7 @@ class ChatTokenizer:
         tokenizers that add one) and cut at `max_length` on the tokenizer's truncation side, which
         is the right one by default: the end of the response goes first.
         """
-        ids = self.tokenize(self.render([messages]))[0]
+        ids = self._ended(self.tokenize(self.render([messages]))[0])
         return self.with_special_tokens(ids, max_length=max_length).tolist()
 
     def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
@@ -162,6 +175,11 @@ class ChatTokenizer:
                 ids = ids[len(ids) - room :] if left else ids[:room]
         before, after = np.asarray(self.added_before, np.int32), np.asarray(self.added_after, np.int32)
         return np.concatenate([before, ids, after])
+
+    def _ended(self, ids: np.ndarray) -> np.ndarray:
+        if self.ends_with is None or (len(ids) and ids[-1] == self.ends_with):
+            return ids
+        return np.append(ids, np.int32(self.ends_with))
 
     def _check_one_bos(self, ids: np.ndarray) -> None:
         bos = self.bos_token_id
@@ -187,7 +205,11 @@ class RenderError(DataError):
 
 
 def load_tokenizer(
-    path_or_id: str | Path, *, revision: str | None = None, chat_template: str | None = None
+    path_or_id: str | Path,
+    *,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    rules: TextRules = PLAIN_RULES,
 ) -> ChatTokenizer:
     """Loads a tokenizer and fixes the chat template it is used with.
 
@@ -196,6 +218,7 @@ def load_tokenizer(
       revision: branch, tag or commit of a hub id.
       chat_template: None for the tokenizer's own; "plain" for the built-in format; a file with a
         Jinja template, or its text.
+      rules: what the model needs beside the template.
 
     Raises:
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
@@ -226,8 +249,16 @@ def load_tokenizer(
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        chat_template = rules.template
     template = choose_template(tokenizer, chat_template, where=name)
-    chat = ChatTokenizer(name=name, template=template, tokenizer=tokenizer)
+    chat = ChatTokenizer(
+        name=name,
+        template=template,
+        tokenizer=tokenizer,
+        ends_with=rules.last_token(tokenizer, where=name),
+        response_suffix=rules.checked_suffix(tokenizer, where=name),
+    )
     try:
         probe = chat.render([_PROBE])[0]
         again = chat.render([_PROBE])[0]
@@ -241,10 +272,8 @@ def load_tokenizer(
         )
     chat.encode(_PROBE)
     before, after = _added_tokens(tokenizer, name)
-    return ChatTokenizer(
-        name=name,
-        template=template,
-        tokenizer=tokenizer,
+    return replace(
+        chat,
         cut_tokens=independent_tokens(tokenizer, probe),
         added_before=before,
         added_after=after,

@@ -8,14 +8,21 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from prb_jax.checkpoints.hf_map import HEAD_KEY
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.locate import locate
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.config import load_config
+from prb_jax.readouts.heads import Linear, Vocabulary
+from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.standard import (
+    LAYOUTS,
+    as_standard,
+    as_value_head,
+    check_convertible,
+    standard_tokenizer,
+)
 from prb_jax.scoring.reward_model import DTYPES
 from prb_jax.scoring.runs import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
@@ -39,6 +46,9 @@ def convert(
     revision: str | None = None,
     tokenizer: str | None = None,
     chat_template: str | None = None,
+    readout: str | None = None,
+    drop_bias: bool = False,
+    layout: str = "standard",
 ) -> Path:
     """Writes a model as a Hugging Face folder that `prb_jax.load` and transformers load.
 
@@ -49,28 +59,50 @@ def convert(
       step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
         validation), "last", or a step.
       dtype: of the weights but the head; that of the run or the checkpoint if not given.
-      revision, tokenizer, chat_template: of a checkpoint, as for `prb_jax.load`.
+      revision, tokenizer, chat_template, readout: of a checkpoint, as for `prb_jax.load`.
+      drop_bias: leaves out the bias of a head that has one.
+      layout: of a checkpoint: "standard", a `*ForSequenceClassification`; or "value-head", as TRL and
+        LLaMA-Factory have it.
 
     Raises:
       RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
         exists or cannot be written.
-      CheckpointError: the checkpoint cannot be used, or has no adapter.
+      CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
     """
+    if layout not in LAYOUTS:
+        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {layout!r}")
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")
     if (path / TRAIN).is_file():
-        given = {"revision": revision, "tokenizer": tokenizer, "chat_template": chat_template}
+        given = {
+            "revision": revision,
+            "tokenizer": tokenizer,
+            "chat_template": chat_template,
+            "readout": readout,
+            "layout": None if layout == "standard" else layout,
+        }
         named = [name for name, value in given.items() if value is not None]
         if named:
-            raise RunError(f"{', '.join(named)}: decided where {path} was trained; leave out here")
+            raise RunError(
+                f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its "
+                "model folder"
+            )
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:
         raise RunError(f"{path}: adapter and step are for runs of `prb train`; there is no {TRAIN} here")
     return _convert_checkpoint(
-        str(source), goal, dtype=dtype, revision=revision, tokenizer=tokenizer, chat_template=chat_template
+        str(source),
+        goal,
+        dtype=dtype,
+        revision=revision,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        readout=readout,
+        drop_bias=drop_bias,
+        layout=layout,
     )
 
 
@@ -130,12 +162,18 @@ def _convert_checkpoint(
     revision: str | None,
     tokenizer: str | None,
     chat_template: str | None,
+    readout: str | None,
+    drop_bias: bool,
+    layout: str,
 ) -> Path:
-    folder = locate(source, revision=revision).path
-    config = load_config(folder)
-    index = index_folder(folder)
+    located = locate(source, revision=revision)
+    folder = located.path
+    found = resolve_model(folder, name=located.name, readout=readout)
+    check_convertible(found, where=located.name)
+    config = found.config
+    index = index_folder(folder, side_files=config.layout.side_files)
     stored = config.torch_dtype if config.torch_dtype in DTYPES else None
-    head = index.tensors.get(HEAD_KEY)
+    head = index.tensors.get(config.head.key) if isinstance(config.head, Linear | Vocabulary) else None
     shardings = parameter_shardings(abstract_params(config), make_mesh(None))
     params = load_params(
         folder,
@@ -144,15 +182,17 @@ def _convert_checkpoint(
         head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
         shardings=shardings,
     ).params
-    spoken = None
-    if tokenizer is not None or chat_template is not None:
-        place = locate(tokenizer).path if tokenizer is not None else folder
-        spoken = (load_tokenizer(place, chat_template=chat_template), place)
+    rewrite = as_standard if layout == "standard" else as_value_head
+    model = rewrite(found, params, drop_bias=drop_bias, where=located.name)
+    place = locate(tokenizer).path if tokenizer is not None else folder
+    spoken = standard_tokenizer(found, place, chat_template=chat_template, where=located.name)
+    if spoken is None and tokenizer is not None:
+        spoken = load_tokenizer(place)
 
     def write(partial: Path) -> None:
-        save_params(params, config, partial)
+        save_params(model.params, model.config, partial)
         if spoken is not None:
-            copy_tokenizer(*spoken, partial)
+            copy_tokenizer(spoken, place, partial)
             return
         for name in TOKENIZER_FILES:
             copy_file(folder / name, partial / name)

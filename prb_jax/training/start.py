@@ -109,7 +109,10 @@ def _with_one_head(folder: Path, settings: TrainSettings) -> tuple[dict[str, Any
         raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
     named = (raw.get("architectures") or [""])[0]
     family = FAMILIES.get(raw.get("model_type", ""))
-    remedy = "init_head=true trains a new one from random weights"
+    remedy = (
+        "init_head=true trains a new one from random weights, and `prb convert` brings a linear head of another "
+        "layout into this one"
+    )
     if named.endswith(_HEADLESS) or HEAD_KEY not in index_folder(folder).tensors:
         if not settings.init_head:
             what = f"'{named}', a language model" if named.endswith(_HEADLESS) else "this checkpoint"

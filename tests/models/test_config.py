@@ -94,6 +94,8 @@ OLD_FILES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "rope_theta": 1000000, "attention_bias": True, "id2label": {"0": "a"}},
     "qwen3-head-dim": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": True},
+    "gemma": {"model_type": "gemma", "hidden_act": "gelu", "head_dim": 16, "rope_theta": 10000.0},
+    "gemma-absent": {"model_type": "gemma"},
     "gemma-2": {
         "model_type": "gemma2",
         "hidden_act": "gelu_pytorch_tanh",
@@ -158,15 +160,16 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
         assert getattr(config, name) == getattr(hf, name), name
     assert config.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
     gemma = config.model_type.startswith("gemma")
-    assert config.hidden_activation == (hf.hidden_activation if gemma else hf.hidden_act)
+    later = gemma and config.model_type != "gemma"
+    assert config.hidden_activation == (hf.hidden_activation if later else hf.hidden_act)
     assert config.torch_dtype == (None if hf.dtype is None else str(hf.dtype).removeprefix("torch."))
-    scalar = hf.query_pre_attn_scalar if gemma else config.head_dim
+    scalar = hf.query_pre_attn_scalar if later else config.head_dim
     assert config.attention_scale == scalar**-0.5
     assert config.embedding_scale == (hf.hidden_size**0.5 if gemma else None)
     assert config.attn_logit_softcapping == getattr(hf, "attn_logit_softcapping", None)
     assert config.mlp_bias == getattr(hf, "mlp_bias", False)
 
-    if config.model_type == "llama":
+    if config.model_type in ("llama", "gemma"):
         assert config.sliding_window is None
         assert not any(config.layer_windows)
     else:
@@ -229,7 +232,7 @@ def test_norm_cast_order_is_that_of_transformers(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"):
+    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"):
         folder = write_tiny_model(tmp_path / family, family, dtype="bfloat16")
         config = load_config(folder)
         norm = AutoModelForSequenceClassification.from_pretrained(folder, dtype="bfloat16").model.norm

@@ -1,0 +1,187 @@
+"""The tensors of a file that ``torch.save`` wrote, found without torch and without running code from it.
+
+Since torch 1.6 such a file is a zip archive: ``data.pkl``, a pickle that says what the tensors are, and one
+uncompressed member with the bytes of each storage. A pickle is a program; here it is run by an unpickler
+that knows the handful of names state dicts are made of and refuses every other, so that nothing but dicts
+and descriptions of tensors can come of it. The bytes are then read as those of safetensors are.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from prb_jax.checkpoints.safetensors_header import ITEM_SIZES, TensorInfo
+from prb_jax.errors import CheckpointError
+
+REMEDY = (
+    "convert it where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    '"model.safetensors", metadata={"format": "pt"})'
+)
+
+_STORAGES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
+_LOCAL_HEADER_BYTES = 30
+_LENGTHS_AT = 26
+# A pickle with the names and shapes of even the largest model is far below this.
+_MAX_PICKLE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class _StorageType:
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: str
+    member: str
+    items: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_torch_file(path: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a state dict that ``torch.save`` wrote, by name.
+
+    Raises:
+      CheckpointError: a file that cannot be read, one of before torch 1.6, a pickle that names anything but
+        the parts of a state dict, or a tensor that is not stored row by row.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == "data.pkl"]
+            if len(pickles) != 1:
+                raise CheckpointError(f"{path}: not a file of torch.save: it holds {len(pickles)} data.pkl")
+            if archive.getinfo(pickles[0]).file_size > _MAX_PICKLE_BYTES:
+                raise CheckpointError(f"{path}: data.pkl is too large to be that of a state dict")
+            root = pickles[0].removesuffix("data.pkl")
+            order = f"{root}byteorder"
+            if order in archive.namelist() and archive.read(order) != b"little":
+                raise CheckpointError(f"{path}: was written on a big-endian machine; {REMEDY}")
+            with archive.open(pickles[0]) as file:
+                found = _Unpickler(file, path).load()
+            members = {info.filename: info for info in archive.infolist()}
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path}: truncated, or a pickle from before torch 1.6, which cannot be read without running it; {REMEDY}"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # what a broken or hostile pickle can raise has no bound
+        raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {error}") from error
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path}: expected a state dict, found {type(found).__name__}")
+    with path.open("rb") as file:
+        return {
+            str(name): _located(str(name), value, path=path, root=root, members=members, file=file)
+            for name, value in found.items()
+        }
+
+
+class _Unpickler(pickle.Unpickler):
+    """Runs a pickle with nothing at its disposal but the parts of a state dict."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        super().__init__(file, encoding="utf-8")
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _tensor
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _parameter
+        if module == "torch" and name in _STORAGES:
+            return _StorageType(_STORAGES[name])
+        raise CheckpointError(
+            f"{self._path}: the pickle asks for '{module}.{name}', which is no part of a state dict and is not run; "
+            f"if you trust it, {REMEDY}"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, storage, member, _, items = pid
+        if kind != "storage" or not isinstance(storage, _StorageType):
+            raise CheckpointError(
+                f"{self._path}: data.pkl refers to something that is not a storage: {pid!r}"
+            )
+        return _Storage(storage.dtype, str(member), int(items))
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage):
+        raise ValueError("a tensor without a storage")
+    return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+
+
+def _parameter(tensor: Any, *_: Any) -> Any:
+    return tensor
+
+
+def _located(
+    name: str,
+    value: Any,
+    *,
+    path: Path,
+    root: str,
+    members: Mapping[str, zipfile.ZipInfo],
+    file: IO[bytes],
+) -> TensorInfo:
+    if not isinstance(value, _Tensor):
+        raise CheckpointError(
+            f"{path}: entry '{name}': expected a tensor, found {type(value).__name__}; a training checkpoint holds "
+            f"the state dict in one of its entries: {REMEDY}"
+        )
+    size, strides = 1, []
+    for length in reversed(value.shape):
+        strides.append(size)
+        size *= length
+    contiguous = all(
+        length == 1 or stride == expected
+        for length, stride, expected in zip(value.shape, value.strides, reversed(strides), strict=True)
+    )
+    if size and not contiguous:
+        raise CheckpointError(f"{path}: tensor '{name}' is not stored row by row; {REMEDY}")
+    info = members.get(f"{root}data/{value.storage.member}")
+    item = ITEM_SIZES[value.storage.dtype]
+    if info is None or info.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(f"{path}: tensor '{name}': its bytes are not in the file as they are")
+    if value.offset < 0 or (value.offset + size) * item > info.file_size:
+        raise CheckpointError(f"{path}: tensor '{name}' reaches beyond its storage of {info.file_size} bytes")
+    # The name and the padding before the data are as long as the local header says.
+    file.seek(info.header_offset + _LENGTHS_AT)
+    lengths = file.read(4)
+    start = info.header_offset + _LOCAL_HEADER_BYTES
+    start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    return TensorInfo(
+        name=name,
+        path=path,
+        dtype=value.storage.dtype,
+        shape=value.shape,
+        start=start + value.offset * item,
+        nbytes=size * item,
+    )

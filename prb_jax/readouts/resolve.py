@@ -1,0 +1,215 @@
+"""From a model folder to its configuration and read-out, by what the files say: no code of theirs is run."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
+from prb_jax.models.families import FAMILIES
+from prb_jax.models.readout import READOUTS
+from prb_jax.readouts.heads import Linear, Vocabulary
+from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
+from prb_jax.text.rules import TextRules
+
+_VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """What a folder holds.
+
+    Attributes:
+      config: the decoder with its head and its tensors' names.
+      row: the row of the table that it was found by.
+      rule: which logit is the reward, where the user named one of :data:`prb_jax.models.readout.READOUTS`.
+    """
+
+    config: DecoderConfig
+    row: ModelRow
+    rule: str | None = None
+
+    @property
+    def readout(self) -> str | None:
+        """The name of a read-out that is not the linear one; None for that one, which has rules."""
+        plain = isinstance(self.config.head, Linear)
+        return None if plain else self.row.name
+
+    @property
+    def text(self) -> TextRules:
+        """Rules beside the chat template."""
+        given = self.config.original.get(self.row.append_field) if self.row.append_field else None
+        return self.row.text if given is None else replace(self.row.text, append_id=given)
+
+
+def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = None) -> ResolvedModel:
+    """The configuration of a model folder, with the read-out that its files ask for.
+
+    In this order: the row that ``readout`` names; one that is known by the model's name only; the first whose
+    classes, tensors and fields the folder has; else a ``*ForSequenceClassification``.
+
+    Args:
+      folder: with ``config.json`` and weights.
+      name: what the user calls it: a hub id, or the folder.
+      readout: a row of the table, ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
+
+    Raises:
+      CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
+        names the tensor or field and the remedy.
+    """
+    folder = Path(folder)
+    raw = read_raw_config(folder)
+    rule = readout if readout in READOUTS else None
+    asked = _asked_for(readout) if readout is not None and rule is None else None
+    stored = _Stored(folder, raw, name or str(folder))
+    row = asked or _recognise(stored)
+    where = str(folder / "config.json")
+    named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
+    if row is None or (row.standard and raw.get("architectures") == [named]):
+        try:
+            config = parse_config(raw, where=where)
+        except CheckpointError as error:
+            raise _with_what_is_missing(error, stored) from None
+        return ResolvedModel(config, row or stored.known() or ROWS["linear"], rule)
+    return ResolvedModel(_configured(row, stored, where=where), row, rule)
+
+
+def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
+    """The classes that a ``config.json`` names, those of remote code too."""
+    found: set[str] = set()
+    for value in (raw.get("architectures"), *_values(raw.get("auto_map"))):
+        texts = value if isinstance(value, list) else [value]
+        found |= {text.rsplit(".", 1)[-1] for text in texts if isinstance(text, str)}
+    return frozenset(found)
+
+
+def _values(auto_map: Any) -> Sequence[Any]:
+    return tuple(auto_map.values()) if isinstance(auto_map, Mapping) else ()
+
+
+class _Stored:
+    """What the files of a folder say of its read-out; weights are looked at once, when first asked for."""
+
+    def __init__(self, folder: Path, raw: dict[str, Any], name: str) -> None:
+        self.folder, self.raw, self.name = folder, raw, name
+        self.classes = class_names(raw)
+        self._indexes: dict[tuple[tuple[str, str], ...], WeightIndex | CheckpointError] = {}
+
+    def index(self, row: ModelRow) -> WeightIndex:
+        return self._index(row.layout.side_files)
+
+    def _index(self, side_files: tuple[tuple[str, str], ...]) -> WeightIndex:
+        if side_files not in self._indexes:
+            try:
+                self._indexes[side_files] = index_folder(self.folder, side_files=side_files)
+            except CheckpointError as error:
+                self._indexes[side_files] = error
+        found = self._indexes[side_files]
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
+    def has_tensors(self, row: ModelRow) -> bool:
+        try:
+            weights = self._index(()).tensors
+        except CheckpointError:
+            return False  # what is wrong with the weights is said where they are read
+        if any(name in weights for name in row.without):
+            return False
+        tensors = self.index(row).tensors
+        return all(name in tensors for name in row.tensors)
+
+    def is_called(self, row: ModelRow) -> bool:
+        full, last = self.name.lower(), Path(self.name).name.lower()
+        for model in row.models:
+            pattern = model.lower()
+            if fnmatch.fnmatchcase(full, pattern) or fnmatch.fnmatchcase(last, pattern.split("/")[-1]):
+                return True
+        return False
+
+    def known(self) -> ModelRow | None:
+        """The row of a standard model that is known by its name."""
+        return next((row for row in REGISTRY if row.standard and self.is_called(row)), None)
+
+
+def _asked_for(readout: str) -> ModelRow:
+    if readout in ROWS:
+        return ROWS[readout]
+    if found := _VOCABULARY.fullmatch(readout):
+        tokens = tuple(int(token) for token in found.groups() if token is not None)
+        return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
+    known = ", ".join((*READOUTS, *ROWS, "vocabulary:ID", "vocabulary:ID,ID"))
+    raise CheckpointError(f"unknown readout {readout!r}: expected one of {known}")
+
+
+def _recognise(stored: _Stored) -> ModelRow | None:
+    """The row for a folder; None for a ``*ForSequenceClassification`` as transformers writes it."""
+    for row in REGISTRY:
+        if row.standard or (row.by_name and not stored.is_called(row)):
+            continue
+        if row.classes and not stored.classes & set(row.classes):
+            continue
+        if any(stored.raw.get(name) is None for name in row.fields):
+            continue
+        # A class says what its tensors mean: without one they have to be there.
+        if row.tensors and not (row.classes or stored.has_tensors(row)):
+            continue
+        return row
+    return None
+
+
+def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
+    """The error, and for a model known by name what its read-out needs that is not in the folder."""
+    for row in REGISTRY:
+        if not row.tensors or not stored.is_called(row):
+            continue
+        files = [name for name, _ in row.layout.side_files if not (stored.folder / name).exists()]
+        beside = f" (in {', '.join(files)})" if files else ""
+        return CheckpointError(
+            f"{error}. By its name this is a model of the row '{row.name}', whose head tensors "
+            f"{', '.join(row.tensors)}{beside} are not all here: get the whole checkpoint"
+        )
+    return error
+
+
+def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
+    raw = dict(stored.raw)
+    if row.model_type is not None:
+        raw["model_type"] = row.model_type
+    if row.translate is not None:
+        raw = row.translate(raw)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None:  # else parsing says what is supported
+        raw["architectures"] = [family.architecture]
+    raw.pop("auto_map", None)
+    one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    raw.pop("num_labels", None)
+    config = parse_config(raw | one_label, where=where)
+    index = stored.index(row)
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    layout = row.layout
+    for prefix in row.prefixes:
+        layout = replace(row.layout, prefix=prefix)
+        if f"{layout.module('final_norm')}.weight" in shapes:
+            break
+    head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
+    if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
+        raise CheckpointError(
+            f"{index.tensors[head.key].path}: tensor '{head.key}' of the read-out '{row.name}': expected shape "
+            f"[1, {config.hidden_size}], found {list(shapes[head.key])}"
+        )
+    # Fields that the head is told about have their effect.
+    told = {
+        *row.fields,
+        row.append_field,
+        *(value for value in vars(row.head).values() if isinstance(value, str)),
+    }
+    ignored = tuple(name for name in config.ignored_keys if name not in told)
+    named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
+    return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)

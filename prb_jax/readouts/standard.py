@@ -1,0 +1,117 @@
+"""Linear heads of one layout in another: what `prb convert` writes.
+
+``standard`` is a ``*ForSequenceClassification`` of transformers; ``value-head`` a language model with TRL's
+``v_head.summary`` beside it, which TRL and LLaMA-Factory read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.checkpoints.layout import STANDARD
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config import DecoderConfig
+from prb_jax.readouts.heads import LINEAR, Linear, Vocabulary
+from prb_jax.readouts.resolve import ResolvedModel
+from prb_jax.text.rules import PLAIN_RULES
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+
+LAYOUTS = ("standard", "value-head")
+VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
+
+_PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
+
+
+@dataclass(frozen=True)
+class ConvertedModel:
+    """Configuration and parameters in another layout."""
+
+    config: DecoderConfig
+    params: dict[str, Any]
+
+
+def check_convertible(found: ResolvedModel, *, where: str) -> None:
+    """Whether the read-out is a linear one at the last token.
+
+    Raises:
+      CheckpointError: it is not: transformers has no class for it.
+    """
+    head = found.config.head
+    if isinstance(head, Linear) or (isinstance(head, Vocabulary) and len(head.tokens) == 1):
+        return
+    raise CheckpointError(
+        f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
+        "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is"
+    )
+
+
+def as_standard(
+    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+) -> ConvertedModel:
+    """The same model with a head without bias under ``score``.
+
+    Raises:
+      CheckpointError: the head has a bias other than zero, which the standard class has no place for.
+    """
+    params = dict(params)
+    bias = params.pop("score_bias", None)
+    if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
+        raise CheckpointError(
+            f"{where}: the head has a bias of {np.asarray(bias, np.float32).tolist()}, which no "
+            "*ForSequenceClassification has; --drop-bias leaves it out: every reward changes by that much, no "
+            "difference between responses does"
+        )
+    return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
+
+
+def as_value_head(
+    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+) -> ConvertedModel:
+    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
+
+    Raises:
+      CheckpointError: the head has several outputs, a value head one.
+    """
+    if found.config.num_labels != 1:
+        raise CheckpointError(
+            f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"
+        )
+    bias = params.get("score_bias")
+    if bias is None or drop_bias:
+        bias = jnp.zeros((1,), params["score"].dtype)
+    return ConvertedModel(
+        replace(found.config, head=VALUE_HEAD, layout=STANDARD), {**params, "score_bias": bias}
+    )
+
+
+def standard_tokenizer(
+    found: ResolvedModel, place: Path, *, chat_template: str | None, where: str
+) -> ChatTokenizer | None:
+    """The tokenizer with the rules of the model's text in its chat template; None where there are none.
+
+    Raises:
+      CheckpointError: a chat template cannot say them.
+    """
+    if found.text == PLAIN_RULES:
+        return None if chat_template is None else load_tokenizer(place, chat_template=chat_template)
+    chat = load_tokenizer(place, chat_template=chat_template, rules=found.text)
+    if chat.ends_with is None:
+        return chat
+    token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
+    quoted = token.replace("\\", "\\\\").replace("'", "\\'")
+    # Jinja leaves out one newline at the end of a template, as long as it is the end.
+    text = chat.template.text.removesuffix("\n") + f"{{{{ '{quoted}' }}}}"
+    written = load_tokenizer(place, chat_template=text)
+    if written.encode(_PROBE) != chat.encode(_PROBE):
+        raise CheckpointError(
+            f"{where}: its conversations end in {token!r} (id {chat.ends_with}), which its tokenizer does not read "
+            "as one token in a text, so no chat template can write it: `prb evaluate` scores with the checkpoint as "
+            "it is"
+        )
+    return written

@@ -1,0 +1,136 @@
+"""Files of torch.save, read without torch: every value against torch's own, and refusals."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prb_jax.checkpoints.load import load_params
+from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
+from prb_jax.checkpoints.safetensors_reader import SliceReader, index_folder
+from prb_jax.checkpoints.torch_file import read_torch_file
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config import load_config
+from tests.tiny_models import write_tiny_model
+
+
+def save(state: Any, path: Path, **options: Any) -> Path:
+    import torch
+
+    torch.save(state, path, **options)
+    return path
+
+
+def test_values_are_those_of_torch(tmp_path: Path) -> None:
+    import torch
+
+    rows = torch.randn(6, 4)
+    state = {
+        "float": torch.randn(3, 5),
+        "half": torch.randn(2, 3).half(),
+        "bfloat": torch.randn(4).bfloat16(),
+        "double": torch.randn(2, 2).double(),
+        "part": rows[2:5],  # a view into a larger storage
+        "shared": rows,
+        "parameter": torch.nn.Parameter(torch.randn(2, 7)),
+    }
+    save(state, tmp_path / "pytorch_model.bin")
+    index = index_folder(tmp_path)
+    with SliceReader(index) as reader:
+        for name, value in state.items():
+            info = index.tensors[name]
+            assert info.shape == tuple(value.shape)
+            found = np.empty(info.shape, FLOAT_DTYPES[info.dtype])
+            reader.read_into(found, name, tuple(slice(0, size) for size in info.shape))
+            np.testing.assert_array_equal(found.astype(np.float64), value.detach().double().numpy())
+
+
+def test_a_module_and_its_counters(tmp_path: Path) -> None:
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    found = read_torch_file(save(module.state_dict(), tmp_path / "x.pt"))
+    assert {name: info.shape for name, info in found.items()} == {
+        name: tuple(value.shape) for name, value in module.state_dict().items()
+    }
+    assert found["1.num_batches_tracked"].dtype == "I64"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_checkpoint_of_torch_is_that_of_safetensors(shards: int, tmp_path: Path) -> None:
+    import json
+
+    import jax
+    from safetensors.torch import load_file
+
+    folder = write_tiny_model(tmp_path, "llama")
+    config = load_config(folder)
+    expected, _ = load_params(folder, config)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(state)
+    parts = [names[number::shards] for number in range(shards)]
+    files = ["pytorch_model.bin"] if shards == 1 else [f"pytorch_model-{n}.bin" for n in range(shards)]
+    for file, part in zip(files, parts, strict=True):
+        save({name: state[name] for name in part}, folder / file)
+    if shards > 1:
+        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    found, report = load_params(folder, config)
+    assert report.files == tuple(files)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("written_by_the_pickle",)
+
+
+def test_code_in_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    save({"a": torch.ones(2), "b": Hostile()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"asks for 'posix\.mkdir', which .* is not run"):
+        index_folder(tmp_path)
+    assert not (tmp_path / "written_by_the_pickle").exists()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "x.pt"
+
+    def refused(state: Any, message: str, **options: Any) -> None:
+        save(state, path, **options)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            read_torch_file(path)
+        assert str(path) in str(caught.value)
+
+    refused({"a": torch.ones(3, 2).T}, "'a' is not stored row by row; convert it")
+    refused([torch.ones(3)], "expected a state dict, found list")
+    refused({"model": {"a": torch.ones(3)}}, "entry 'model': expected a tensor, found dict")
+    refused({"a": torch.ones(3)}, "before torch 1.6", _use_new_zipfile_serialization=False)
+    path.write_bytes(save({"a": torch.ones(300)}, path).read_bytes()[:-200])
+    with pytest.raises(CheckpointError, match="truncated"):
+        read_torch_file(path)
+
+
+def test_a_tensor_beyond_its_storage(tmp_path: Path) -> None:
+    import torch
+
+    whole, path = save({"a": torch.ones(8)}, tmp_path / "whole.pt"), tmp_path / "cut.pt"
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, data[:16] if "/data/" in name else data)
+    with pytest.raises(CheckpointError, match="'a' reaches beyond its storage of 16 bytes"):
+        read_torch_file(path)
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("x/data.pkl", pickle.dumps({"a": 1}))
+    with pytest.raises(CheckpointError, match="entry 'a': expected a tensor, found int"):
+        read_torch_file(path)

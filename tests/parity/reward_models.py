@@ -1,0 +1,446 @@
+"""Tiny random checkpoints with the tensor names and head layouts of open reward models, and their scores.
+
+Bodies are transformers' own; heads are written here with torch, in float64, as their authors describe them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Score = Callable[[Tensor, Sequence[int], Tensors], Tensor]
+
+WIDTH = 32
+LLAMA_END_OF_PROMPT = (128009, 128006, 78191, 128007, 271)
+GEMMA_END_OF_PROMPT = (107, 108, 106, 2516, 108)
+STEP = 151651
+
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class RowCase:
+    """One checkpoint of one row of the registry.
+
+    Attributes:
+      row: name of the row.
+      body: transformers' class of the body, without ``Model``.
+      head: makes the head's tensors.
+      score: the reward of one conversation from its normalised states float64 [T, D], its ids and the head.
+      config: changes to the body's ``config.json``.
+      options: further arguments of the body's configuration class.
+      rename: the name a body's tensor has in the checkpoint.
+      folder: what the folder is called, where the row is known by that.
+      vocab: size of the vocabulary.
+      marks: ids put at the end of the prompt, and where a step ends.
+      side_files: file -> start of the names of tensors that it holds; left out there if it is a whole part.
+      pickled: the weights are in pytorch_model.bin.
+      twice: what the names of the body's tensors start with where it is in the file a second time.
+    """
+
+    row: str
+    body: str
+    head: Callable[[torch.Generator], Tensors]
+    score: Score
+    config: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rename: Callable[[str], str] = lambda name: f"model.{name}"
+    folder: str = "model"
+    vocab: int = 256
+    marks: tuple[int, ...] = ()
+    side_files: Mapping[str, str] = field(default_factory=dict)
+    pickled: bool = False
+    twice: str = ""
+
+
+def matrix(generator: torch.Generator, rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+
+def vector(generator: torch.Generator, size: int) -> Tensor:
+    return 0.5 * torch.randn(size, generator=generator)
+
+
+def write_case(case: RowCase, root: Path, *, seed: int = 0) -> tuple[Path, Callable[[Sequence[int]], float]]:
+    """Writes the checkpoint; returns its folder and the function from ids to the reward."""
+    import transformers
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    config = getattr(transformers, f"{case.body}Config")(
+        **_SIZES, vocab_size=case.vocab, pad_token_id=0, **case.options
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{case.body}Model")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name:
+                weight.copy_(0.3 * noise + (0.0 if "Gemma" in case.body else 1.0))
+            elif "embed_tokens" in name:
+                weight.copy_(noise / (WIDTH**0.5 if "Gemma" in case.body else 1.0))
+            else:
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
+    head = case.head(generator)
+    if case.row.startswith(("nemotron-vocabulary", "vocabulary")):
+        head["lm_head.weight"] = matrix(generator, case.vocab, WIDTH)
+
+    folder = root / case.folder
+    folder.mkdir(parents=True)
+    raw = json.loads(config.to_json_string(use_diff=False))
+    raw.update(case.config)
+    raw = {key: value for key, value in raw.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = fuse(case, {case.rename(name): value for name, value in model.state_dict().items()})
+    main = dict(head)
+    for file, start in case.side_files.items():
+        names = [name for name in head if name.startswith(start)]
+        left_out = start if start.endswith(".") else ""
+        part = {name.removeprefix(left_out): main.pop(name) for name in names}
+        if file.endswith(".safetensors"):
+            save_file(part, folder / file)
+        else:
+            torch.save(part, folder / file)
+    tensors.update({name: value.contiguous() for name, value in main.items()})
+    if case.twice:
+        tensors.update({f"{case.twice}{name}": value for name, value in model.state_dict().items()})
+    if case.pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    model, head = model.double(), {name: value.double() for name, value in head.items()}
+
+    def score(ids: Sequence[int]) -> float:
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor([list(ids)])).last_hidden_state[0]
+            return float(case.score(states, list(ids), head))
+
+    return folder, score
+
+
+def fuse(case: RowCase, tensors: Tensors) -> Tensors:
+    """Of InternLM2: q, k and v of each layer in one matrix, key-value head by key-value head."""
+    if case.row != "internlm2":
+        return tensors
+    heads, kv_heads, size = 4, 2, 8
+    for layer in range(2):
+        start = f"model.layers.{layer}.attention."
+        q = tensors.pop(f"{start}q_proj.weight").reshape(kv_heads, heads // kv_heads, size, WIDTH)
+        k = tensors.pop(f"{start}k_proj.weight").reshape(kv_heads, 1, size, WIDTH)
+        v = tensors.pop(f"{start}v_proj.weight").reshape(kv_heads, 1, size, WIDTH)
+        tensors[f"{start}wqkv.weight"] = torch.cat([q, k, v], dim=1).reshape(-1, WIDTH).contiguous()
+    return tensors
+
+
+_INTERNLM2 = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.": "attention.",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attention_norm",
+}
+
+
+def internlm2_name(name: str) -> str:
+    for ours, theirs in _INTERNLM2.items():
+        name = name.replace(ours, theirs)
+    return f"model.{name}"
+
+
+def linear(key: str, *, bias: bool = False) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    """A linear head and its reward at the last token."""
+
+    def head(generator: torch.Generator) -> Tensors:
+        tensors = {f"{key}.weight": matrix(generator, 1, WIDTH)}
+        return tensors | ({f"{key}.bias": vector(generator, 1)} if bias else {})
+
+    def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+        value = tensors[f"{key}.weight"][0] @ states[-1]
+        return value + tensors[f"{key}.bias"][0] if bias else value
+
+    return head, score
+
+
+def layers(names: Sequence[str], sizes: Sequence[int]) -> Callable[[torch.Generator], Tensors]:
+    """Linear layers of these names with biases; ``sizes`` has one more entry."""
+
+    def head(generator: torch.Generator) -> Tensors:
+        tensors: Tensors = {}
+        for name, inputs, outputs in zip(names, sizes, sizes[1:], strict=False):
+            tensors[f"{name}.weight"] = matrix(generator, outputs, inputs)
+            tensors[f"{name}.bias"] = vector(generator, outputs)
+        return tensors
+
+    return head
+
+
+def run(
+    tensors: Tensors, names: Sequence[str], x: Tensor, activation: Callable[[Tensor], Tensor] = torch.relu
+) -> Tensor:
+    for number, name in enumerate(names):
+        x = tensors[f"{name}.weight"] @ x + tensors[f"{name}.bias"]
+        if number + 1 < len(names):
+            x = activation(x)
+    return x
+
+
+def mlp(names: Sequence[str], sizes: Sequence[int]) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    return layers(names, sizes), lambda states, _, tensors: run(tensors, names, states[-1])[0]
+
+
+def end_of_prompt(ids: Sequence[int], pattern: Sequence[int]) -> int:
+    places = [i for i in range(len(ids)) if tuple(ids[i : i + len(pattern)]) == tuple(pattern)]
+    return places[-1]
+
+
+def armorm(pattern: tuple[int, ...]) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    """Nineteen objectives, corrected by a matrix, mixed by a gate that has read the prompt."""
+    names = [f"gating.layers.{number}" for number in range(4)]
+    sizes = (WIDTH, 24, 24, 24, 19)
+
+    def head(generator: torch.Generator) -> Tensors:
+        return {
+            "regression_layer.weight": matrix(generator, 19, WIDTH),
+            "reward_transform_matrix": torch.eye(19) - 0.2 * matrix(generator, 19, 19),
+            "gating.logit_scale": torch.tensor([1.3]),
+            **layers(names, sizes)(generator),
+        }
+
+    def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
+        rewards = (tensors["regression_layer.weight"] @ states[-1]) @ tensors["reward_transform_matrix"]
+        gate = run(tensors, names, states[end_of_prompt(ids, pattern)])
+        return (torch.softmax(gate / 10, 0) * tensors["gating.logit_scale"] * rewards).sum()
+
+    return head, score
+
+
+def qrm(
+    pattern: tuple[int, ...], quantiles: int, temperature: float
+) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    """As ArmoRM with several quantiles of each objective; the gate has batch norms."""
+    hidden = ["gating.layers.0", "gating.layers.3", "gating.layers.6"]
+    norms = ["gating.layers.2", "gating.layers.5", "gating.layers.8"]
+
+    def head(generator: torch.Generator) -> Tensors:
+        tensors = {
+            "regression_layer.weight": matrix(generator, 19 * quantiles, WIDTH),
+            "reward_transform_matrix": torch.eye(19) - 0.2 * matrix(generator, 19, 19),
+            "gating.logit_scale": torch.tensor([0.8]),
+            "gating.layers.9.weight": matrix(generator, 19, 24),
+            "gating.layers.9.bias": vector(generator, 19),
+        }
+        for number, (name, norm) in enumerate(zip(hidden, norms, strict=True)):
+            tensors[f"{name}.weight"] = matrix(generator, 24, 24 if number else WIDTH)
+            tensors[f"{norm}.weight"] = 1 + vector(generator, 24)
+            tensors[f"{norm}.bias"] = vector(generator, 24)
+            tensors[f"{norm}.running_mean"] = vector(generator, 24)
+            tensors[f"{norm}.running_var"] = vector(generator, 24) ** 2 + 0.1
+            tensors[f"{norm}.num_batches_tracked"] = torch.tensor(7)
+        return tensors
+
+    def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
+        rewards = (tensors["regression_layer.weight"] @ states[-1]).reshape(19, quantiles).mean(1)
+        x = states[end_of_prompt(ids, pattern)]
+        for name, norm in zip(hidden, norms, strict=True):
+            x = torch.relu(tensors[f"{name}.weight"] @ x)
+            x = torch.nn.functional.batch_norm(
+                x[None],
+                tensors[f"{norm}.running_mean"],
+                tensors[f"{norm}.running_var"],
+                tensors[f"{norm}.weight"],
+                tensors[f"{norm}.bias"],
+            )[0]
+        gate = tensors["gating.layers.9.weight"] @ x + tensors["gating.layers.9.bias"]
+        gate = torch.softmax(gate / temperature, 0) * tensors["gating.logit_scale"]
+        return (gate * (rewards @ tensors["reward_transform_matrix"])).sum()
+
+    return head, score
+
+
+def urm() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    names = ["weights.fc.0", "weights.fc.2", "weights.fc.4"]
+    gate = layers(names, (WIDTH, WIDTH, WIDTH, 5))
+
+    def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+        means = (tensors["score.weight"] @ states[-1])[0::2]
+        return means @ run(tensors, names, states[-1], torch.nn.functional.selu)
+
+    return lambda generator: {"score.weight": matrix(generator, 10, WIDTH), **gate(generator)}, score
+
+
+def urm_3() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+        means = (tensors["score.weight"] @ states[-1])[0::2]
+        return means @ torch.tensor([0.3, 0.74, 0.46, 0.47, -0.33], dtype=torch.float64)
+
+    return lambda generator: {"score.weight": matrix(generator, 10, WIDTH)}, score
+
+
+def ldl(softmax: bool) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    """Twenty-two objectives of ten bins each."""
+    values = [f"regression_layer.network.{number}" for number in (0, 2, 4)]
+    gates = [f"gating_layer.network.{number}" for number in (0, 3, 6)]
+    leaky = torch.nn.functional.leaky_relu
+
+    def head(generator: torch.Generator) -> Tensors:
+        return layers(values, (WIDTH, 20, 20, 220))(generator) | layers(gates, (WIDTH, 20, 20, 22))(generator)
+
+    def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+        bins = torch.softmax(run(tensors, values, states[-1], leaky).reshape(22, 10), dim=1)
+        gate = run(tensors, gates, states[-1], leaky)
+        gate = torch.softmax(gate / 2.0, 0) if softmax else gate
+        return (gate @ bins) @ torch.linspace(0, 1, 10, dtype=torch.float64)
+
+    return head, score
+
+
+def steps() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    names = ["score.0", "score.2"]
+    make = layers(names, (WIDTH, WIDTH, 2))
+
+    def head(generator: torch.Generator) -> Tensors:
+        return {name: 0.5 * value for name, value in make(generator).items()}
+
+    def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
+        found = [run(tensors, names, states[i]) for i, token in enumerate(ids) if token == STEP]
+        return torch.stack([torch.softmax(logits, 0)[1] for logits in found]).prod()
+
+    return head, score
+
+
+def row_zero(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+    return tensors["lm_head.weight"][0] @ states[-1]
+
+
+def yes_or_no(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
+    return torch.softmax(tensors["lm_head.weight"][[17, 4]] @ states[-1], 0)[0]
+
+
+def classes(*names: str, remote: str | None = None, **fields: Any) -> dict[str, Any]:
+    auto_map = {"AutoModelForSequenceClassification": f"modeling_custom.{remote}"} if remote else None
+    return {"architectures": list(names) or None, "auto_map": auto_map, **fields}
+
+
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+_STANDARD = linear("score")
+_REGRESSION = linear("regression_head")
+_V_HEAD = linear("v_head")
+_MLP = mlp(("score.0", "score.2"), (WIDTH, WIDTH, 1))
+_LLAMA = {"vocab": 128_300, "marks": LLAMA_END_OF_PROMPT}
+
+
+def _none(_: torch.Generator) -> Tensors:
+    return {}
+
+
+CASES: tuple[RowCase, ...] = (
+    RowCase(
+        "nemotron-vocabulary", "Llama", _none, row_zero,
+        classes("LlamaForCausalLM"), folder="Llama-3.1-Nemotron-70B-Reward-HF",
+    ),
+    RowCase("vocabulary:17,4", "Qwen2", _none, yes_or_no, classes("Qwen2ForCausalLM")),
+    RowCase("urm-llama-3", "Llama", *urm_3(), classes("LlamaForSequenceClassification", num_labels=10),
+            folder="URM-LLaMa-3-8B"),
+    RowCase("urm", "Llama", *urm(), classes(
+        "LlamaForSequenceClassificationWithNormal_Weights", num_labels=10,
+        remote="LlamaForSequenceClassificationWithNormal_Weights")),
+    RowCase("armorm", "Llama", *armorm(LLAMA_END_OF_PROMPT), classes(
+        "LlamaForRewardModelWithGating", num_labels=19, num_objectives=19), **_LLAMA),
+    RowCase("qrm", "Llama", *qrm(LLAMA_END_OF_PROMPT, 5, 10.0), classes(
+        "LlamaForRewardModelWithGating", num_quantiles=5, num_objectives=19), **_LLAMA),
+    RowCase("qrm", "Gemma2", *qrm(GEMMA_END_OF_PROMPT, 3, 4.0), classes(
+        "Gemma2ForRewardModelWithGating", num_quantiles=3, gating_temperature=4.0),
+        vocab=2600, marks=GEMMA_END_OF_PROMPT),
+    RowCase("ldl", "Gemma2", *ldl(False), classes("LDLRewardModel27B", num_objectives=220),
+            side_files={"regression_layer.pt": "regression_layer.", "gating_layer.pt": "gating_layer."},
+            rename=lambda name: name),
+    RowCase("ldl", "Gemma2", *ldl(True), classes("LDLRewardModel27B", softmax=True, temperature=2.0),
+            side_files={"regression_layer.pt": "regression_layer.", "gating_layer.pt": "gating_layer."}),
+    RowCase("inf-orm", "Llama", *_MLP, classes("INFORMForSequenceClassification")),
+    RowCase("qwen2-prm", "Qwen2", *steps(), classes("Qwen2ForProcessRewardModel", num_labels=2),
+            vocab=151_700, marks=(STEP,)),
+    RowCase("qwen2-rm", "Qwen2", *_MLP, classes("Qwen2ForRewardModel", remote="Qwen2ForRewardModel")),
+    RowCase("grm-sftreg", "Llama", *mlp(("v_head.summary.0", "v_head.summary.2"), (WIDTH, 40, 1)), classes(
+        "GRewardModel", vhead_layer_type="mlp", vhead_num_layers=1, vhead_num_neurons=40)),
+    RowCase("grm-sftreg", "Gemma", *mlp(
+        [f"v_head.summary.{n}" for n in (0, 2, 4)], (WIDTH, 40, 40, 1)), classes("GRewardModel")),
+    RowCase("internlm2", "Llama", *_V_HEAD, classes(
+        "InternLM2ForRewardModel", remote="InternLM2ForRewardModel", model_type="internlm2", bias=False,
+        attention_bias=None, reward_token_id=92527, rope_parameters=None, rope_theta=1_000_000.0,
+        rope_scaling={"type": "dynamic", "factor": 2.0}), rename=internlm2_name,
+        options={"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
+    RowCase("starling", "Llama", *_V_HEAD, classes("LlamaForSequenceClassification"),
+            rename=lambda name: f"transformer.{name}"),
+    RowCase("starling", "Llama", *_V_HEAD, classes("LlamaForCausalLM"),
+            rename=lambda name: f"transformer.{name}", pickled=True, twice="model.model."),
+    RowCase("athene", "Llama", *_V_HEAD, classes("AtheneForSequenceClassification")),
+    RowCase("ultra-rm", "Llama", *_REGRESSION, classes("LlamaRewardModel"), pickled=True),
+    RowCase("eurus", "Mistral", *_REGRESSION, classes("EurusRewardModel", remote="EurusRewardModel")),
+    RowCase("value-head", "Qwen2", *linear("v_head.summary", bias=True), classes("Qwen2ForCausalLM"),
+            side_files={"value_head.safetensors": "v_head"}),
+    RowCase("value-head", "Mistral", *linear("v_head.summary", bias=True), classes("MistralForCausalLM"),
+            side_files={"value_head.bin": "v_head"}),
+    RowCase("openrlhf", "Llama", *linear("value_head"), classes("LLMForSequenceRegression")),
+    RowCase("openrlhf-prefix", "Llama", *_STANDARD, classes(
+        "LlamaForSequenceClassification", value_head_prefix="score", mean=0.5, std=2.0)),
+    RowCase("skywork-v2", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
+            folder="Skywork-Reward-V2-Llama-3.1-8B"),
+    RowCase("skywork-v2", "Qwen3", *_STANDARD, classes("Qwen3ForSequenceClassification", **ONE_LABEL),
+            folder="Skywork-Reward-V2-Qwen3-8B"),
+    RowCase("skywork-v1", "Gemma2", *_STANDARD, classes("Gemma2ForSequenceClassification", **ONE_LABEL),
+            folder="Skywork-Reward-Gemma-2-27B-v0.2"),
+    RowCase("skywork-v1", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
+            folder="Skywork-Reward-Llama-3.1-8B"),
+    RowCase("fsfairx", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
+            folder="FsfairX-LLaMA3-RM-v0.1"),
+    RowCase("offset-bias", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
+            folder="Llama-3-OffsetBias-RM-8B"),
+    RowCase("grm-finetuned", "Gemma2", *_STANDARD, classes("Gemma2ForSequenceClassification", **ONE_LABEL),
+            folder="GRM-gemma2-2B-rewardmodel-ft"),
+    RowCase("nemotron-classifier", "Qwen3", *_STANDARD, classes("Qwen3ForSequenceClassification", **ONE_LABEL),
+            folder="Qwen-3-Nemotron-32B-Reward"),
+    RowCase("tulu", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
+            folder="Llama-3.1-8B-Instruct-RM-RB2", pickled=True),
+    RowCase("linear", "Mistral", *_STANDARD, classes("MistralForSequenceClassification", **ONE_LABEL)),
+)  # fmt: skip
+
+
+def sequences(case: RowCase, *, seed: int) -> list[list[int]]:
+    """Three conversations of one comparison; in the first of two kinds the prompt's end is shared."""
+    rng = np.random.default_rng(seed)
+
+    def ids(count: int) -> list[int]:
+        return [int(x) for x in rng.integers(3, min(case.vocab, 250), count)]
+
+    shared = ids(20)
+    if case.row == "qwen2-prm":
+        shared[-4] = STEP
+        return [[*shared, 3 + k, *ids(4), STEP, *ids(3), STEP, *ids(k)] for k in range(3)]
+    if case.marks:
+        # An earlier turn's end in the middle; of odd seeds the conversations part before the last one.
+        shared[3 : 3 + len(case.marks)] = case.marks
+        if seed % 2:
+            return [[*shared, 3 + k, *case.marks, *ids(4 + k)] for k in range(3)]
+        return [[*shared, *case.marks, 3 + k, *ids(5 + k)] for k in range(3)]
+    return [[*shared, 3 + k, *ids(6 + k)] for k in range(3)]

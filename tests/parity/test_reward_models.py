@@ -1,0 +1,65 @@
+"""Every row of the registry: found by its files, and its scores against torch in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.checkpoints.layout import STANDARD
+from prb_jax.checkpoints.load import load_params
+from prb_jax.models.config import DecoderConfig
+from prb_jax.models.decoder import Params, score_tree
+from prb_jax.readouts.heads import Linear
+from prb_jax.readouts.registry import ROWS
+from prb_jax.readouts.resolve import resolve_model
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.tree import build_tree
+from tests.parity.reward_models import CASES, RowCase, sequences, write_case
+
+TOLERANCE = 1e-5
+
+
+def batch_of(conversations: list[list[list[int]]]) -> TreeBatch:
+    return make_batch([build_tree(three) for three in conversations], Bucket(32, 3, 24), batch=3)
+
+
+@functools.cache
+def program(config: DecoderConfig) -> Callable[[Params, TreeBatch], jax.Array]:
+    return jax.jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.dtype("float32")))
+
+
+def scores(folder: Path, config: DecoderConfig, conversations: list[list[list[int]]]) -> np.ndarray:
+    params, report = load_params(folder, config)
+    assert not set(report.ignored_keys) & set(report.used_keys)
+    # What tensors are called makes no difference to the program: rows share it.
+    head = Linear(bias=config.head.bias) if isinstance(config.head, Linear) else config.head
+    same = replace(config, head=head, layout=STANDARD, architectures=(), ignored_keys=())
+    found = program(same)(params, batch_of(conversations))
+    assert found.dtype == jnp.float32
+    assert found.shape[-1] == 1
+    return np.asarray(found)[..., 0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.row}-{case.body}-{n}" for n, case in enumerate(CASES)])
+def test_scores_of_a_row_equal_those_of_torch(case: RowCase, tmp_path: Path) -> None:
+    folder, reference = write_case(case, tmp_path)
+    asked = case.row if case.row.startswith("vocabulary:") else None
+    found = resolve_model(folder, name=str(folder), readout=asked)
+    assert found.row.name == case.row
+    conversations = [sequences(case, seed=seed) for seed in (1, 2)]
+    ours = scores(folder, found.config, conversations)
+    expected = [[reference(ids) for ids in three] for three in conversations]
+    np.testing.assert_allclose(ours[:2], expected, atol=TOLERANCE, rtol=0)
+    assert np.ptp(expected) > 1e-3
+
+
+def test_every_row_has_a_case() -> None:
+    assert {case.row for case in CASES} - {"vocabulary:17,4"} == set(ROWS)

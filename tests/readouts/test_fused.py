@@ -1,0 +1,68 @@
+"""Leaves that are some rows of a tensor: InternLM2's q, k, v, and rows of a vocabulary, whole and in shards."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from prb_jax.checkpoints.hf_map import leaf_maps
+from prb_jax.checkpoints.load import _fill
+from prb_jax.checkpoints.safetensors_reader import SliceReader, index_folder
+from prb_jax.readouts.resolve import resolve_model
+from tests.parity.reward_models import write_case
+from tests.readouts.checkpoints import case_of
+
+HEADS, KV_HEADS, SIZE, WIDTH = 4, 2, 8, 32
+
+
+def rows_of(name: str) -> list[int]:
+    """The rows of the fused matrix that hold q, k or v, one by one."""
+    groups = HEADS // KV_HEADS
+    if name == "q":
+        return [
+            (kv * (groups + 2) + query) * SIZE + i
+            for kv in range(KV_HEADS)
+            for query in range(groups)
+            for i in range(SIZE)
+        ]
+    last = {"k": groups, "v": groups + 1}[name]
+    return [(kv * (groups + 2) + last) * SIZE + i for kv in range(KV_HEADS) for i in range(SIZE)]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_every_part_of_a_fused_matrix(name: str, tmp_path: Path) -> None:
+    folder, _ = write_case(case_of("internlm2"), tmp_path)
+    config = resolve_model(folder).config
+    leaf = next(leaf for leaf in leaf_maps(config) if leaf.path == ("layers", name))
+    tensors = load_file(folder / "model.safetensors")
+    fused = [tensors[f"model.layers.{layer}.attention.wqkv.weight"] for layer in range(2)]
+    whole = np.stack([matrix[rows_of(name)].T for matrix in fused])
+    assert leaf.shape == whole.shape
+    columns = whole.shape[2]
+    parts = [(0, columns), (0, columns // 2), (columns // 2, columns), (3, columns - 5), (7, 9)]
+    with SliceReader(index_folder(folder)) as reader, ThreadPoolExecutor(2) as pool:
+        for layers in ((0, 2), (1, 2)):
+            for rows in ((0, WIDTH), (5, 21)):
+                for part in parts:
+                    region = tuple(slice(*bounds) for bounds in (layers, rows, part))
+                    buffer = np.full(
+                        [stop - start for start, stop in (layers, rows, part)], np.nan, np.float32
+                    )
+                    _fill(buffer, leaf, region, reader=reader, pool=pool)
+                    np.testing.assert_array_equal(buffer, whole[region])
+
+
+def test_rows_of_a_vocabulary(tmp_path: Path) -> None:
+    folder, _ = write_case(case_of("nemotron-vocabulary"), tmp_path)
+    config = resolve_model(folder, readout="vocabulary:17,4").config
+    (leaf,) = [leaf for leaf in leaf_maps(config) if leaf.path == ("score",)]
+    matrix = load_file(folder / "model.safetensors")["lm_head.weight"]
+    with SliceReader(index_folder(folder)) as reader, ThreadPoolExecutor(1) as pool:
+        buffer = np.zeros((WIDTH, 2), np.float32)
+        _fill(buffer, leaf, (slice(0, WIDTH), slice(0, 2)), reader=reader, pool=pool)
+        assert reader.bytes_read == 2 * WIDTH * 4
+    np.testing.assert_array_equal(buffer, matrix[[17, 4]].T)

@@ -1,0 +1,233 @@
+"""Reward models of other layouts from load to score: text rules, refusals, reports, conversion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import prb_jax as prb
+from prb_jax.cli import main
+from prb_jax.data.comparison import Message
+from prb_jax.report.load_report import inspect_model
+from prb_jax.text.rules import TextRules
+from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.training.convert import convert
+from tests import tiny_tokenizer as tiny
+from tests.parity.oracle import transformers_scores
+from tests.readouts.checkpoints import case_of, write_row
+from tests.scoring.records import record
+
+TOLERANCE = 1e-5
+CHAT = [Message("user", "Is it raining?"), Message("assistant", "It is.")]
+
+
+def assert_scores(model: prb.RewardModel, reference, comparison: prb.Comparison) -> None:
+    (tree,) = model.encode([comparison])
+    expected = [reference(tree.sequence(k).tolist()) for k in range(len(tree.responses))]
+    (found,) = model.score([comparison])
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+class TestText:
+    def test_a_last_token_is_put_behind_every_conversation(self, tmp_path: Path) -> None:
+        folder, reference = write_row("internlm2", tmp_path, config={"reward_token_id": 5})
+        model = prb.load(folder)
+        (tree,) = model.encode([record(1, 3)])
+        plain = load_tokenizer(folder)
+        assert [int(response[-1]) for response in tree.responses] == [5, 5, 5]
+        assert model.tokenizer.encode(CHAT) == [*plain.encode(CHAT), 5]
+        assert model.tokenizer.template_hash != plain.template_hash
+        assert_scores(model, reference, record(1, 3))
+
+    def test_not_where_it_stands_already(self, tmp_path: Path) -> None:
+        folder = tiny.write_tokenizer(tmp_path, template=tiny.CHAT.replace("<|end|>\\n", "<|end|>"))
+        end = load_tokenizer(folder).eos_token_id
+        rules = TextRules(append="given", append_id=end)
+        assert load_tokenizer(folder, rules=rules).encode(CHAT) == load_tokenizer(folder).encode(CHAT)
+
+    def test_a_tokenizer_without_that_token(self, tmp_path: Path) -> None:
+        folder, _ = write_row("athene", tmp_path)
+        with pytest.raises(prb.CheckpointError, match=r"id 128003\) that the tokenizer does not have"):
+            prb.load(folder)
+
+    def test_the_tokenizers_own_cls_token(self, tmp_path: Path) -> None:
+        folder, reference = write_row("athene", tmp_path)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"cls_token": tiny.START}))
+        model = prb.load(folder)
+        assert model.tokenizer.encode(CHAT)[-1] == model.tokenizer.tokenizer.cls_token_id
+        assert_scores(model, reference, record(1, 3))
+
+    @pytest.mark.parametrize("row", ["fsfairx", "skywork-v1", "tulu"])
+    def test_one_bos_where_template_and_tokenizer_both_write_one(self, row: str, tmp_path: Path) -> None:
+        folder, _ = write_row(row, tmp_path)
+        tiny.write_tokenizer(folder, template=tiny.CHAT_WITH_BOS, bos=True)
+        ids = load_tokenizer(folder).encode(CHAT)
+        assert ids.count(1) == 1
+        assert ids[0] == 1
+        assert "BOS" not in inspect_model(str(folder))["warnings"]
+
+    def test_an_empty_thought_in_the_last_turn(self, tmp_path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        folder, _ = write_row("nemotron-classifier", tmp_path, template=tiny.THINKING)
+        spoken = [{"role": message.role, "content": message.content} for message in CHAT]
+        theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(spoken, return_dict=False)
+        assert load_tokenizer(folder).encode(CHAT) == theirs
+        assert "thought" in inspect_model(str(folder))["example"]
+
+    def test_a_mark_behind_every_response(self, tmp_path: Path) -> None:
+        folder = tiny.write_tokenizer(tmp_path)
+        start = load_tokenizer(folder).tokenizer.convert_tokens_to_ids(tiny.START)
+        marked = load_tokenizer(folder, rules=TextRules(suffix=tiny.START, suffix_id=start))
+        again = [CHAT[0], Message("assistant", CHAT[1].content + tiny.START)]
+        assert marked.encode(CHAT) == marked.encode(again) == load_tokenizer(folder).encode(again)
+
+    def test_a_mark_that_the_tokenizer_does_not_know(self, tmp_path: Path) -> None:
+        folder, _ = write_row("qwen2-prm", tmp_path)
+        with pytest.raises(prb.CheckpointError, match=r"reads its reward at '<extra_0>' \(id 151651\)"):
+            prb.load(folder)
+
+    def test_a_template_for_a_tokenizer_without_one(self, tmp_path: Path) -> None:
+        folder, reference = write_row("ultra-rm", tmp_path, template=None)
+        model = prb.load(folder)
+        assert model.tokenizer.render([CHAT]) == [f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is."]
+        assert_scores(model, reference, record(2, 3))
+
+    def test_the_end_of_the_prompt_must_occur(self, tmp_path: Path) -> None:
+        folder, _ = write_row("armorm", tmp_path)
+        with pytest.raises(prb.DataError, match=r"'c1': response 0: the ids \[128009, .*do not occur"):
+            prb.load(folder).score([record(1)])
+
+
+def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
+    folder, reference = write_row("urm", tmp_path)
+    model = prb.load(folder, dtype="bfloat16")
+    assert {str(leaf.dtype) for leaf in model.params["head"].values()} == {"float32"}
+    assert str(model.params["embed"].dtype) == "bfloat16"
+    trees = model.encode([record(1, 3)])
+    rewards = model.score_fn(model.params, model.batch(trees))
+    assert (str(rewards.dtype), rewards.shape[1]) == ("float32", 3)
+    expected = [reference(trees[0].sequence(k).tolist()) for k in range(3)]
+    np.testing.assert_allclose(rewards[0], expected, atol=0.3)
+    assert model.identity()["readout"] == "urm"
+
+
+class TestReport:
+    def test_a_value_head_in_a_side_file(self, tmp_path: Path) -> None:
+        folder, _ = write_row("value-head", tmp_path)
+        facts = inspect_model(str(folder))
+        assert facts["readout"] == "value-head: linear, at the last token, logit"
+        assert facts["score head"].splitlines() == [
+            "v_head.summary.weight [1, 32] F32 in value_head.safetensors",
+            "v_head.summary.bias [1] F32 in value_head.safetensors",
+        ]
+        assert "v_head.summary.bias is added to every reward" in facts["warnings"]
+        assert "ids:" in facts["example"]
+
+    @pytest.mark.parametrize(
+        ("row", "reading"),
+        [
+            ("armorm", "19 objectives, at the last token, mixed by a gate read at the last ids [128009, "),
+            ("qrm", "19 objectives, each the mean of 5 quantiles, at the last token, mixed by a gate"),
+            ("ldl", "22 objectives, each the expectation over 10 bins, at the last token, mixed by a gate"),
+            ("urm", "5 objectives, each the mean of a normal distribution, at the last token"),
+            ("urm-llama-3", "5 objectives, each the mean of a normal distribution, at the last token, mixed by fixed"),
+            ("grm-sftreg", "2 linear layers, relu between, at the last token"),
+            ("nemotron-vocabulary", "logit of token 0 at the last token"),
+        ],
+    )  # fmt: skip
+    def test_what_a_head_does(self, row: str, reading: str, tmp_path: Path) -> None:
+        folder, _ = write_row(row, tmp_path)
+        facts = inspect_model(str(folder))
+        assert facts["readout"].startswith(f"{row}: {reading}")
+        assert facts["architecture"] == case_of(row).config["architectures"][0]
+        assert facts["config ignored"] == "none" or "quantiles" not in facts["config ignored"]
+        assert facts["score head"] != "none read"
+
+    def test_warnings(self, tmp_path: Path) -> None:
+        folder, _ = write_row("openrlhf-prefix", tmp_path, template=tiny.DATED, config={"pad_token_id": 3})
+        said = inspect_model(str(folder))["warnings"]
+        assert "pad equals eos (id 3)" in said
+        assert "prints today's date: it is fixed to 26 Jul 2024" in said
+        assert "writes a system turn of its own" in said
+        assert "normaliser of rewards: it is not applied" in said
+        assert "0 BOS" in said
+
+    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder, _ = write_row("starling", tmp_path)
+        assert main(["inspect", str(folder)]) == 0
+        assert "starling: linear" in capsys.readouterr().out
+
+
+class TestConvert:
+    @pytest.mark.parametrize("row", ["starling", "eurus", "openrlhf", "nemotron-vocabulary", "internlm2"])
+    def test_scores_stay_and_transformers_has_the_same(self, row: str, tmp_path: Path) -> None:
+        config = {"reward_token_id": 3} if row == "internlm2" else None
+        folder, _ = write_row(row, tmp_path, config=config)
+        target = convert(folder, tmp_path / "standard")
+        comparison = record(1, 3)
+        before, after = prb.load(folder), prb.load(target)
+        assert after.config.architectures[0].endswith("ForSequenceClassification")
+        assert "auto_map" not in json.loads((target / "config.json").read_text())
+        (old,), (new,) = before.score([comparison]), after.score([comparison])
+        np.testing.assert_array_equal(old, new)
+        (tree,), (same,) = before.encode([comparison]), after.encode([comparison])
+        ids = [tree.sequence(k).tolist() for k in range(3)]
+        assert ids == [same.sequence(k).tolist() for k in range(3)]
+        np.testing.assert_allclose(new, transformers_scores(target, ids)[:, 0], atol=TOLERANCE, rtol=0)
+
+    def test_a_bias_has_no_place(self, tmp_path: Path) -> None:
+        folder, _ = write_row("value-head", tmp_path)
+        with pytest.raises(prb.CheckpointError, match=r"a bias of \[.*\], which no .*--drop-bias"):
+            convert(folder, tmp_path / "standard")
+        assert not (tmp_path / "standard").exists()
+        assert main(["convert", str(folder), str(tmp_path / "standard"), "--drop-bias"]) == 0
+        from safetensors.numpy import load_file
+
+        bias = load_file(folder / "value_head.safetensors")["v_head.summary.bias"]
+        (old,) = prb.load(folder).score([record(1, 3)])
+        (new,) = prb.load(tmp_path / "standard").score([record(1, 3)])
+        np.testing.assert_allclose(old, new + bias, atol=1e-6)
+
+    def test_a_bias_of_zero_is_none(self, tmp_path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        folder, _ = write_row("value-head", tmp_path)
+        path = folder / "value_head.safetensors"
+        save_file({**load_file(path), "v_head.summary.bias": torch.zeros(1)}, path)
+        target = convert(folder, tmp_path / "standard")
+        (old,), (new,) = prb.load(folder).score([record(1)]), prb.load(target).score([record(1)])
+        np.testing.assert_array_equal(old, new)
+
+    @pytest.mark.parametrize("row", ["skywork-v2", "linear", "eurus"])
+    def test_to_a_value_head_and_back(self, row: str, tmp_path: Path) -> None:
+        from safetensors.numpy import load_file
+        from transformers import AutoModelForCausalLM
+
+        folder, reference = write_row(row, tmp_path)
+        value = tmp_path / "value"
+        assert main(["convert", str(folder), str(value), "--layout", "value-head"]) == 0
+        back = convert(value, tmp_path / "back")
+        models = [prb.load(place) for place in (folder, value, back)]
+        (first,), (second,), (third,) = (model.score([record(1, 3)]) for model in models)
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_array_equal(first, third)
+        # The language model's class reads the body, and the head is where TRL looks for it.
+        tensors = load_file(value / "model.safetensors")
+        body = AutoModelForCausalLM.from_pretrained(value).eval()
+        (tree,) = models[0].encode([record(1, 3)])
+        ids = tree.sequence(0).tolist()
+        with torch.inference_mode():
+            state = body.model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
+        found = tensors["v_head.summary.weight"] @ state + tensors["v_head.summary.bias"]
+        np.testing.assert_allclose(found, reference(ids), atol=TOLERANCE)
+
+    def test_other_heads_have_no_standard_form(self, tmp_path: Path) -> None:
+        folder, _ = write_row("grm-sftreg", tmp_path)
+        with pytest.raises(prb.CheckpointError, match="'grm-sftreg' is not a linear head"):
+            convert(folder, tmp_path / "standard")

@@ -1,0 +1,174 @@
+"""How a folder's read-out is found, and what is refused with which remedy."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prb_jax.checkpoints.load import inspect_checkpoint
+from prb_jax.checkpoints.locate import fingerprint
+from prb_jax.errors import CheckpointError
+from prb_jax.readouts.registry import REGISTRY, ROWS
+from prb_jax.readouts.resolve import class_names, resolve_model
+from tests.parity.reward_models import write_case
+from tests.readouts.checkpoints import case_of
+
+
+def write(row: str, root: Path) -> Path:
+    return write_case(case_of(row), root)[0]
+
+
+def edit(folder: Path, *, drop: tuple[str, ...] = (), put: dict[str, Any] | None = None) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors = {k: v for k, v in tensors.items() if not any(fnmatch.fnmatch(k, name) for name in drop)}
+    save_file({**tensors, **(put or {})}, path, metadata={"format": "pt"})
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    raw = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(raw))
+
+
+def test_names_are_unique() -> None:
+    assert len(ROWS) == len(REGISTRY)
+
+
+def test_side_files_are_fetched_and_fingerprinted(tmp_path: Path) -> None:
+    for row in REGISTRY:
+        for name, _ in row.layout.side_files:
+            (tmp_path / name).write_bytes(name.encode())
+            assert name in fingerprint(tmp_path)
+
+
+def test_classes_of_remote_code_count_and_are_never_imported() -> None:
+    raw = {
+        "architectures": ["A"],
+        "auto_map": {"AutoConfig": "configuration_x.B", "AutoModel": ["org/repo--modeling_x.C", None]},
+    }
+    assert class_names(raw) == {"A", "B", "C"}
+    assert class_names({"architectures": None}) == frozenset()
+
+
+def test_a_row_by_its_remote_class_alone(tmp_path: Path) -> None:
+    folder = write("eurus", tmp_path)
+    configure(folder, architectures=None)
+    assert resolve_model(folder).row.name == "eurus"
+
+
+@pytest.mark.parametrize(
+    ("row", "tensor", "message"),
+    [
+        ("inf-orm", "score.2.*", r"'score\.0\.weight', the last of 'score': expected 1 outputs, found 32"),
+        ("qwen2-rm", "score.0.weight", r"'score\.0\.weight' of the read-out 'qwen2-rm' is missing"),
+        ("athene", "v_head.weight", r"'v_head\.weight' of the read-out 'athene' is missing .* random: get the whole"),
+        ("grm-sftreg", "v_head.summary.2.weight", r"'v_head\.summary\.2\.weight' of .* 'grm-sftreg' is missing"),
+        ("nemotron-vocabulary", "lm_head.weight", r"reads rows of 'lm_head\.weight', which is missing"),
+        ("urm", "weights.fc.4.*", r"'weights\.fc\.2\.weight', .*expected 5 outputs, found 32"),
+        ("armorm", "gating.layers.3.*", r"'gating\.layers\.2\.weight', .*expected 19 outputs, found 24"),
+        ("qrm", "gating.layers.2.running_var", r"'gating\.layers\.2\.running_var' of the read-out 'qrm' is missing"),
+    ],
+)  # fmt: skip
+def test_a_head_that_is_not_whole(row: str, tensor: str, message: str, tmp_path: Path) -> None:
+    folder = write(row, tmp_path)
+    edit(folder, drop=(tensor,))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        resolve_model(folder, name=str(folder))
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("row", ["ldl", "value-head"])
+def test_a_side_file_that_is_not_there(row: str, tmp_path: Path) -> None:
+    folder = write(row, tmp_path)
+    for name in case_of(row).side_files:
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=r"unknown architecture 'LDLRew|'Qwen2ForCausalLM' is a causal"):
+        resolve_model(folder)
+    if row == "ldl":
+        with pytest.raises(
+            CheckpointError, match=r"row 'ldl', .*\(in regression_layer\.pt, gating_layer\.pt\)"
+        ):
+            resolve_model(folder, name="ShikaiChen/LDL-Reward-Gemma-2-27B-v0.1")
+
+
+def test_a_tensor_without_a_place(tmp_path: Path) -> None:
+    folder = write("athene", tmp_path)
+    edit(folder, put={"extra_head.weight": np.ones((1, 32), np.float32)})
+    with pytest.raises(CheckpointError, match=r"1 that llama has no place for: 'extra_head\.weight'"):
+        inspect_checkpoint(folder, resolve_model(folder).config)
+
+
+def test_several_outputs_where_a_row_has_one(tmp_path: Path) -> None:
+    folder = write("athene", tmp_path)
+    edit(folder, put={"v_head.weight": np.ones((2, 32), np.float32)})
+    with pytest.raises(
+        CheckpointError, match=r"'v_head\.weight' .*: expected shape \[1, 32\], found \[2, 32\]"
+    ):
+        resolve_model(folder)
+
+
+def test_config_and_head_must_agree(tmp_path: Path) -> None:
+    folder = write("grm-sftreg", tmp_path / "grm")
+    configure(folder, vhead_num_layers=2)
+    with pytest.raises(
+        CheckpointError, match=r"has 1 hidden layers, but config.json says vhead_num_layers=2"
+    ):
+        resolve_model(folder)
+    folder = write("qrm", tmp_path / "qrm")
+    configure(folder, num_quantiles=4)
+    with pytest.raises(CheckpointError, match=r"95 outputs: expected a multiple of the 4 numbers"):
+        resolve_model(folder)
+
+
+def test_a_head_of_its_own_goes_before_one_beside_it(tmp_path: Path) -> None:
+    folder = write("skywork-v2", tmp_path)
+    save_file({"v_head.summary.weight": np.ones((1, 32), np.float32)}, folder / "value_head.safetensors")
+    found = resolve_model(folder, name=str(folder))
+    assert found.row.name == "skywork-v2"
+    assert inspect_checkpoint(folder, found.config).head == "score.weight [1, 32] F32"
+
+
+def test_named_read_outs(tmp_path: Path) -> None:
+    folder = write("nemotron-vocabulary", tmp_path)
+    moved = folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"causal language model.*--readout vocabulary:ID"):
+        resolve_model(moved, name=str(moved))
+    assert resolve_model(moved, readout="nemotron-vocabulary").config.head.tokens == (0,)  # pyright: ignore
+    assert resolve_model(moved, readout="vocabulary:3,9").config.head.tokens == (3, 9)  # pyright: ignore
+    hub = resolve_model(moved, name="nvidia/Llama-3.1-Nemotron-70B-Reward-HF")
+    assert hub.row.name == "nemotron-vocabulary"
+    with pytest.raises(CheckpointError, match=r"reads rows \[9999\], but 'lm_head\.weight' has 256"):
+        resolve_model(moved, readout="vocabulary:9999")
+    with pytest.raises(CheckpointError, match=r"unknown readout 'mean': expected one of logit, .*armorm"):
+        resolve_model(moved, readout="mean")
+
+
+def test_a_tied_vocabulary(tmp_path: Path) -> None:
+    folder = write("nemotron-vocabulary", tmp_path)
+    edit(folder, drop=("lm_head.weight",))
+    configure(folder, tie_word_embeddings=True)
+    found = resolve_model(folder, name=str(folder))
+    assert inspect_checkpoint(folder, found.config).head == "model.embed_tokens.weight [256, 32] F32"
+
+
+def test_an_unknown_class_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = write("openrlhf", tmp_path)
+    configure(folder, architectures=["LlamaForMyReward"])
+    with pytest.raises(
+        CheckpointError, match=r"unknown architecture 'LlamaForMyReward'.*name the row with --readout"
+    ):
+        resolve_model(folder)
+    found = resolve_model(folder, readout="openrlhf")
+    assert inspect_checkpoint(folder, found.config).head == "value_head.weight [1, 32] F32"
+
+
+def test_the_readme_lists_every_row_with_its_models() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    for row in REGISTRY:
+        assert f"| `{row.name}` | {', '.join(row.models)} | " in text
