@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prb_jax.checkpoints.layout import STANDARD, Layout
-from prb_jax.readouts.heads import LINEAR, Gated, Head, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.gated import Gated
+from prb_jax.readouts.heads import LINEAR, Head, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.layers import Stack
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 

@@ -11,7 +11,8 @@ from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.readout import choose_readout
-from prb_jax.readouts.heads import Gated, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.gated import Gated
+from prb_jax.readouts.heads import Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
