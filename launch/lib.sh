@@ -133,7 +133,9 @@ tpu_ready() {
 tpu_ssh() {
   local worker=$1
   shift
-  run "${TPU_TRACK[@]}" compute tpus tpu-vm ssh "$NAME" "${TPU_SSH[@]}" "--worker=$worker" "--command=$(quote "$@")"
+  # A machine that was taken away says nothing more: the connection ends after three minutes of silence.
+  run "${TPU_TRACK[@]}" compute tpus tpu-vm ssh "$NAME" "${TPU_SSH[@]}" \
+    --ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=6 "--worker=$worker" "--command=$(quote "$@")"
 }
 
 # A file to the same place on all workers; relative places are below the home folder.

@@ -11,6 +11,7 @@ WHERE = ("--name", "pod", "--zone", "us-east5-a", "--project", "my-project")
 AT = "--zone=us-east5-a --project=my-project"
 SCOPES = "--scopes=https://www.googleapis.com/auth/cloud-platform"
 SSH = f"gcloud compute tpus tpu-vm ssh pod {AT} --quiet"
+ALIVE = "--ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=6"
 WORKER = "prb_jax/launch/worker.sh"
 AWKWARD = ["it's", 'a "b" c', "$HOME `date`", "back\\slash", "two\nlines", "*", "", "-- x"]
 
@@ -95,9 +96,9 @@ def test_setup_prints(stubs: Stubs):
     assert printed[:4] == [
         "# the checkout as prb_jax.tar.gz",
         f"gcloud compute tpus tpu-vm scp prb_jax.tar.gz pod:prb_jax.tar.gz {AT} --quiet --internal-ip --worker=all",
-        f"{SSH} --internal-ip --worker=all "
+        f"{SSH} --internal-ip {ALIVE} --worker=all "
         r"'--command=bash -c '\''mkdir -p prb_jax && tar -xzf prb_jax.tar.gz -C prb_jax'\'''",
-        f"{SSH} --internal-ip --worker=all '--command={WORKER} setup --extra tpu --bucket b'",
+        f"{SSH} --internal-ip {ALIVE} --worker=all '--command={WORKER} setup --extra tpu --bucket b'",
     ]
     assert "jax.distributed.initialize()" in printed[4]
     assert len(printed) == 5
@@ -117,7 +118,7 @@ def test_worker_setup_prints(stubs: Stubs):
 def test_run_and_job_print(stubs: Stubs):
     command = ("prb", "train", "configs/bt_user_blind.py", "--out", "/mnt/prb/a b", "--distributed")
     assert stubs.printed("tpu_run.sh", *WHERE, "--connect", "iap", "--", *command) == [
-        f"gcloud alpha compute tpus tpu-vm ssh pod {AT} --quiet --tunnel-through-iap --worker={line}"
+        f"gcloud alpha compute tpus tpu-vm ssh pod {AT} --quiet --tunnel-through-iap {ALIVE} --worker={line}"
         for line in (
             rf"all '--command={WORKER} start prb -- prb train configs/bt_user_blind.py --out '\''/mnt/prb/a b'\'' "
             "--distributed'",
@@ -126,10 +127,10 @@ def test_run_and_job_print(stubs: Stubs):
         )
     ]
     for verb, expected in {
-        "status": f"{SSH} --worker=all '--command={WORKER} report x'",
-        "log": f"{SSH} --worker=3 '--command={WORKER} log x 9'",
-        "follow": f"{SSH} --worker=3 '--command={WORKER} follow x'",
-        "stop": f"{SSH} --worker=all '--command={WORKER} stop x'",
+        "status": f"{SSH} {ALIVE} --worker=all '--command={WORKER} report x'",
+        "log": f"{SSH} {ALIVE} --worker=3 '--command={WORKER} log x 9'",
+        "follow": f"{SSH} {ALIVE} --worker=3 '--command={WORKER} follow x'",
+        "stop": f"{SSH} {ALIVE} --worker=all '--command={WORKER} stop x'",
     }.items():
         words = (verb, *WHERE, "--job", "x", "--worker", "3", "--lines", "9")
         assert stubs.printed("tpu_job.sh", *words) == [expected]
