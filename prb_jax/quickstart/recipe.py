@@ -65,15 +65,15 @@ class Recipe:
       seed: of weights, profiles and order.
     """
 
-    hidden_size: int = 64
+    hidden_size: int = 32
     intermediate_size: int = 128
     layers: int = 1
     heads: int = 2
     vocab_size: int = 4096
-    user_blind: Schedule = Schedule(steps=600, learning_rate=5e-3)
-    persona: Schedule = Schedule(steps=1200, learning_rate=1e-2)
-    profiles: int = 3
-    generic_repeats: int = 2
+    user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
+    persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128)
+    profiles: int = 6
+    generic_repeats: int = 1
     limit: int | None = None
     seed: int = 0
 
