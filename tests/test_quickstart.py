@@ -81,24 +81,27 @@ def test_only_the_persona_model_sees_profiles(result):
     assert all(pair.profile and not pair.narrative and not pair.rubric_aspects for pair in pairs)
 
 
-def test_further_copies_of_a_pair_show_other_profiles_of_the_same_user():
+def test_further_copies_of_a_pair_show_other_profiles():
+    """A personalised pair those of its user, a generic one anybody's."""
     train, generic = load_part("train")[:300], load_part("generic-train")[:50]
-    recipe = Recipe(profiles=2, generic_repeats=1)
+    recipe = Recipe(profiles=3, generic_repeats=1)
     pairs = training_pairs(train, generic, recipe)
-    assert len(pairs) == len({pair.id for pair in pairs}) == 2 * 350
+    assert len(pairs) == len({pair.id for pair in pairs}) == 3 * 350
     assert pairs == training_pairs(train, generic, recipe)
-    own = {pair.id: pair for pair in train}
+    sources = {pair.id: pair for pair in (*train, *generic)}
     shown = {}
-    for pair in (*train, *generic):
+    for pair in sources.values():
         shown.setdefault(pair.user_id, set()).update(post.id for post in pair.profile)
-    changed = 0
+    changed, foreign = 0, 0
     for pair in pairs:
-        assert {post.id for post in pair.profile} <= shown[pair.user_id]
-        source = own.get(pair.id.removesuffix("-1"))
-        if source is not None:
-            assert (pair.responses, pair.labels) == (source.responses, source.labels)
-            changed += pair.profile != source.profile
-    assert changed > 250
+        source = sources[pair.id.removesuffix("-1").removesuffix("-2")]
+        assert (pair.responses, pair.labels) == (source.responses, source.labels)
+        changed += pair.profile != source.profile
+        other = not {post.id for post in pair.profile} <= shown[pair.user_id]
+        assert not (other and pair.id.startswith("train"))
+        foreign += other
+    assert changed > 500
+    assert foreign > 80
 
 
 def test_the_report_says_what_was_done(result):

@@ -25,6 +25,7 @@ from prb_jax.quickstart.recipe import (
     Recipe,
     make_start,
     training_pairs,
+    without_profiles,
     write_config,
     write_pairs,
 )
@@ -113,7 +114,7 @@ class _Steps:
             personal, generic = (load(part)[: self.recipe.limit] for part in ("train", "generic-train"))
             with writing(self.folder):
                 make_start(self.folder / START, [*personal, *generic], self.recipe)
-                data = {USER_BLIND: [*personal, *generic]}
+                data = {USER_BLIND: without_profiles([*personal, *generic])}
                 data[PERSONA] = training_pairs(personal, generic, self.recipe)
                 for name, pairs in data.items():
                     write_pairs(self.folder / DATA / f"{name}.jsonl.gz", pairs)
