@@ -11,6 +11,7 @@ from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
 from prb_jax.quickstart.recipe import training_pairs
 from prb_jax.training.config import load_settings
 
+PAIRS = 40
 TINY = Recipe(
     hidden_size=16,
     intermediate_size=16,
@@ -19,7 +20,7 @@ TINY = Recipe(
     user_blind=Schedule(steps=3, learning_rate=1e-3, comparisons=8),
     persona=Schedule(steps=3, learning_rate=1e-3, comparisons=8),
     profiles=2,
-    limit=40,
+    limit=PAIRS,
 )
 FIGURES = {
     "generic_accuracy",
@@ -49,7 +50,7 @@ def test_the_summary_has_the_figures_of_every_model(result):
         low, high = figures["generic_accuracy_ci95"]
         assert low <= figures["generic_accuracy"] <= high
         assert 0 < figures["ms_per_pair"] < 1000
-        assert figures["train_pairs"] == (0 if name in baselines else 80)
+        assert figures["train_pairs"] == (0 if name in baselines else 2 * PAIRS)
     blind, aware = summary["bounds"].values()
     assert max(blind.values()) <= 0.62
     assert min(aware.values()) >= 0.95
@@ -61,7 +62,7 @@ def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
         run = json.loads((scores / "run.json").read_text())
         assert run["inputs"]["profile_posts"] == posts
         rows = [json.loads(line) for line in (scores / "scores.jsonl").read_text().splitlines()]
-        assert len(rows) == 3 * TINY.limit
+        assert len(rows) == 3 * PAIRS
         settings = load_settings(result.out / f"{name}.py")
         assert settings.shown_posts == posts
         record = json.loads((result.out / name / "train.json").read_text())

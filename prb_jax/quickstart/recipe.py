@@ -74,8 +74,8 @@ class Recipe:
     heads: int = 2
     vocab_size: int = 4096
     user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
-    persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128)
-    profiles: int = 6
+    persona: Schedule = Schedule(steps=700, learning_rate=1e-2, comparisons=128)
+    profiles: int = 8
     generic_repeats: int = 2
     limit: int | None = None
     seed: int = 0
