@@ -427,18 +427,29 @@ def _rank_profiles(options: argparse.Namespace) -> int:
 
 def _add_quickstart(verbs: argparse._SubParsersAction) -> None:
     sub = _add_verb(
-        verbs, "quickstart", _quickstart, about="the baselines on the generated benchmark: the first table"
+        verbs,
+        "quickstart",
+        _quickstart,
+        about="train two small reward models on the generated benchmark, evaluate them and the baselines: the first "
+        "table, in minutes on two CPU cores; the same command continues it",
     )
-    sub.set_defaults(after_interrupt="the same command starts it again")
+    sub.set_defaults(after_interrupt="what was finished is kept: the same command continues")
     sub.add_argument("--out", metavar="DIR", default="runs/quickstart", help="default: runs/quickstart")
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def _quickstart(options: argparse.Namespace) -> int:
+    if options.own_process:
+        _hide_torch()
+    _prepare_jax(distributed=False)
     from prb_jax.quickstart import quickstart, quickstart_table
 
-    result = quickstart(out=options.out)
-    _print(quickstart_table(result.summary))
-    print(f"written to {result.path}")
+    result = quickstart(out=options.out, progress=not options.no_progress, command=options.command)
+    if result.stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    if result.stopped_by is None:
+        _print(quickstart_table(result.summary))
+        print(f"written to {result.report} and {result.path}")
     return 0
 
 

@@ -1,40 +1,138 @@
-"""The first table."""
+"""The quickstart, end to end with a tiny recipe; what its models learn in full is measured, not tested here."""
 
 import json
+import shutil
 
 import pytest
 
-from prb_jax import RunError, cli, evaluate, read_comparisons
-from prb_jax.quickstart import quickstart
+from prb_jax import RunError, cli, evaluate, load, read_comparisons
+from prb_jax.data.personas import load as load_part
+from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
+from prb_jax.quickstart.recipe import training_pairs
+from prb_jax.training.config import load_settings
+
+PAIRS = 40
+TINY = Recipe(
+    hidden_size=16,
+    intermediate_size=16,
+    heads=2,
+    vocab_size=400,
+    user_blind=Schedule(steps=3, learning_rate=1e-3, comparisons=8),
+    persona=Schedule(steps=3, learning_rate=1e-3, comparisons=8),
+    profiles=2,
+    limit=PAIRS,
+)
+FIGURES = {
+    "generic_accuracy",
+    "personalised_accuracy_seen",
+    "personalised_accuracy_unseen",
+    "coverage",
+    "train_pairs",
+    "ms_per_pair",
+}
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return quickstart(out=tmp_path_factory.mktemp("runs") / "a" / "quickstart")
+    return quickstart(out=tmp_path_factory.mktemp("runs") / "a" / "quickstart", recipe=TINY, progress=False)
 
 
-def test_the_baselines_are_at_chance_on_personalised_pairs(result):
-    models = result.summary["models"]
-    assert list(models) == ["baseline:length", "baseline:random", "baseline:profile-overlap"]
-    for name in ("baseline:length", "baseline:random"):
-        for key in ("personalised_accuracy_seen", "personalised_accuracy_unseen"):
-            assert 0.4 < models[name][key] < 0.6
-            low, high = models[name][f"{key}_ci95"]
-            assert low < models[name][key] < high
-        assert 0 <= models[name]["coverage"] < 0.3
-        assert models[name]["train_pairs"] == 0
-        assert 0 < models[name]["ms_per_pair"] < 50
-
-
-def test_the_bounds_are_those_of_the_benchmark(result):
-    blind, aware = result.summary["bounds"].values()
+def test_the_summary_has_the_figures_of_every_model(result):
+    summary = json.loads(result.path.read_text())
+    assert summary == result.summary
+    models = summary["models"]
+    baselines = ["baseline:length", "baseline:random", "baseline:profile-overlap"]
+    assert list(models) == ["user_blind", "persona", *baselines]
+    for name, figures in models.items():
+        assert set(figures) >= FIGURES
+        for key in FIGURES - {"ms_per_pair", "train_pairs"}:
+            assert 0 <= figures[key] <= 1
+        low, high = figures["generic_accuracy_ci95"]
+        assert low <= figures["generic_accuracy"] <= high
+        assert 0 < figures["ms_per_pair"] < 1000
+        assert figures["train_pairs"] == (0 if name in baselines else 2 * PAIRS)
+    blind, aware = summary["bounds"].values()
     assert max(blind.values()) <= 0.62
     assert min(aware.values()) >= 0.95
-    assert blind.keys() <= result.summary["models"]["baseline:length"].keys()
 
 
-def test_the_file_is_the_summary(result):
-    assert json.loads(result.path.read_text()) == result.summary
+def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
+    for name, posts in (("user_blind", 0), ("persona", 10)):
+        scores = result.out / "scores" / name
+        run = json.loads((scores / "run.json").read_text())
+        assert run["inputs"]["profile_posts"] == posts
+        rows = [json.loads(line) for line in (scores / "scores.jsonl").read_text().splitlines()]
+        assert len(rows) == 3 * PAIRS
+        settings = load_settings(result.out / f"{name}.py")
+        assert settings.shown_posts == posts
+        record = json.loads((result.out / name / "train.json").read_text())
+        assert record["inputs"]["settings"]["steps"] == settings.steps == 3
+        model = load(result.out / name)
+        (score,) = model.score(load_part("generic-test")[:1], profile_posts=posts)
+        assert score.tolist() == pytest.approx(rows[0]["scores"], rel=1e-5)
+
+
+def test_only_the_persona_model_sees_profiles(result):
+    model = load(result.out / "persona")
+    text = model.tokenizer.tokenizer.decode(
+        model.encode(load_part("test-seen")[:1], profile_posts=10)[0].prefix
+    )
+    assert "what this user wrote before" in text
+    pairs = read_comparisons(result.out / "data" / "persona.jsonl.gz")
+    assert all(pair.profile and not pair.narrative and not pair.rubric_aspects for pair in pairs)
+
+
+def test_further_copies_of_a_pair_show_other_profiles():
+    """A personalised pair those of its user, a generic one anybody's."""
+    train, generic = load_part("train")[:300], load_part("generic-train")[:50]
+    recipe = Recipe(profiles=3, generic_repeats=1)
+    pairs = training_pairs(train, generic, recipe)
+    assert len(pairs) == len({pair.id for pair in pairs}) == 3 * 350
+    assert pairs == training_pairs(train, generic, recipe)
+    sources = {pair.id: pair for pair in (*train, *generic)}
+    shown = {}
+    for pair in sources.values():
+        shown.setdefault(pair.user_id, set()).update(post.id for post in pair.profile)
+    changed, foreign = 0, 0
+    for pair in pairs:
+        source = sources[pair.id.removesuffix("-1").removesuffix("-2")]
+        assert (pair.responses, pair.labels) == (source.responses, source.labels)
+        changed += pair.profile != source.profile
+        other = not {post.id for post in pair.profile} <= shown[pair.user_id]
+        assert not (other and pair.id.startswith("train"))
+        foreign += other
+    assert changed > 500
+    assert foreign > 80
+
+
+def test_the_report_says_what_was_done(result):
+    page = result.report.read_text()
+    for text in ("| trained, user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known"):
+        assert text in page
+
+
+def test_a_finished_one_is_read_and_a_killed_one_continued(result, tmp_path):
+    again = quickstart(out=result.out, recipe=TINY, progress=False)
+    assert again.summary == result.summary
+    copy = shutil.copytree(result.out, tmp_path / "copy")
+    (copy / "summary.json").unlink()
+    shutil.rmtree(copy / "scores" / "persona")
+    before = (copy / "persona" / "model" / "model.safetensors").stat().st_mtime_ns
+    continued = quickstart(out=copy, recipe=TINY, progress=False)
+    assert (copy / "persona" / "model" / "model.safetensors").stat().st_mtime_ns == before
+
+    def accuracies(summary):
+        return {
+            name: {key: value for key, value in figures.items() if key != "ms_per_pair"}
+            for name, figures in summary["models"].items()
+        }
+
+    assert accuracies(continued.summary) == accuracies(result.summary)
+
+
+def test_another_recipe_is_refused(result):
+    with pytest.raises(RunError, match=r"recipe\.persona\.steps: 3 -> "):
+        quickstart(out=result.out, progress=False)
 
 
 def test_an_evaluation_is_not_overwritten(tmp_path):
@@ -42,15 +140,28 @@ def test_an_evaluation_is_not_overwritten(tmp_path):
     (tmp_path / "d.jsonl").write_text(json.dumps(pair))
     evaluate("baseline:length", tmp_path / "d.jsonl", out=tmp_path / "run", progress=False)
     with pytest.raises(RunError, match="holds another run"):
-        quickstart(out=tmp_path / "run")
+        quickstart(out=tmp_path / "run", progress=False)
+    with pytest.raises(RunError, match="is a file"):
+        quickstart(out=tmp_path / "d.jsonl", progress=False)
 
 
-def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+def test_a_record_that_is_none_is_refused(tmp_path):
+    (tmp_path / "quickstart.json").write_text("{")
+    with pytest.raises(RunError, match="not JSON"):
+        quickstart(out=tmp_path, progress=False)
+    (tmp_path / "quickstart.json").write_text('{"kind": "x"}')
+    with pytest.raises(RunError, match="not of `prb quickstart`"):
+        quickstart(out=tmp_path, progress=False)
+
+
+def test_from_the_command_line(result, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    assert cli.main(["quickstart", "--out", str(tmp_path / "q")]) == 0
+    monkeypatch.setattr("prb_jax.quickstart.command.Recipe", lambda: TINY)
+    assert cli.main(["quickstart", "--out", str(result.out)]) == 0
     shown = capsys.readouterr().out
-    for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json"):
+    for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json", "report.md"):
         assert text in shown
+    assert quickstart_table(result.summary).row_count == 7
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):

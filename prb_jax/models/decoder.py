@@ -21,10 +21,12 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.attention import ATTENTION_RESULTS, TreeLayout, blockwise_attention
+from prb_jax.models.attention_reads import attend_from_reads, take_places
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
+from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.states import TreeStates
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
@@ -138,10 +140,15 @@ def decode_tree(
     lora_scale: float = 1.0,
     remat: str = "none",
     soft_prompt: jax.Array | None = None,
+    places: jax.Array | None = None,
 ) -> jax.Array:
     """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``.
 
-    Arguments as of :func:`score_tree`.
+    Arguments as of :func:`score_tree`, and
+
+    Args:
+        places: int32 [B, K], one in every response: only their states are returned, [B, K, D]. A model of
+            a single layer then computes queries, attention and mlp at these places only.
     """
     layout = layout_of(batch)
     constrain = constrainer(mesh)
@@ -171,6 +178,17 @@ def decode_tree(
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
 
+    # With more layers the last one could be cut down likewise, for 1/L of the time, but only by taking
+    # its weights out of the stack, which copies the stack.
+    if places is not None and config.num_hidden_layers == 1 and attention is blockwise_attention:
+        slides_only = any(slides)
+        attend = functools.partial(attend_from_reads, places=places, window=window if slides_only else None)
+        only = functools.partial(
+            layer, angles=sliding_angles if slides_only else angles, attend=attend, places=places
+        )
+        weights = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+        return rematerialised(only, remat)(x, weights)
+
     def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
         weights, is_sliding = inputs
 
@@ -183,7 +201,7 @@ def decode_tree(
         return run(any(slides), x), None
 
     x, _ = lax.scan(rematerialised(body, remat), x, (params["layers"], jnp.asarray(slides)))
-    return x
+    return x if places is None else take_places(x, places)
 
 
 def rematerialised(body: Callable[..., Any], policy: str) -> Callable[..., Any]:
@@ -233,8 +251,9 @@ def _layer(
     attend: Attention,
     constrain: Constrain,
     lora_scale: float,
+    places: jax.Array | None = None,
 ) -> jax.Array:
-    """One layer: x [B, T, D], w its parameters without the layer axis."""
+    """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given."""
     norm = functools.partial(
         rms_norm,
         eps=config.rms_norm_eps,
@@ -246,12 +265,17 @@ def _layer(
 
     project = functools.partial(adapted_project, weights=w, scale=lora_scale)
     y = norm(x, w["input_norm"])
-    q = project(y, name="q").reshape(rows, tokens, heads, head_dim)
     k = project(y, name="k").reshape(rows, tokens, kv_heads, head_dim)
     v = project(y, name="v").reshape(rows, tokens, kv_heads, head_dim)
+    query_angles = angles
+    if places is not None:
+        x, y = take_places(x, places), take_places(y, places)
+        query_angles = tuple(take_places(angle, places) for angle in angles)
+        tokens = places.shape[1]
+    q = project(y, name="q").reshape(rows, tokens, heads, head_dim)
     if config.qk_norm:  # before rope
         q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
-    q = rotate(q, *angles, scale=config.attention_scale)
+    q = rotate(q, *query_angles, scale=config.attention_scale)
     k = rotate(k, *angles)
     q, k, v = (constrain(z, ("batch", None, "heads", None)) for z in (q, k, v))
     y = attend(q, k, v, layout=layout, prefix_lengths=prefix_lengths, softcap=config.attn_logit_softcapping)
@@ -296,6 +320,10 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
+    layout = layout_of(batch)
+    offsets = layout.prefix + layout.response_length * jnp.arange(layout.responses)
+    # A linear head looks at nothing else; a single layer then has less to do.
+    reads_only = isinstance(config.head, Linear)
     x = decode_tree(
         params,
         batch,
@@ -306,6 +334,7 @@ def score_tree(
         lora_scale=lora_scale,
         remat=remat,
         soft_prompt=soft_prompt,
+        places=jnp.asarray(batch.read) + offsets[None] if reads_only else None,
     )
     norm = functools.partial(
         rms_norm,
@@ -314,4 +343,4 @@ def score_tree(
         plus_one=config.norm_plus_one,
         scale_after_cast=config.norm_scale_after_cast,
     )
-    return config.head(params, TreeStates(x, batch, norm))
+    return config.head(params, TreeStates(x, batch, norm, at_reads=reads_only))

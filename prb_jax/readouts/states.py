@@ -19,14 +19,19 @@ class TreeStates:
       hidden: [B, P + K * R, D], before the last norm, in the activations' dtype.
       batch: the trees.
       norm: the model's last norm, of float32 states.
+      at_reads: ``hidden`` is [B, K, D], of the read positions alone: only :meth:`read` can be asked for.
     """
 
     hidden: jax.Array
     batch: TreeBatch
     norm: Callable[[jax.Array], jax.Array]
+    at_reads: bool = False
 
     def read(self) -> jax.Array:
         """float32 [B, K, D]: each response's state at its read position."""
+        if self.at_reads:
+            # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+            return self.norm(self.hidden.astype(jnp.float32))
         _, responses, length = self.batch.responses.shape
         offsets = self.batch.prefix.shape[1] + length * jnp.arange(responses)
         return self._at(jnp.asarray(self.batch.read) + offsets[None])
@@ -71,5 +76,4 @@ class TreeStates:
 
     def _at(self, index: jax.Array) -> jax.Array:
         states = jnp.take_along_axis(self.hidden, index[:, :, None], axis=1)
-        # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
         return self.norm(states.astype(jnp.float32))

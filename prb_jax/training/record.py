@@ -40,7 +40,7 @@ def run_inputs(settings: TrainSettings, data: TrainingData, start: Start) -> dic
             "train": len(data.train),
             "validation": len(data.validation),
         },
-        "versions": _versions(),
+        "versions": computing_versions(),
     }
 
 
@@ -61,7 +61,8 @@ def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str | None]:
+def computing_versions() -> dict[str, str | None]:
+    """Versions of everything that computes in training."""
     versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
     for package in _COMPUTING:
         try:

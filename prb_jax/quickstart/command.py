@@ -1,0 +1,225 @@
+"""What `prb quickstart` does: data, two trainings, five evaluations, one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.personas import generate, load
+from prb_jax.errors import RunError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.summary import summarise
+from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.quickstart.folder import DATA, REPORT, SCORES, START, open_quickstart, read_finished
+from prb_jax.quickstart.recipe import (
+    PERSONA,
+    PROFILE_POSTS,
+    USER_BLIND,
+    Recipe,
+    make_start,
+    training_pairs,
+    without_profiles,
+    write_config,
+    write_pairs,
+)
+from prb_jax.quickstart.tables import KEYS, SEEN, UNSEEN, quickstart_report
+from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.evaluate import evaluate
+from prb_jax.scoring.reward_model import load as load_model
+from prb_jax.scoring.runs import SUMMARY, write_json, writing
+from prb_jax.training.loop import train
+from prb_jax.training.record import computing_versions
+
+BOUNDS = {"best, user unknown": "user_blind", "best, user known": "persona_aware"}
+"""Known from how the benchmark is made: no scorer that ignores the profile exceeds the first, none at all
+the second."""
+
+TIMED_PAIRS = 256
+"""Pairs that the latency is measured with."""
+
+Score = Callable[[Sequence[Comparison]], object]
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """The result of `quickstart`.
+
+    Attributes:
+      out: the folder; see `prb_jax.quickstart.folder`.
+      summary: what its `summary.json` holds; empty for one that was stopped before its end.
+      stopped_by: the signal that stopped it, as "SIGTERM".
+    """
+
+    out: Path
+    summary: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None
+
+    @property
+    def report(self) -> Path:
+        """The page to read."""
+        return self.out / REPORT
+
+    @property
+    def path(self) -> Path:
+        """The figures."""
+        return self.out / SUMMARY
+
+
+def quickstart(
+    *, out: str | Path, recipe: Recipe | None = None, progress: bool = True, command: Sequence[str] = ()
+) -> Quickstart:
+    """Trains a user-blind and a persona-conditioned reward model on the generated benchmark and evaluates both.
+
+    Everything goes through `prb_jax.train` and `prb_jax.evaluate`, whose run folders stay in `out`; the same
+    call continues what was killed and does nothing for what is finished. `models` in `summary.json` holds
+    for each model and baseline its accuracy on generic pairs and on personalised pairs of seen and of
+    unseen personas (each with its 95 % interval), the share of personas covered, the number of different
+    pairs it was trained on, and milliseconds of scoring for each pair. `bounds` holds what is possible.
+
+    Args:
+      out: the folder.
+      recipe: sizes, data and schedules; those of `prb quickstart` if not given.
+      progress: shows progress on standard error.
+      command: the command line, for the records.
+
+    Raises:
+      RunError: `out` holds another run, is a file, or cannot be written.
+    """
+    chosen = Recipe() if recipe is None else recipe
+    inputs = {"recipe": dataclasses.asdict(chosen), "versions": computing_versions()}
+    with open_quickstart(out, inputs=inputs) as folder:
+        summary = read_finished(folder)
+        if summary is not None:
+            return Quickstart(folder, summary)
+        return _Steps(folder, chosen, progress, command).run()
+
+
+@dataclass
+class _Steps:
+    folder: Path
+    recipe: Recipe
+    progress: bool
+    command: Sequence[str]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Quickstart:
+        with self._step("benchmark and tokenizer"):
+            personal, generic = (load(part)[: self.recipe.limit] for part in ("train", "generic-train"))
+            with writing(self.folder):
+                make_start(self.folder / START, [*personal, *generic], self.recipe)
+                data = {USER_BLIND: without_profiles([*personal, *generic])}
+                data[PERSONA] = training_pairs(personal, generic, self.recipe)
+                for name, pairs in data.items():
+                    write_pairs(self.folder / DATA / f"{name}.jsonl.gz", pairs)
+                    write_config(self.folder, name, self.recipe)
+        for name in data:
+            with self._step(f"training {name}"):
+                result = train(
+                    self.folder / f"{name}.py",
+                    out=self.folder / name,
+                    progress=self.progress,
+                    command=self.command,
+                )
+            if result.stopped_by is not None:
+                return Quickstart(self.folder, stopped_by=result.stopped_by)
+        with self._step("evaluation"):
+            summary = self._evaluate(train_pairs=len(personal) + len(generic))
+        summary["seconds"] = self.seconds
+        with writing(self.folder / REPORT):
+            report = quickstart_report(summary, folder=str(self.folder))
+            (self.folder / REPORT).write_text(report, encoding="utf-8")
+        write_json(self.folder / SUMMARY, summary)
+        return Quickstart(self.folder, summary)
+
+    def _evaluate(self, *, train_pairs: int) -> dict[str, Any]:
+        parts = {part: load(part)[: self.recipe.limit] for part in KEYS}
+        models: dict[str, dict[str, Any]] = {}
+        scored: dict[str, dict[str, list[ScoredRow]]] = {}
+        for name, posts in ((USER_BLIND, 0), (PERSONA, PROFILE_POSTS)):
+            model = load_model(self.folder / name)
+            scored[name] = self._rows(name, model, parts, profile_posts=posts)
+
+            def score(pairs: Sequence[Comparison], model: Any = model, posts: int = posts) -> object:
+                return model.score(pairs, profile_posts=posts)
+
+            models[name] = _figures(scored[name]) | {
+                "train_pairs": train_pairs,
+                "ms_per_pair": _milliseconds(score, parts[SEEN][:TIMED_PAIRS]),
+            }
+        for name in BASELINES:
+
+            def score_simply(pairs: Sequence[Comparison], name: str = name) -> object:
+                return score_baseline(name, pairs)
+
+            models[name] = _figures(self._rows(name, name, parts)) | {
+                "train_pairs": 0,
+                "ms_per_pair": _milliseconds(score_simply, parts[SEEN][:TIMED_PAIRS]),
+            }
+        ceilings = generate().ceilings
+        return {
+            "pairs": {part: len(comparisons) for part, comparisons in parts.items()},
+            "profile_posts": PROFILE_POSTS,
+            "models": models,
+            "persona_minus_user_blind": {
+                KEYS[part]: paired_difference(scored[PERSONA][part], scored[USER_BLIND][part])
+                for part in parts
+            },
+            "bounds": {
+                bound: {KEYS[part]: getattr(ceilings[part], attribute) for part in (SEEN, UNSEEN)}
+                for bound, attribute in BOUNDS.items()
+            },
+        }
+
+    def _rows(
+        self, name: str, model: Any, parts: Mapping[str, Sequence[Comparison]], **options: Any
+    ) -> dict[str, list[ScoredRow]]:
+        """The scores of one model by part of the benchmark."""
+        result = evaluate(
+            model,
+            [f"personas:{part}" for part in parts],
+            out=self.folder / SCORES / name.replace(":", "-"),
+            limit=self.recipe.limit,
+            progress=self.progress,
+            command=self.command,
+            **options,
+        )
+        rows = {row.id: row for row in result.rows}
+        return {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        if self.progress:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 1)
+
+
+def _figures(scored: Mapping[str, Sequence[ScoredRow]]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for part, key in KEYS.items():
+        summary = summarise(scored[part])
+        figures[key] = summary["accuracy"]
+        figures[f"{key}_ci95"] = summary["ci95"]
+    figures["coverage"] = summarise([*scored[SEEN], *scored[UNSEEN]])["coverage"]
+    return figures
+
+
+def _milliseconds(score: Score, pairs: Sequence[Comparison]) -> float:
+    """The better of two timed runs after one that compiles."""
+    if not pairs:
+        raise RunError("no pairs to measure the latency with")
+    score(pairs)
+    times: list[float] = []
+    for _ in range(2):
+        start = time.perf_counter()
+        score(pairs)
+        times.append(time.perf_counter() - start)
+    return 1000 * min(times) / len(pairs)

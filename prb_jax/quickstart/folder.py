@@ -1,0 +1,101 @@
+"""The folder of one quickstart: killed at any moment, continued by the same command.
+
+``quickstart.json``  what is trained and how. Its ``inputs`` decide the result.
+``start/``           the untrained model and its tokenizer, a Hugging Face folder.
+``data/``            the training pairs of either model, as JSON lines.
+``user_blind.py``, ``persona.py``  the configs of the two trainings, for `prb train`.
+``user_blind/``, ``persona/``      their run folders, each with the trained model in ``model/``.
+``scores/NAME/``     the run folders of the evaluations, those of the baselines among them.
+``report.md``        the table, what stands in it, and the single commands.
+``summary.json``     the figures; written last: a folder that has it is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import RunError
+from prb_jax.scoring.runs import SUMMARY, check_same_inputs, lock_folder, write_json
+
+QUICKSTART = "quickstart.json"
+REPORT = "report.md"
+START, DATA, SCORES = "start", "data", "scores"
+KIND = "prb_jax quickstart"
+
+
+@contextlib.contextmanager
+def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[Path]:
+    """Creates the folder, or opens it to continue, and holds it against a second writer.
+
+    Args:
+      out: the folder; made, with its parents, where it does not exist.
+      inputs: everything that decides the result; compared with the folder's own.
+
+    Raises:
+      RunError: `out` is a file, cannot be written, holds another run, or another process is writing to it.
+    """
+    path = Path(out)
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        lock_folder(lock, path)
+        # Through JSON once, so that what is compared is what will be read back.
+        wanted = json.loads(json.dumps(inputs, allow_nan=False))
+        found = _read(path)
+        if found is not None:
+            check_same_inputs(path, found["inputs"], wanted, file=QUICKSTART)
+        else:
+            write_json(path / QUICKSTART, {"kind": KIND, "format": 1, "inputs": wanted})
+        yield path
+    finally:
+        os.close(lock)
+
+
+def read_finished(folder: Path) -> dict[str, Any] | None:
+    """The figures of a finished quickstart; None where it is not finished.
+
+    Raises:
+      RunError: its summary cannot be read.
+    """
+    path = folder / SUMMARY
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunError(
+            f"{path}: not JSON ({error}); remove it, and the same command writes it again"
+        ) from error
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """What ``quickstart.json`` says; None in a folder that has neither it nor another run."""
+    path = folder / QUICKSTART
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        for name in ("run.json", "train.json", SUMMARY, START, SCORES):
+            if (folder / name).exists():
+                raise RunError(
+                    f"{folder}: holds another run: it has {name} but no {QUICKSTART}; give --out another folder"
+                ) from None
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: not JSON ({error}); give --out another folder") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND or not isinstance(found.get("inputs"), dict):
+        raise RunError(f"{path}: not of `prb quickstart`; give --out another folder")
+    return found

@@ -1,0 +1,107 @@
+"""The figures of a quickstart, for the terminal and as a page to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
+"""Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
+the training part, on new topics; personas that do not."""
+
+KEYS = {
+    GENERIC: "generic_accuracy",
+    SEEN: "personalised_accuracy_seen",
+    UNSEEN: "personalised_accuracy_unseen",
+}
+"""The accuracy on each part, as it is called in `summary.json`."""
+
+NAMES = {"user_blind": "trained, user-blind", "persona": "trained, profile in context"}
+"""What the trained models are called in tables."""
+
+_HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas"}
+
+_NOTES = """\
+[..] 95 % interval, bootstrap over personas; coverage: share of the test personas served better than
+chance; ms/pair: scoring one pair in batches on this machine, tokenisation included.
+"""
+
+
+def quickstart_table(summary: Mapping[str, Any]) -> Table:
+    """The summary as a table for the terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Accuracy on the generated benchmark", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("model", no_wrap=True)
+    for part, heading in _HEADINGS.items():
+        table.add_column(f"{heading}\n{summary['pairs'][part]:,} pairs")
+    for heading in ("coverage", "pairs\ntrained on", "ms/pair"):
+        table.add_column(heading, justify="right")
+    table.caption, table.caption_justify = escape(_NOTES.strip()), "left"
+    for name, figures in summary["models"].items():
+        table.add_row(*map(escape, _cells(name, figures)))
+    table.add_section()
+    for bound, figures in summary["bounds"].items():
+        table.add_row(*_bound_cells(bound, figures))
+    return table
+
+
+def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
+    """The summary as a Markdown page with the commands that repeat each of its steps.
+
+    Args:
+      summary: what `summary.json` holds.
+      folder: the run folder as the user named it.
+    """
+    parts = " ".join(f"personas:{part}" for part in KEYS)
+    headings = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS)]
+    rows = [_cells(name, figures) for name, figures in summary["models"].items()]
+    rows += [[*_bound_cells(name, figures), "", "", ""] for name, figures in summary["bounds"].items()]
+    lines = [
+        "# Accuracy on the generated benchmark",
+        "",
+        *_markdown([*headings, "coverage", "pairs trained on", "ms/pair"], rows),
+        "",
+        _NOTES.strip(),
+        "",
+        "Knowing the profile gains, on the same pairs (paired, 95 % interval over personas):",
+        "",
+    ]
+    for part, key in KEYS.items():
+        gain = summary["persona_minus_user_blind"][key]
+        low, high = gain["ci95"] or (None, None)
+        bounds = "" if low is None else f" [{low:+.3f}..{high:+.3f}]"
+        lines.append(f"- {_HEADINGS[part]}: {gain['difference']:+.3f}{bounds}")
+    lines += ["", "Each step by itself:", ""]
+    for name, posts in (("user_blind", 0), ("persona", summary["profile_posts"])):
+        lines.append(f"    prb train {folder}/{name}.py --out {folder}/{name}")
+        lines.append(
+            f"    prb evaluate {folder}/{name} --data {parts} --profile-posts {posts} --out {folder}/scores/{name}"
+        )
+    seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in summary["seconds"].items())
+    lines += ["", f"Time of the command that finished it: {seconds}."]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
+    from prb_jax.report.table import interval
+
+    accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
+    coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"
+    shown = NAMES.get(name, name.removeprefix("baseline:"))
+    return [shown, *accuracies, coverage, f"{figures['train_pairs']:,}", f"{figures['ms_per_pair']:.3g}"]
+
+
+def _bound_cells(name: str, figures: Mapping[str, float]) -> list[str]:
+    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in (SEEN, UNSEEN))]
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(cells)} |" for cells in (headings, ["---", *["---:"] * (len(headings) - 1)], *rows)
+    ]
