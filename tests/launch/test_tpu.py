@@ -1,6 +1,5 @@
 """TPU VMs: the printed commands, and whole runs against a stub of gcloud that runs the workers' part here."""
 
-import json
 import shutil
 
 import pytest
@@ -241,7 +240,7 @@ def test_until_done_goes_on_after_a_preemption(cloud: Stubs):
     assert all("--spot" in call for call in cloud.calls("create"))
     assert len(cloud.calls("gcsfuse")) == 2
     assert not (cloud.folder / "state").exists()
-    assert json.dumps(result.stderr).count("next try in 0 seconds") == 1
+    assert result.stderr.count("next try in 0 seconds") == 1
 
 
 def test_until_done_leaves_a_failed_run_to_look_at(pod: Stubs):
@@ -253,3 +252,31 @@ def test_until_done_leaves_a_failed_run_to_look_at(pod: Stubs):
     assert "the set-up failed three times" in result.stderr
     assert "delete it with launch/tpu_delete.sh --name pod" in result.stderr
     assert pod.calls("delete") == []
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "stops"),
+    [
+        (["exit 0, exit 0"], 0, False),
+        (["exit 0, running", "exit 0, exit 0"], 0, False),
+        (["exit 1, interrupted"], 75, True),  # the first lost its neighbour
+        (["exit 0, lost"], 75, True),
+        (["exit 4, running"], 4, True),  # the other one would wait for it
+        (["stopped, stopped"], 143, False),
+    ],
+)
+def test_the_workers_are_judged_together(stubs: Stubs, reports: list[str], status: int, stops: bool):
+    (stubs.folder / "reports").write_text("\n".join(reports) + "\n")
+    answer = """
+case "$*" in
+  *describe*) echo READY ;;
+  *' report '*)
+    head -n 1 "$STUBS/reports" | tr , '\\n' | sed 's/^ */prb-job host: /'
+    sed -i 1d "$STUBS/reports" ;;
+esac
+"""
+    stubs.add("gcloud", answer)
+    result = stubs.run("tpu_run.sh", *WHERE, "--poll", "0", "--grace", "0", "--", "true")
+    assert result.returncode == status, result.stderr
+    assert (stubs.folder / "reports").read_text() == ""
+    assert any(f"{WORKER} stop prb" in call[-1] for call in stubs.calls("ssh")) == stops
