@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prb_jax.plan.hlo import Computation, Instruction, Module
@@ -19,25 +19,10 @@ KINDS = (
 )  # fmt: skip
 
 # Instructions that move nothing themselves. "-done" halves are counted with their "-start".
-_FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "opt-barrier",
-        "partition-id",
-        "replica-id",
-        "iota",
-        "while",
-        "conditional",
-        "call",
-        "domain",
-        "add-dependency",
-    ]
-)
+_FREE = (
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id",
+    "replica-id", "iota", "while", "conditional", "call", "domain", "add-dependency",
+)  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -95,43 +80,64 @@ def program_costs(module: Module, *, chips: int) -> Costs:
       module: the compiled program.
       chips: that run it.
     """
-    known: dict[tuple[str, bool], Costs] = {}
+    known: dict[str, Costs] = {}
 
-    def of(name: str, *, fused: bool) -> Costs:
-        key = (name, fused)
-        if key not in known:
-            known[key] = Costs()  # no program calls itself
-            total = Costs()
-            for each in module.computations[name]:
-                total += one(each, module.computations[name], fused=fused)
-            known[key] = total
-        return known[key]
+    def of(name: str) -> Costs:
+        if name not in known:
+            inside, total = module.computations[name], Costs()
+            seen: set[str] = set()
+            for each in inside:
+                total += one(each, inside, seen)
+            known[name] = total
+        return known[name]
 
-    def one(each: Instruction, inside: Computation, *, fused: bool) -> Costs:
+    def one(each: Instruction, inside: Computation, seen: set[str]) -> Costs:
         opcode = each.opcode
         if opcode == "while":
             body = each.called("body")
             assert body is not None
             trips = module.trip_count(each, inside)
-            inner = of(body, fused=fused).times(1 if trips is None else trips)
+            inner = of(body).times(1 if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
-            return max((of(name, fused=fused) for name in each.branches()), key=_size, default=Costs())
+            return max((of(name) for name in each.branches()), key=_size, default=Costs())
         called = each.called("calls") or (each.called("to_apply") if opcode == "call" else None)
         if called is not None and opcode in ("call", "async-start"):
-            return of(called, fused=fused)
+            return of(called)
         if opcode.endswith(("-done", "-update")) and opcode != "dynamic-update-slice":
             return Costs()
-        costs = Costs(memory_bytes=0.0 if fused else _memory(each, inside, module))
+        costs = Costs(memory_bytes=_memory(each, inside, module))
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            size = _sent(kind, each, inside, chips)
-            costs += Costs({kind: Collective(1, size)})
-        elif called is not None:  # a fusion: what it holds stays on the core, but for its collectives
-            costs += of(called, fused=True)
+            costs += Costs({kind: Collective(1, _sent(kind, each, inside, chips))})
+        elif called is not None:  # a fusion
+            for kind, channel, sent in _fused(called, module, chips):
+                if channel not in seen:
+                    seen.add(channel)
+                    costs += Costs({kind: Collective(1, sent)})
         return costs
 
-    return of(module.entry, fused=False)
+    return of(module.entry)
+
+
+def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, float]]:
+    """(kind, channel, bytes sent) of the collectives in a fusion.
+
+    On TPUs one collective is spread over several fusions, which it runs beside: all name its channel.
+    An all-reduce of which each chip keeps only its part is a reduce-scatter.
+    """
+    inside = module.computations[name]
+    for each in inside:
+        kind = each.opcode.removesuffix("-start")
+        if kind in KINDS:
+            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+                kind = "reduce-scatter"
+            channel = re.search(r"channel_id=(\d+)", each.rest)
+            sent = _sent(kind, each, inside, chips)
+            yield kind, channel[1] if channel else f"{name}/{each.name}", sent
+        called = each.called("calls")
+        if called is not None:
+            yield from _fused(called, module, chips)
 
 
 def _size(costs: Costs) -> tuple[float, float]:
@@ -199,7 +205,8 @@ def _in_memory(each: Instruction) -> float:
 
 
 def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None) -> float:
-    """Of an operand in main memory: all, or the slices that are taken of it."""
+    """Of an operand in main memory: all, or the slices that are taken of it; nothing of what a collective
+    that runs beside the fusion takes, or what is only handed on."""
     whole = _in_memory(operand)
     if not whole or fusion is None or place not in fusion.parameters:
         return whole
@@ -210,20 +217,28 @@ def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None
             read += sum(array.bytes for array in user.arrays)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
             continue  # updated in place
-        else:
+        elif user.opcode not in (*KINDS, "tuple"):
             return whole
     return min(read, whole)
 
 
 def _written(each: Instruction, fusion: Computation | None) -> float:
     """All of the result; of what is updated in place only the update."""
-    whole = _in_memory(each)
-    if not whole or fusion is None:
-        return whole
-    root = fusion.root
-    while root.opcode == "bitcast" and root.operands[0] in fusion.instructions:
-        root = fusion.instructions[root.operands[0]]
-    if root.opcode == "dynamic-update-slice" and root.operands[1] in fusion.instructions:
-        update = fusion.instructions[root.operands[1]]
+    if fusion is None:
+        return _in_memory(each)
+    made = fusion.operands(fusion.root) if fusion.root.opcode == "tuple" else [fusion.root]
+    if len(made) != len(each.arrays):
+        return _in_memory(each)
+    parts = zip(each.arrays, made, strict=True)
+    return sum(_written_part(array.bytes, part, fusion) for array, part in parts if array.space == 0)
+
+
+def _written_part(whole: float, made: Instruction, fusion: Computation) -> float:
+    while made.opcode == "bitcast" and made.operands[0] in fusion.instructions:
+        made = fusion.instructions[made.operands[0]]
+    if made.opcode in (*KINDS, "parameter"):
+        return 0.0
+    if made.opcode == "dynamic-update-slice" and made.operands[1] in fusion.instructions:
+        update = fusion.instructions[made.operands[1]]
         return min(whole, sum(array.bytes for array in update.arrays))
     return whole

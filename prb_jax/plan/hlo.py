@@ -206,7 +206,7 @@ def _counted(loop: Instruction, inside: Computation, condition: Computation, bod
 
     def value(name: str) -> tuple[int | None, int | None]:
         """(constant, place in the loop's tuple) of an operand of the condition."""
-        made = condition.instructions.get(name)
+        made = _source(condition, name)
         if made is None:
             return None, None
         if made.opcode == "get-tuple-element":
@@ -224,15 +224,22 @@ def _counted(loop: Instruction, inside: Computation, condition: Computation, bod
 
 def _step(body: Computation, name: str, counter: int) -> int | None:
     """What the body adds to its counter."""
-    made = body.instructions.get(name)
-    while made is not None and made.opcode in ("copy", "bitcast"):
-        made = body.instructions.get(made.operands[0])
-    if made is None or made.opcode != "add":
+    added = _source(body, name)
+    if added is None or added.opcode != "add" or len(added.operands) != 2:
         return None
-    sides = body.operands(made)
-    counters = [each for each in sides if each.opcode == "get-tuple-element" and _place(each) == counter]
-    constants = [_constant(body, each.name) for each in sides if each not in counters]
-    return constants[0] if len(counters) == 1 and len(constants) == 1 else None
+    for mine, other in (added.operands, added.operands[::-1]):
+        side = _source(body, mine)
+        if side is not None and side.opcode == "get-tuple-element" and _place(side) == counter:
+            return _constant(body, other)
+    return None
+
+
+def _source(inside: Computation, name: str) -> Instruction | None:
+    """The instruction that makes a value, behind copies of it."""
+    made = inside.instructions.get(name)
+    while made is not None and made.opcode in ("copy", "bitcast"):
+        made = inside.instructions.get(made.operands[0])
+    return made
 
 
 def _place(element: Instruction) -> int:
@@ -241,9 +248,7 @@ def _place(element: Instruction) -> int:
 
 
 def _constant(inside: Computation, name: str) -> int | None:
-    made = inside.instructions.get(name)
-    while made is not None and made.opcode in ("copy", "bitcast"):
-        made = inside.instructions.get(made.operands[0])
+    made = _source(inside, name)
     if made is None or made.opcode != "constant" or not re.fullmatch(r"-?\d+", made.argument):
         return None
     return int(made.argument)
