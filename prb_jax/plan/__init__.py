@@ -12,6 +12,6 @@ paper (nothing computed twice, padding none) over that time and the chips' peak.
 """
 
 from prb_jax.plan.planner import Plan, plan
-from prb_jax.plan.sweep import sweep
+from prb_jax.plan.sweeping import sweep
 
 __all__ = ["Plan", "plan", "sweep"]

@@ -103,7 +103,10 @@ def describe_slice(name: str) -> Slice:
             ) from error
         raise MeshError(f"topology '{name}': libtpu knows no such slice: {message}") from error
     if len(devices) != chips:
-        raise MeshError(f"topology '{name}': expected {chips} devices, libtpu gives {len(devices)}")
+        raise MeshError(
+            f"topology '{name}': {chips} chips, but libtpu describes it as {len(devices)} cores, each with its "
+            "part of the memory: programs there run on whole chips, so this would say nothing of them"
+        )
     return Slice(name, chip, list(devices))
 
 

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from prb_jax.plan.planner import Plan, plan
-from prb_jax.plan.sweep import sweep
+from prb_jax.plan.sweeping import sweep
 
 _GIB = 1024**3
 
