@@ -180,7 +180,7 @@ def group_size(attributes: str, *, chips: int) -> int:
 
 def _memory(each: Instruction, inside: Computation, module: Module) -> float:
     """Bytes of main memory that an instruction reads and writes."""
-    if each.opcode in _FREE:
+    if each.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in each.rest:
         return 0.0
     operands = inside.operands(each)
     if each.opcode == "fusion":
