@@ -265,18 +265,22 @@ class TestLargeModels:
     def _libtpu(self):
         pytest.importorskip("libtpu")
 
+    weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) * 2  # bytes of the 8B shape's layers
+
     def test_8b_scoring_on_v5e(self):
         found = plan("qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", batch=32)
         check(found, below=2.5)
         # Nothing but weights and the embedded tokens moves, and each layer's weights once: piece by piece
         # round a ring (17 pieces of each of seven matrices) or whole.
         assert sum(each.count for each in found.collectives.values()) <= 36 * 7 * 17 + 3
-        weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) * 2
         moved = sum(each.bytes for each in found.collectives.values())
-        assert 0.9 * weights < moved < 1.1 * weights
+        assert 0.9 < moved / self.weights < 1.1
 
     def test_8b_lora_training_on_v5e(self):
         found = plan(
             "qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", train=True, tuning="lora", batch=16, remat="full"
         )
         check(found, below=5.0)
+        # The weights move in the forward pass, when it is computed again, and in the backward pass.
+        moved = sum(each.bytes for each in found.collectives.values())
+        assert 2.8 < moved / self.weights < 3.4
