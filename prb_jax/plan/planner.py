@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -191,7 +193,8 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     lowered = traced.lower()
     start = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        with _nothing_kept():
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -226,6 +229,18 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
         seconds_by=sides,
         unknown_loops=costs.unknown_loops,
     )
+
+
+@contextlib.contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Keeps programs out of the persistent compilation cache: without a TPU they could not be read back."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _refused(program: Program, place: Slice, message: str, seconds: float, *, mesh: str, batch: int) -> Plan:

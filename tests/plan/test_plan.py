@@ -222,6 +222,7 @@ class TestOnTpus:
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
 
+    @pytest.mark.filterwarnings("error:Error reading persistent compilation cache")
     def test_a_tiny_model(self, config_file, capsys):
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
