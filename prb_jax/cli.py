@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from prb_jax import __version__
-from prb_jax.errors import PrbError
+from prb_jax.errors import PrbError, RunError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     _add_rank_profiles(verbs)
     _add_quickstart(verbs)
     _add_bench(verbs)
+    _add_plan(verbs)
     return top
 
 
@@ -464,6 +465,49 @@ def _bench(options: argparse.Namespace) -> int:
     from prb_jax.bench import main as bench
 
     return bench(options.rest)
+
+
+def _add_plan(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(
+        verbs,
+        "plan",
+        _plan,
+        about="does a model fit a TPU slice, and how fast: compiles for it, without a TPU",
+    )
+    sub.add_argument(
+        "model", metavar="MODEL_OR_CONFIG", help="config.json, model folder, or a shape such as qwen3-8b"
+    )
+    sub.add_argument("--topology", metavar="T", required=True, help="as v5e:4x4 or v5p:2x2x4")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips)")
+    sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
+    sub.add_argument("--tuning", choices=("head", "lora", "full"), help="with --train (default: full)")
+    sub.add_argument("--remat", choices=("none", "dots", "full"), help="with --train (default: none)")
+    sub.add_argument("--prefix", metavar="P", type=_positive, default=3840, help="tokens (default: 3840)")
+    sub.add_argument("--responses", metavar="K", type=_positive, default=2, help="of a tree (default: 2)")
+    sub.add_argument(
+        "--response-length", metavar="R", type=_positive, default=128, help="tokens (default: 128)"
+    )
+    sub.add_argument("--batch", metavar="B", type=_positive, help="trees (default: 2 for each batch shard)")
+    sub.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    sub.add_argument(
+        "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
+    )
+    sub.add_argument("--json", action="store_true", help="print one JSON object (of a sweep, the best)")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    # No device is used: a program for TPUs is compiled on the CPU.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not options.train and (options.tuning or options.remat):
+        raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
+    if options.sweep and options.mesh:
+        raise RunError("--sweep tries meshes itself: leave out --mesh")
+    from prb_jax.plan.command import run
+
+    shown = run(options)
+    if shown is not None:
+        _print(shown)
+    return 0
 
 
 def _prepare_jax(*, distributed: bool) -> None:

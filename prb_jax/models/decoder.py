@@ -152,6 +152,9 @@ def decode_tree(
     """
     layout = layout_of(batch)
     constrain = constrainer(mesh)
+    if mesh is not None and attention is blockwise_attention:
+        # The program may be compiled for other devices than those of this process.
+        attention = functools.partial(attention, sequential=mesh.devices.flat[0].platform == "cpu")
     positions = tree_positions(batch)
     x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
     if soft_prompt is not None:

@@ -1,0 +1,117 @@
+"""The command `prb plan`: its arguments, its table and its JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+
+from prb_jax.plan.planner import Plan, plan
+from prb_jax.plan.sweeping import sweep
+
+_GIB = 1024**3
+
+
+def run(options: argparse.Namespace) -> Group | None:
+    """Plans; returns what is to be shown, or prints JSON and returns None."""
+    common: dict[str, Any] = {
+        "topology": options.topology,
+        "train": options.train,
+        "tuning": options.tuning or "full",
+        "prefix": options.prefix,
+        "responses": options.responses,
+        "response_length": options.response_length,
+        "dtype": options.dtype,
+        "remat": options.remat or "none",
+    }
+    if not options.sweep:
+        found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)
+        if options.json:
+            print(json.dumps(found.to_json()))
+            return None
+        return plan_table(found, title=_title(options))
+
+    def report(each: Plan) -> None:
+        print(f"prb: {each.mesh} batch {each.batch}: {_verdict(each)}", file=sys.stderr, flush=True)
+
+    result = sweep(
+        options.model, batches=() if options.batch is None else (options.batch,), report=report, **common
+    )
+    if options.json:
+        best = result.best or result.plans[0]
+        print(json.dumps({**best.to_json(), "mesh": best.mesh, "batch": best.batch}))
+        return None
+    return sweep_table(result.plans, title=_title(options))
+
+
+def plan_table(found: Plan, *, title: str) -> Group:
+    """One plan."""
+    facts = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False)
+    facts.add_column("what")
+    facts.add_column("figure")
+    facts.add_row("fits", "yes" if found.fits else "no")
+    facts.add_row("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}")
+    facts.add_row("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}")
+    facts.add_row("  arguments", _gib(found.argument_bytes_per_chip))
+    facts.add_row("  temporaries", _gib(found.temp_bytes_per_chip))
+    facts.add_row("FLOPs of a step", f"{found.flops:.3g}")
+    if found.estimated_seconds is not None and found.estimated_mfu is not None:
+        facts.add_row("step, at best", f"{found.estimated_seconds:.3g} s")
+        for side, seconds in found.seconds_by.items():
+            facts.add_row(f"  {side}", f"{seconds:.3g} s")
+        facts.add_row("MFU, at best", f"{100 * found.estimated_mfu:.1f} %")
+    facts.add_row("compiled in", f"{found.compile_seconds:.1f} s")
+    if found.unknown_loops:
+        facts.add_row("loops of unknown length", f"{found.unknown_loops}: their bodies count once")
+    parts = [facts]
+    if found.collectives:
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("collective")
+        table.add_column("runs", justify="right")
+        table.add_column("a chip sends", justify="right")
+        for kind, each in sorted(found.collectives.items()):
+            table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
+        parts.append(table)
+    return Group(*parts)
+
+
+def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
+    """Plans in their order, best first."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"):
+        table.add_column(name, justify="left" if name in ("mesh", "fits") else "right")
+    for each in plans:
+        estimate, mfu = each.estimated_seconds, each.estimated_mfu
+        table.add_row(
+            each.mesh,
+            f"{each.batch:,}",
+            "yes" if each.fits else "no",
+            _gib(each.peak_bytes_per_chip),
+            "–" if estimate is None else f"{estimate:.3g} s",
+            "–" if mfu is None else f"{100 * mfu:.1f} %",
+        )
+    return Group(table)
+
+
+def _verdict(each: Plan) -> str:
+    size = f"{_gib(each.peak_bytes_per_chip)} of {_gib(each.hbm_bytes_per_chip)} a chip"
+    if each.estimated_seconds is None:
+        return f"does not fit, {size}"
+    return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
+
+
+def _title(options: argparse.Namespace) -> str:
+    work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
+    return (
+        f"{work} of {options.model} on {options.topology}: prefix {options.prefix:,}, "
+        f"{options.responses} responses of {options.response_length:,}, {options.dtype}"
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / 1024**2:.2f} MiB"

@@ -1,0 +1,244 @@
+"""What one run of a compiled program moves: over the links between chips, and to and from a chip's memory.
+
+Loop bodies count as often as they run; of a conditional the dearest branch counts. All figures are those
+of one chip.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prb_jax.plan.hlo import Computation, Instruction, Module
+
+KINDS = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
+    "collective-broadcast",
+)  # fmt: skip
+
+# Instructions that move nothing themselves. "-done" halves are counted with their "-start".
+_FREE = (
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id",
+    "replica-id", "iota", "while", "conditional", "call", "domain", "add-dependency",
+)  # fmt: skip
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind.
+
+    Attributes:
+      count: how many are run.
+      bytes: what a chip sends in them, if each goes the shortest way round a ring: of an array of S bytes
+        on each of n chips, all-gather (S - 1/n of it arrives, S the result), reduce-scatter and
+        all-to-all send (n - 1)/n, all-reduce twice that, a permute all.
+    """
+
+    count: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one run of a program, on one chip.
+
+    Attributes:
+      collectives: by kind.
+      memory_bytes: read from and written to the chip's main memory.
+      unknown_loops: loops whose trip count the text does not say; their bodies count once.
+    """
+
+    collectives: Mapping[str, Collective] = field(default_factory=dict)
+    memory_bytes: float = 0.0
+    unknown_loops: int = 0
+
+    @property
+    def link_bytes(self) -> float:
+        """What a chip sends in all collectives."""
+        return sum(each.bytes for each in self.collectives.values())
+
+    def __add__(self, other: Costs) -> Costs:
+        both = dict(self.collectives)
+        for kind, each in other.collectives.items():
+            mine = both.get(kind, Collective(0, 0.0))
+            both[kind] = Collective(mine.count + each.count, mine.bytes + each.bytes)
+        return Costs(both, self.memory_bytes + other.memory_bytes, self.unknown_loops + other.unknown_loops)
+
+    def times(self, count: int) -> Costs:
+        """As often."""
+        scaled = {kind: Collective(e.count * count, e.bytes * count) for kind, e in self.collectives.items()}
+        return Costs(scaled, self.memory_bytes * count, self.unknown_loops)
+
+
+def program_costs(module: Module, *, chips: int) -> Costs:
+    """Of a whole program.
+
+    Args:
+      module: the compiled program.
+      chips: that run it.
+    """
+    known: dict[str, Costs] = {}
+
+    def of(name: str) -> Costs:
+        if name not in known:
+            inside, total = module.computations[name], Costs()
+            seen: set[str] = set()
+            for each in inside:
+                total += one(each, inside, seen)
+            known[name] = total
+        return known[name]
+
+    def one(each: Instruction, inside: Computation, seen: set[str]) -> Costs:
+        opcode = each.opcode
+        if opcode == "while":
+            body = each.called("body")
+            assert body is not None
+            trips = module.trip_count(each, inside)
+            inner = of(body).times(1 if trips is None else trips)
+            return inner + Costs(unknown_loops=int(trips is None))
+        if opcode == "conditional":
+            return max((of(name) for name in each.branches()), key=_size, default=Costs())
+        called = each.called("calls") or (each.called("to_apply") if opcode == "call" else None)
+        if called is not None and opcode in ("call", "async-start"):
+            return of(called)
+        if opcode.endswith(("-done", "-update")) and opcode != "dynamic-update-slice":
+            return Costs()
+        costs = Costs(memory_bytes=_memory(each, inside, module))
+        kind = opcode.removesuffix("-start")
+        if kind in KINDS:
+            costs += Costs({kind: Collective(1, _sent(kind, each, inside, chips))})
+        elif called is not None:  # a fusion
+            for kind, channel, sent in _fused(called, module, chips):
+                if channel not in seen:
+                    seen.add(channel)
+                    costs += Costs({kind: Collective(1, sent)})
+        return costs
+
+    return of(module.entry)
+
+
+def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, float]]:
+    """(kind, channel, bytes sent) of the collectives in a fusion.
+
+    On TPUs one collective is spread over several fusions, which it runs beside: all name its channel.
+    An all-reduce of which each chip keeps only its part is a reduce-scatter.
+    """
+    inside = module.computations[name]
+    for each in inside:
+        kind = each.opcode.removesuffix("-start")
+        if kind in KINDS:
+            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+                kind = "reduce-scatter"
+            channel = re.search(r"channel_id=(\d+)", each.rest)
+            sent = _sent(kind, each, inside, chips)
+            yield kind, channel[1] if channel else f"{name}/{each.name}", sent
+        called = each.called("calls")
+        if called is not None:
+            yield from _fused(called, module, chips)
+
+
+def _size(costs: Costs) -> tuple[float, float]:
+    return costs.memory_bytes, costs.link_bytes
+
+
+def _sent(kind: str, each: Instruction, inside: Computation, chips: int) -> float:
+    """Bytes that a chip sends."""
+    own = sum(array.bytes for operand in inside.operands(each) for array in operand.arrays)
+    if kind in ("collective-permute", "collective-broadcast"):
+        return own
+    group = group_size(each.rest, chips=chips)
+    if kind == "all-gather":
+        return own * (group - 1)
+    share = own * (group - 1) / group
+    return 2 * share if kind == "all-reduce" else share
+
+
+def group_size(attributes: str, *, chips: int) -> int:
+    """How many chips take part in one collective together.
+
+    Args:
+      attributes: of the instruction, with its ``replica_groups`` in any of the compiler's spellings.
+      chips: of the program, which all take part where no groups are named.
+    """
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    if listed is not None:
+        return len(listed[1].split(","))
+    strided = re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes)
+    if strided is not None:
+        return int(strided[1])
+    named = re.search(r"replica_groups=\w+\[([^\]]*)\][^{]*\{([^}]*)\}", attributes)
+    if named is not None:
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+        # An axis may be split: 'x':(1)2 is a part of size 2.
+        parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
+        return math.prod(int(part) if part else sizes[name] for name, part in parts)
+    return chips
+
+
+def _memory(each: Instruction, inside: Computation, module: Module) -> float:
+    """Bytes of main memory that an instruction reads and writes."""
+    if each.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in each.rest:
+        return 0.0
+    operands = inside.operands(each)
+    if each.opcode == "fusion":
+        called = each.called("calls")
+        fusion = module.computations[called] if called else None
+        read = sum(_read_by_fusion(operand, place, fusion) for place, operand in enumerate(operands))
+        return read + _written(each, fusion)
+    if each.opcode in _SLICES:
+        size = _in_memory(each)
+        return size + (size if operands and _in_memory(operands[0]) else 0.0)
+    if each.opcode == "dynamic-update-slice":
+        return 2 * _in_memory(operands[1]) if _in_memory(operands[0]) else 0.0
+    if each.opcode.endswith("-start"):  # the result is a tuple that also names the operand
+        copied = each.arrays[0 if each.opcode == "copy-start" else min(1, len(each.arrays) - 1)]
+        source = _in_memory(operands[0]) if operands else 0.0
+        return (copied.bytes if copied.space == 0 else 0.0) + (min(source, copied.bytes) if source else 0.0)
+    return _in_memory(each) + sum(_in_memory(operand) for operand in operands)
+
+
+def _in_memory(each: Instruction) -> float:
+    return sum(array.bytes for array in each.arrays if array.space == 0)
+
+
+def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None) -> float:
+    """Of an operand in main memory: all, or the slices that are taken of it; nothing of what a collective
+    that runs beside the fusion takes, or what is only handed on."""
+    whole = _in_memory(operand)
+    if not whole or fusion is None or place not in fusion.parameters:
+        return whole
+    parameter = fusion.parameters[place]
+    read = 0.0
+    for user in fusion.users[parameter.name]:
+        if user.opcode in _SLICES and user.operands[0] == parameter.name:
+            read += sum(array.bytes for array in user.arrays)
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
+            continue  # updated in place
+        elif user.opcode not in (*KINDS, "tuple"):
+            return whole
+    return min(read, whole)
+
+
+def _written(each: Instruction, fusion: Computation | None) -> float:
+    """All of the result; of what is updated in place only the update."""
+    if fusion is None:
+        return _in_memory(each)
+    made = fusion.operands(fusion.root) if fusion.root.opcode == "tuple" else [fusion.root]
+    if len(made) != len(each.arrays):
+        return _in_memory(each)
+    parts = zip(each.arrays, made, strict=True)
+    return sum(_written_part(array.bytes, part, fusion) for array, part in parts if array.space == 0)
+
+
+def _written_part(whole: float, made: Instruction, fusion: Computation) -> float:
+    while made.opcode == "bitcast" and made.operands[0] in fusion.instructions:
+        made = fusion.instructions[made.operands[0]]
+    if made.opcode in (*KINDS, "parameter"):
+        return 0.0
+    if made.opcode == "dynamic-update-slice" and made.operands[1] in fusion.instructions:
+        update = fusion.instructions[made.operands[1]]
+        return min(whole, sum(array.bytes for array in update.arrays))
+    return whole

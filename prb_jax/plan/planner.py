@@ -1,0 +1,278 @@
+"""Compiles a program for a slice of TPUs and says what it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import jax
+
+from prb_jax.bench.shapes import SHAPES, shape_config
+from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.config import DecoderConfig, load_config, parse_config
+from prb_jax.models.decoder import REMAT_POLICIES
+from prb_jax.plan.chips import Chip, Slice, describe_slice
+from prb_jax.plan.costs import Collective, Costs, program_costs
+from prb_jax.plan.hlo import parse_module
+from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
+from prb_jax.sharding import make_mesh
+from prb_jax.training.step import TUNINGS, Tuning
+
+Bound = Literal["matrix products", "memory", "links"]
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one program takes on one slice. Bytes and collectives are those of one chip.
+
+    Attributes:
+      fits: the compiler finds room for it.
+      chips: of the slice.
+      peak_bytes_per_chip: arguments, results that are not arguments given back, temporaries. Where it does
+        not fit, what the compiler says that it would need.
+      argument_bytes_per_chip: weights, batch and, in training, the whole state.
+      temp_bytes_per_chip: temporaries.
+      hbm_bytes_per_chip: what a chip has.
+      flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
+      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
+      estimated_mfu: ``flops`` over that time and the chips' peak.
+      collectives: by kind; see :class:`prb_jax.plan.costs.Collective`.
+      compile_seconds: on this machine.
+      mesh, batch: what was planned.
+      seconds_by: each side of the roofline.
+      unknown_loops: loops whose trip count could not be read; their bodies count once.
+    """
+
+    fits: bool
+    chips: int
+    peak_bytes_per_chip: int
+    argument_bytes_per_chip: int
+    temp_bytes_per_chip: int
+    hbm_bytes_per_chip: int
+    flops: float
+    estimated_seconds: float | None
+    estimated_mfu: float | None
+    collectives: Mapping[str, Collective]
+    compile_seconds: float
+    mesh: str = ""
+    batch: int = 0
+    seconds_by: Mapping[Bound, float] = field(default_factory=dict)
+    unknown_loops: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without what was planned: JSON-ready."""
+        hidden = ("mesh", "batch", "seconds_by", "unknown_loops")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
+
+
+def plan(
+    model: str | Path | DecoderConfig,
+    *,
+    topology: str,
+    mesh: str | None = None,
+    train: bool = False,
+    tuning: Tuning = "full",
+    prefix: int = 3840,
+    responses: int = 2,
+    response_length: int = 128,
+    batch: int | None = None,
+    dtype: str = "bfloat16",
+    remat: str = "none",
+) -> Plan:
+    """Compiles scoring, or the forward and backward pass of a training step, for a slice of TPUs.
+
+    Args:
+      model: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration. No
+        weights are read.
+      topology: as in "v5e:4x4".
+      mesh: as in "fsdp=4,tensor=4"; parameters split over all chips if not given.
+      train: training instead of scoring.
+      tuning: what is trained: "head", "lora" or "full".
+      prefix, responses, response_length: P, K, R of the trees.
+      batch: trees; two for each part that the mesh splits a batch into if not given.
+      dtype: of activations, and of weights that are not trained.
+      remat: what the backward pass computes again: "none", "dots" or "full".
+
+    Raises:
+      RunError: libtpu is missing.
+      MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
+      CheckpointError: a configuration that cannot be used.
+    """
+    return plan_on(
+        describe_slice(topology), read_model(model), mesh=mesh, train=train, tuning=tuning, prefix=prefix,
+        responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
+    )  # fmt: skip
+
+
+def plan_on(
+    place: Slice,
+    config: DecoderConfig,
+    *,
+    mesh: str | None,
+    train: bool,
+    tuning: Tuning,
+    prefix: int,
+    responses: int,
+    response_length: int,
+    batch: int | None,
+    dtype: str,
+    remat: str,
+) -> Plan:
+    """As :func:`plan`, on devices that are already described."""
+    if tuning not in get_args(Tuning):
+        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {tuning!r}")
+    if remat not in REMAT_POLICIES:
+        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {remat!r}")
+    devices = make_mesh(mesh, devices=place.devices)
+    rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
+    shape = BatchShape(batch=rows, prefix=prefix, responses=responses, response_length=response_length)
+    if train:
+        program = training_program(config, shape, mesh=devices, dtype=dtype, tuning=tuning, remat=remat)
+    else:
+        program = scoring_program(config, shape, mesh=devices, dtype=dtype)
+    sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
+    return _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
+
+
+def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
+    """The configuration of a named shape, of a ``config.json``, or of a folder that holds one.
+
+    Raises:
+      CheckpointError: there is none, or it cannot be used.
+    """
+    if isinstance(model, DecoderConfig):
+        return model
+    if str(model) in SHAPES:
+        return parse_config(shape_config(str(model)), where=str(model))
+    path = Path(model)
+    if path.is_file():
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(raw, dict):
+            raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
+        return parse_config(raw, where=str(path))
+    if path.is_dir():
+        return load_config(path)
+    raise CheckpointError(
+        f"{model}: expected a config.json, a folder that holds one, or a shape of {', '.join(SHAPES)}"
+    )
+
+
+def roofline(
+    chip: Chip, *, chips: int, matmul_flops: float, memory_bytes: float, link_bytes: float
+) -> dict[Bound, float]:
+    """Seconds of each side of the roofline of :mod:`prb_jax.plan`; the largest is the estimate.
+
+    Args:
+      chip: public figures.
+      chips: of the slice.
+      matmul_flops: on all chips together.
+      memory_bytes, link_bytes: of one chip.
+    """
+    return {
+        "matrix products": matmul_flops / (chips * chip.bf16_flops),
+        "memory": memory_bytes / chip.hbm_bandwidth,
+        "links": link_bytes / chip.link_bandwidth,
+    }
+
+
+def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
+    chips = len(place.devices)
+    traced = program.function.trace(*program.arguments)
+    lowered = traced.lower()
+    start = time.perf_counter()
+    try:
+        with _nothing_kept():
+            compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _refused(program, place, str(error), time.perf_counter() - start, mesh=mesh, batch=batch)
+    seconds = time.perf_counter() - start
+    memory = cast(Any, compiled.memory_analysis())
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = memory.argument_size_in_bytes + max(0, results) + memory.temp_size_in_bytes
+    costs: Costs = program_costs(parse_module(compiled.as_text()), chips=chips)
+    sides = roofline(
+        place.chip,
+        chips=chips,
+        matmul_flops=executed_flops(traced.jaxpr),
+        memory_bytes=costs.memory_bytes,
+        link_bytes=costs.link_bytes,
+    )
+    estimate = max(sides.values())
+    return Plan(
+        fits=peak <= place.chip.hbm_bytes,
+        chips=chips,
+        peak_bytes_per_chip=peak,
+        argument_bytes_per_chip=memory.argument_size_in_bytes,
+        temp_bytes_per_chip=memory.temp_size_in_bytes,
+        hbm_bytes_per_chip=place.chip.hbm_bytes,
+        flops=program.flops,
+        estimated_seconds=estimate,
+        estimated_mfu=program.flops / (estimate * chips * place.chip.bf16_flops),
+        collectives=costs.collectives,
+        compile_seconds=seconds,
+        mesh=mesh,
+        batch=batch,
+        seconds_by=sides,
+        unknown_loops=costs.unknown_loops,
+    )
+
+
+@contextlib.contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Keeps programs out of the persistent compilation cache: without a TPU they could not be read back."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _refused(program: Program, place: Slice, message: str, seconds: float, *, mesh: str, batch: int) -> Plan:
+    """A program for which the compiler finds no room: it says how much it would need."""
+    arguments = sum(_bytes_per_chip(leaf) for leaf in jax.tree.leaves(program.arguments))
+    peak = max(needed_bytes(message), arguments)
+    return Plan(
+        fits=False,
+        chips=len(place.devices),
+        peak_bytes_per_chip=peak,
+        argument_bytes_per_chip=arguments,
+        temp_bytes_per_chip=peak - arguments,
+        hbm_bytes_per_chip=place.chip.hbm_bytes,
+        flops=program.flops,
+        estimated_seconds=None,
+        estimated_mfu=None,
+        collectives={},
+        compile_seconds=seconds,
+        mesh=mesh,
+        batch=batch,
+    )
+
+
+def needed_bytes(message: str) -> int:
+    """What a program would need, from the compiler's words "Used 20.50G of 15.75G hbm"; 0 without them."""
+    found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
+    sharding = cast(jax.sharding.NamedSharding, leaf.sharding)
+    size = leaf.dtype.itemsize
+    for part in sharding.shard_shape(leaf.shape):
+        size *= part
+    return size

@@ -1,0 +1,209 @@
+"""The real programs, scoring and training, with shapes in place of arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from prb_jax.bench.flops import matrix_flops_per_token
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.errors import MeshError
+from prb_jax.models.attention import TreeLayout, attention_flops
+from prb_jax.models.config import DecoderConfig
+from prb_jax.models.lora import LoraConfig
+from prb_jax.models.readout import choose_readout
+from prb_jax.scoring.reward_model import make_score_fn
+from prb_jax.sharding import batch_sharding, check_heads, mesh_shape, parameter_shardings
+from prb_jax.training.losses import LossConfig
+from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.step import Extras, Tuning, make_train_step, split_params
+from prb_jax.training.utilisation import PASSES
+from prb_jax.trees.batches import TreeBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """B trees of P prefix tokens and K responses of R tokens: all of them real in the estimate.
+
+    Attributes:
+      batch, prefix, responses, response_length: B, P, K, R.
+    """
+
+    batch: int
+    prefix: int
+    responses: int
+    response_length: int
+
+    @property
+    def tokens(self) -> int:
+        """Of one tree."""
+        return self.prefix + self.responses * self.response_length
+
+    @property
+    def layout(self) -> TreeLayout:
+        """Of one tree."""
+        return TreeLayout(self.prefix, self.responses, self.response_length)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jitted function and what it is called with.
+
+    Attributes:
+      function: of :func:`jax.jit`.
+      arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
+      flops: what its result needs on all chips together, without anything computed twice or in vain.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    flops: float
+
+
+def scoring_program(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str) -> Program:
+    """The scorer of :func:`prb_jax.scoring.reward_model.make_score_fn` and a batch of one shape.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+    """
+    _check(config, shape, mesh)
+    kind = jnp.dtype(dtype)
+    readout = choose_readout(
+        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where="model"
+    )
+    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
+    shardings = parameter_shardings(weights, mesh)
+    function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
+    batch = _batch(shape, mesh)
+    return Program(function, (_placed(weights, shardings), batch), forward_flops(config, shape))
+
+
+def training_program(
+    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, tuning: Tuning, remat: str
+) -> Program:
+    """``accumulate`` of :func:`prb_jax.training.step.make_train_step`: forward and backward of a batch.
+
+    Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: a head with several labels.
+    """
+    _check(config, shape, mesh)
+    lora = LoraConfig()
+    trainable, frozen = jax.eval_shape(
+        lambda params: split_params(params, tuning=tuning, lora=lora),
+        abstract_params(config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32),
+    )
+    step = make_train_step(
+        config,
+        mesh=mesh,
+        dtype=jnp.dtype(dtype),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(steps=1000),
+        trainable=trainable,
+        frozen=frozen,
+        lora_scale=lora.scale if tuning == "lora" else 1.0,
+        remat=remat,
+    )
+    state = _placed(jax.eval_shape(step.init, trainable), step.state_shardings)
+
+    def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
+
+    count, responses = shape.batch, shape.responses
+    extras: Any = {
+        "labels": rows(jnp.float32, count, responses),
+        "mask": rows(jnp.bool_, count, responses),
+        "margin": rows(jnp.float32, count),
+        "weights": rows(jnp.float32, count),
+        "users": rows(jnp.int32, count),
+    }
+    arguments = (state, _placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
+    return Program(step.accumulate, arguments, PASSES[tuning] * forward_flops(config, shape))
+
+
+def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
+    """Matrices, and attention over the pairs of tokens that see each other."""
+    attention = sum(
+        attention_flops(
+            shape.layout,
+            heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            window=config.sliding_window if slides else None,
+        )
+        for slides in config.layer_windows
+    )
+    return shape.batch * (matrix_flops_per_token(config) * shape.tokens + attention)
+
+
+def executed_flops(jaxpr: Any) -> float:
+    """FLOPs of all matrix products that a traced program runs, on all chips together.
+
+    Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
+    dearest counts.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            contracted = parameters["dimension_numbers"][0][0]
+            left = equation.invars[0].aval.shape
+            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+        elif name == "cond":
+            total += max(executed_flops(branch) for branch in parameters["branches"])
+        else:
+            inner = sum(executed_flops(each) for each in _inner(parameters))
+            total += inner * (parameters["length"] if name == "scan" else 1)
+    return total
+
+
+def _inner(parameters: dict[str, Any]) -> list[Any]:
+    values = [
+        x for each in parameters.values() for x in (each if isinstance(each, tuple | list) else (each,))
+    ]
+    return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
+
+
+def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    shards = mesh_shape(mesh).batch_shards
+    if shape.batch % shards:
+        raise MeshError(
+            f"mesh axis data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} does not divide "
+            f"a batch of {shape.batch}"
+        )
+    longest = shape.prefix + shape.response_length
+    if longest > config.max_position_embeddings:
+        raise MeshError(
+            f"conversations of {longest} tokens (prefix {shape.prefix}, response {shape.response_length}), "
+            f"but the model was made for {config.max_position_embeddings} (max_position_embeddings)"
+        )
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, shapes, shardings)
+
+
+def _batch(shape: BatchShape, mesh: Mesh) -> TreeBatch:
+    count, responses = shape.batch, shape.responses
+
+    def rows(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, jnp.int32, sharding=batch_sharding(mesh, len(sizes)))
+
+    return TreeBatch(
+        prefix=rows(count, shape.prefix),
+        prefix_lengths=rows(count),
+        responses=rows(count, responses, shape.response_length),
+        response_lengths=rows(count, responses),
+        read=rows(count, responses),
+    )

@@ -1,0 +1,93 @@
+"""Which mesh and batch size suit a slice: tries them and orders what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import MeshError
+from prb_jax.models.config import DecoderConfig
+from prb_jax.plan.chips import describe_slice
+from prb_jax.plan.planner import Plan, plan_on, read_model
+from prb_jax.training.step import Tuning
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep found.
+
+    Attributes:
+      plans: those that fit, most FLOPs a second first; then the others, smallest peak first.
+      refused: meshes that cannot be, with the reason.
+    """
+
+    plans: tuple[Plan, ...]
+    refused: dict[str, str]
+
+    @property
+    def best(self) -> Plan | None:
+        """The fastest that fits."""
+        return self.plans[0] if self.plans and self.plans[0].fits else None
+
+
+def sweep(
+    model: str | Path | DecoderConfig,
+    *,
+    topology: str,
+    batches: tuple[int, ...] = (),
+    train: bool = False,
+    tuning: Tuning = "full",
+    prefix: int = 3840,
+    responses: int = 2,
+    response_length: int = 128,
+    dtype: str = "bfloat16",
+    remat: str = "none",
+    report: Callable[[Plan], None] = lambda found: None,
+) -> Sweep:
+    """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size.
+
+    Args:
+      batches: trees of a step; one, two and four for each part that the mesh splits a batch into if none
+        are given. A batch size that one mesh does not divide is left out for that mesh. After one that
+        does not fit, larger ones are not tried.
+      report: called with each plan as soon as it is there.
+      model, topology, train, tuning, prefix, responses, response_length, dtype, remat: as in
+        :func:`prb_jax.plan.plan`.
+
+    Raises:
+      As :func:`prb_jax.plan.plan`; MeshError also if no mesh at all divides the model and a batch.
+    """
+    place, config = describe_slice(topology), read_model(model)
+    options: dict[str, Any] = {
+        "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
+        "response_length": response_length, "dtype": dtype, "remat": remat,
+    }  # fmt: skip
+    plans: list[Plan] = []
+    refused: dict[str, str] = {}
+    for tensor in _divisors(len(place.devices), at_most=8):
+        fsdp = len(place.devices) // tensor
+        mesh = f"fsdp={fsdp},tensor={tensor}"
+        for batch in sorted(batches) or (fsdp, 2 * fsdp, 4 * fsdp):
+            try:
+                found = plan_on(place, config, mesh=mesh, batch=batch, **options)
+            except MeshError as error:
+                refused[f"{mesh} batch={batch}"] = str(error)
+                continue
+            plans.append(found)
+            report(found)
+            if not found.fits:
+                break
+    if not plans:
+        raise MeshError(f"no mesh of {topology} can be: {next(iter(refused.values()))}")
+    return Sweep(tuple(sorted(plans, key=_rank)), refused)
+
+
+def _divisors(number: int, *, at_most: int) -> Iterator[int]:
+    return (size for size in range(1, min(number, at_most) + 1) if number % size == 0)
+
+
+def _rank(found: Plan) -> tuple[bool, float]:
+    speed = found.flops / found.estimated_seconds if found.estimated_seconds else 0.0
+    return not found.fits, -speed if found.fits else found.peak_bytes_per_chip

@@ -1,0 +1,287 @@
+"""Plans: the roofline's arithmetic, refusals, and real programs compiled for TPUs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import jax
+import pytest
+from rich.console import Console
+
+from prb_jax import cli
+from prb_jax.errors import CheckpointError, MeshError, RunError
+from prb_jax.models.config import parse_config
+from prb_jax.plan import Plan, plan, sweep
+from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
+from prb_jax.plan.command import plan_table, sweep_table
+from prb_jax.plan.costs import Collective
+from prb_jax.plan.planner import needed_bytes, read_model, roofline
+from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.sharding import make_mesh
+
+GIB = 1024**3
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "model_type": "qwen3",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 1024,
+    "num_labels": 1,
+    "pad_token_id": 0,
+}
+SHAPE: dict[str, Any] = {"prefix": 128, "responses": 2, "response_length": 64}
+KEYS = {
+    "fits", "chips", "peak_bytes_per_chip", "argument_bytes_per_chip", "temp_bytes_per_chip", "hbm_bytes_per_chip",
+    "flops", "estimated_seconds", "estimated_mfu", "collectives", "compile_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def test_roofline():
+    chip = CHIPS["v5e"]
+    sides = roofline(chip, chips=4, matmul_flops=4 * 197e12, memory_bytes=819e9 / 2, link_bytes=200e9 / 4)
+    assert sides == pytest.approx({"matrix products": 1.0, "memory": 0.5, "links": 0.25})
+
+
+def test_what_the_compiler_says_it_needs():
+    message = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. " \
+        "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."  # fmt: skip
+    assert needed_bytes(message) == round(20.5 * GIB)
+    assert needed_bytes("something else") == 0
+
+
+def test_forward_flops_by_hand():
+    config = parse_config(TINY, where="tiny")
+    shape = BatchShape(batch=3, prefix=4, responses=2, response_length=2)
+    matrices = 256 * (2 * 256 + 2 * 128 + 3 * 512)
+    pairs = (1 + 2 + 3 + 4) + 2 * (5 + 6)
+    by_hand = 3 * 3 * (2 * matrices * 8 + 4 * pairs * 4 * 64)
+    assert forward_flops(config, shape) == by_hand
+
+
+def test_products_of_the_traced_programs():
+    """Blocks of queries against all earlier keys cost a little more than the visible pairs; a trained
+    model costs three forward passes, and four with all of it computed again. At this width the products
+    of adapters are an eighth of the matrices'."""
+    config = parse_config(TINY, where="tiny")
+    shape = BatchShape(batch=2, **SHAPE)
+    mesh = make_mesh(devices=jax.devices()[:1])
+
+    def products(program: Any) -> float:
+        return executed_flops(program.function.trace(*program.arguments).jaxpr) / forward_flops(config, shape)
+
+    train: Any = {"mesh": mesh, "dtype": "bfloat16", "remat": "none"}
+    assert 1.0 < products(scoring_program(config, shape, mesh=mesh, dtype="bfloat16")) < 1.1
+    assert 3.0 < products(training_program(config, shape, tuning="full", **train)) < 3.3
+    assert 2.0 < products(training_program(config, shape, tuning="lora", **train)) < 2.7
+    again = training_program(config, shape, tuning="full", **{**train, "remat": "full"})
+    assert 4.0 < products(again) < 4.4
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5e:", "v5e:4", "v9:2x2", "v5e:4x0", "v5e:4x4x4x4", "4x4"])
+def test_topologies_that_cannot_be(name: str):
+    with pytest.raises(MeshError, match=r"expected GENERATION:SHAPE as in v5e:4x4.*v4, v5e, v5p, v6e"):
+        parse_topology(name)
+
+
+def test_chips_of_a_topology():
+    assert parse_topology("v5p:2x2x4") == (CHIPS["v5p"], 16)
+
+
+def test_without_libtpu(monkeypatch, capsys):
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("no libtpu")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
+    with pytest.raises(RunError, match=r"planning needs libtpu.*pip install 'prb-jax\[plan\]'"):
+        plan("qwen3-40m", topology="v5e:2x2")
+    assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_models_that_cannot_be_read(tmp_path):
+    with pytest.raises(CheckpointError, match=r"expected a config.json, a folder that holds one, or a shape"):
+        read_model(tmp_path / "none")
+    (tmp_path / "bad.json").write_text("[1")
+    with pytest.raises(CheckpointError, match=r"bad.json: cannot be read as JSON"):
+        read_model(tmp_path / "bad.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="expected a JSON object, found list"):
+        read_model(tmp_path / "list.json")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
+        (["--remat", "full"], "--remat is for training only: it needs --train"),
+        (["--sweep", "--mesh", "fsdp=4"], "--sweep tries meshes itself"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: list[str], message: str, capsys):
+    assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def made(mesh: str, batch: int, *, fits: bool, seconds: float | None, peak: int) -> Plan:
+    return Plan(
+        fits=fits, chips=4, peak_bytes_per_chip=peak, argument_bytes_per_chip=1, temp_bytes_per_chip=1,
+        hbm_bytes_per_chip=16 * GIB, flops=100.0 * batch, estimated_seconds=seconds, estimated_mfu=0.5,
+        collectives={"all-gather": Collective(2, 3.0)}, compile_seconds=1.0, mesh=mesh, batch=batch,
+    )  # fmt: skip
+
+
+def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
+    """Of 4 chips: fsdp=4 up to a batch that does not fit; tensor=2 slower; tensor=4 refused."""
+    asked: list[tuple[str, int]] = []
+
+    def planned(place: Any, config: Any, *, mesh: str, batch: int, **_: Any) -> Plan:
+        asked.append((mesh, batch))
+        if mesh == "fsdp=1,tensor=4":
+            raise MeshError("heads")
+        slow = 2.0 if "tensor=2" in mesh else 1.0
+        fits = not (mesh == "fsdp=4,tensor=1" and batch > 4)
+        return made(mesh, batch, fits=fits, seconds=slow if fits else None, peak=batch)
+
+    monkeypatch.setattr("prb_jax.plan.sweeping.plan_on", planned)
+    monkeypatch.setattr(
+        "prb_jax.plan.sweeping.describe_slice", lambda name: Slice(name, CHIPS["v5e"], [None] * 4)
+    )
+    seen: list[Plan] = []
+    result = sweep("qwen3-40m", topology="v5e:2x2", report=seen.append)
+    assert [(each.mesh, each.batch, each.fits) for each in result.plans] == [
+        ("fsdp=4,tensor=1", 4, True),
+        ("fsdp=2,tensor=2", 8, True),
+        ("fsdp=2,tensor=2", 4, True),
+        ("fsdp=2,tensor=2", 2, True),
+        ("fsdp=4,tensor=1", 8, False),
+    ]
+    assert result.best is result.plans[0]
+    assert ("fsdp=4,tensor=1", 16) not in asked
+    assert len(seen) == 5
+    assert set(result.refused.values()) == {"heads"}
+
+
+def test_a_sweep_without_any_mesh(monkeypatch):
+    monkeypatch.setattr(
+        "prb_jax.plan.sweeping.describe_slice", lambda name: Slice(name, CHIPS["v5e"], jax.devices()[:1])
+    )
+    with pytest.raises(MeshError, match=r"no mesh of v5e:1x1 can be: .*max_position_embeddings"):
+        sweep("qwen3-40m", topology="v5e:1x1", prefix=100_000)
+
+
+def test_tables():
+    fitting = made("fsdp=4", 8, fits=True, seconds=0.5, peak=2 * GIB)
+    refused = made("fsdp=2,tensor=2", 8, fits=False, seconds=None, peak=20 * GIB)
+    console = Console(width=120, file=io.StringIO())
+    console.print(plan_table(fitting, title="one"))
+    console.print(sweep_table((fitting, refused), title="two"))
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "2.00 GiB of 16.00 GiB" in text
+    assert "50.0 %" in text
+    assert "all-gather" in text
+    assert "20.00 GiB" in text
+
+
+class TestOnTpus:
+    """Compiled by libtpu."""
+
+    @pytest.fixture(autouse=True)
+    def _libtpu(self):
+        pytest.importorskip("libtpu")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"mesh": "fsdp=2"}, "mesh 'fsdp=2' takes 2 devices, but 4 are present"),
+            ({"mesh": "tensor=4"}, "mesh axis tensor=4 does not divide num_key_value_heads=2"),
+            ({"mesh": "fsdp=4", "batch": 6}, "mesh axis data=1 x fsdp=4 does not divide a batch of 6"),
+            ({"prefix": 4096}, r"the model was made for 1024 \(max_position_embeddings\)"),
+        ],
+    )
+    def test_what_does_not_divide(self, config_file, options: dict[str, Any], message: str):
+        with pytest.raises(MeshError, match=message):
+            plan(config_file, topology="v5e:2x2", **{**SHAPE, **options})
+
+    def test_a_slice_that_does_not_exist(self):
+        with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
+            describe_slice("v5e:3x7")
+
+    @pytest.mark.filterwarnings("error:Error reading persistent compilation cache")
+    def test_a_tiny_model(self, config_file, capsys):
+        command = [
+            "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
+            "--response-length", "64", "--batch", "8", "--json",
+        ]  # fmt: skip
+        assert cli.main(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found) == KEYS
+        assert found["fits"] is True
+        assert found["chips"] == 4
+        assert found["hbm_bytes_per_chip"] == 16 * GIB
+        weights = 2 * (512 * 256 + 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512)) / 4
+        assert weights < found["argument_bytes_per_chip"] < 1.1 * weights
+        assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] + found["temp_bytes_per_chip"]
+        assert found["flops"] == forward_flops(parse_config(TINY, where="tiny"), BatchShape(batch=8, **SHAPE))
+        assert 0 < found["estimated_mfu"] < 1
+        used = found["flops"] / (found["estimated_seconds"] * 4 * CHIPS["v5e"].bf16_flops)
+        assert found["estimated_mfu"] == pytest.approx(used)
+        # Each layer's matrices are gathered once, whole or piece by piece round a ring.
+        layers = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512) * 2
+        sent = sum(
+            found["collectives"].get(kind, {"bytes": 0})["bytes"]
+            for kind in ("all-gather", "collective-permute")
+        )
+        assert 0.7 * layers < sent < 1.3 * layers
+
+
+def check(found: Any, *, below: float) -> None:
+    assert found.fits
+    assert found.peak_bytes_per_chip < below * GIB
+    assert found.unknown_loops == 0
+    assert found.estimated_seconds is not None
+    assert math.isfinite(found.estimated_seconds)
+
+
+@pytest.mark.slow
+class TestLargeModels:
+    """Real sizes: minutes each."""
+
+    @pytest.fixture(autouse=True)
+    def _libtpu(self):
+        pytest.importorskip("libtpu")
+
+    weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) * 2  # bytes of the 8B shape's layers
+
+    def test_8b_scoring_on_v5e(self):
+        found = plan("qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", batch=32)
+        check(found, below=2.5)
+        # Nothing but weights and the embedded tokens moves, and each layer's weights once: piece by piece
+        # round a ring (17 pieces of each of seven matrices) or whole.
+        assert sum(each.count for each in found.collectives.values()) <= 36 * 7 * 17 + 3
+        moved = sum(each.bytes for each in found.collectives.values())
+        assert 0.9 < moved / self.weights < 1.1
+
+    def test_8b_lora_training_on_v5e(self):
+        found = plan(
+            "qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", train=True, tuning="lora", batch=16, remat="full"
+        )
+        check(found, below=5.0)
+        # The weights move in the forward pass, when it is computed again, and in the backward pass.
+        moved = sum(each.bytes for each in found.collectives.values())
+        assert 2.8 < moved / self.weights < 3.4
