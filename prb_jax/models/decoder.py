@@ -152,7 +152,8 @@ def decode_tree(
     """
     layout = layout_of(batch)
     constrain = constrainer(mesh)
-    if mesh is not None and attention is blockwise_attention:
+    ours = attention is blockwise_attention
+    if mesh is not None and ours:
         # The program may be compiled for other devices than those of this process.
         attention = functools.partial(attention, sequential=mesh.devices.flat[0].platform == "cpu")
     positions = tree_positions(batch)
@@ -183,7 +184,7 @@ def decode_tree(
 
     # With more layers the last one could be cut down likewise, for 1/L of the time, but only by taking
     # its weights out of the stack, which copies the stack.
-    if places is not None and config.num_hidden_layers == 1 and attention is blockwise_attention:
+    if places is not None and config.num_hidden_layers == 1 and ours:
         slides_only = any(slides)
         attend = functools.partial(attend_from_reads, places=places, window=window if slides_only else None)
         only = functools.partial(
