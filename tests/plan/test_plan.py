@@ -277,6 +277,18 @@ class TestLargeModels:
         moved = sum(each.bytes for each in found.collectives.values())
         assert 0.9 < moved / self.weights < 1.1
 
+    def test_70b_scoring_on_v5e(self):
+        config = {
+            "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 128_256,
+            "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+            "max_position_embeddings": 8192, "num_labels": 1, "pad_token_id": 0,
+        }  # fmt: skip
+        found = plan(parse_config(config, where="70b"), topology="v5e:4x4", mesh="fsdp=16", batch=16)
+        check(found, below=10.5)
+        weights = 80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672) * 2
+        assert 0.9 < sum(each.bytes for each in found.collectives.values()) / weights < 1.1
+
     def test_8b_lora_training_on_v5e(self):
         found = plan(
             "qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", train=True, tuning="lora", batch=16, remat="full"
