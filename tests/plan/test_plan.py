@@ -62,6 +62,9 @@ def test_what_the_compiler_says_it_needs():
     message = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. " \
         "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."  # fmt: skip
     assert needed_bytes(message) == round(20.5 * GIB)
+    message = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required " \
+        "for HLO temporaries (16.50G) exceeds available HBM (15.75G). HLO module: jit_score."  # fmt: skip
+    assert needed_bytes(message) == round(16.5 * GIB)
     assert needed_bytes("something else") == 0
 
 
@@ -221,6 +224,19 @@ class TestOnTpus:
     def test_a_slice_that_does_not_exist(self):
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
+
+    def test_a_model_that_does_not_fit(self, tmp_path, capsys):
+        """An embedding of 24 GiB a chip."""
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**TINY, "vocab_size": 200_000_000}))
+        command = ["plan", str(path), "--topology", "v5e:2x2", "--prefix", "128", "--json"]
+        assert cli.main(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found) == KEYS
+        assert found["fits"] is False
+        assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] > 23 * GIB
+        assert found["estimated_seconds"] is None
+        assert found["collectives"] == {}
 
     @pytest.mark.filterwarnings("error:Error reading persistent compilation cache")
     def test_a_tiny_model(self, config_file, capsys):
