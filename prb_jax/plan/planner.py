@@ -265,8 +265,12 @@ def _refused(program: Program, place: Slice, message: str, seconds: float, *, me
 
 
 def needed_bytes(message: str) -> int:
-    """What a program would need, from the compiler's words "Used 20.50G of 15.75G hbm"; 0 without them."""
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    """What a program would need in all, from the compiler's refusal; 0 where it does not say.
+
+    Some versions write "total memory required for HLO temporaries (20.00G)", which includes arguments,
+    others "Used 20.50G of 15.75G hbm".
+    """
+    found = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\)| of [\d.]+[KMGT]? hbm)", message)
     return round(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 

@@ -62,6 +62,9 @@ def test_what_the_compiler_says_it_needs():
     message = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. " \
         "Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G."  # fmt: skip
     assert needed_bytes(message) == round(20.5 * GIB)
+    message = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required " \
+        "for HLO temporaries (16.50G) exceeds available HBM (15.75G). HLO module: jit_score."  # fmt: skip
+    assert needed_bytes(message) == round(16.5 * GIB)
     assert needed_bytes("something else") == 0
 
 
@@ -222,6 +225,19 @@ class TestOnTpus:
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
 
+    def test_a_model_that_does_not_fit(self, tmp_path, capsys):
+        """An embedding of 24 GiB a chip."""
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**TINY, "vocab_size": 200_000_000}))
+        command = ["plan", str(path), "--topology", "v5e:2x2", "--prefix", "128", "--json"]
+        assert cli.main(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found) == KEYS
+        assert found["fits"] is False
+        assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] > 23 * GIB
+        assert found["estimated_seconds"] is None
+        assert found["collectives"] == {}
+
     @pytest.mark.filterwarnings("error:Error reading persistent compilation cache")
     def test_a_tiny_model(self, config_file, capsys):
         command = [
@@ -276,6 +292,18 @@ class TestLargeModels:
         assert sum(each.count for each in found.collectives.values()) <= 36 * 7 * 17 + 3
         moved = sum(each.bytes for each in found.collectives.values())
         assert 0.9 < moved / self.weights < 1.1
+
+    def test_70b_scoring_on_v5e(self):
+        config = {
+            "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 128_256,
+            "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+            "max_position_embeddings": 8192, "num_labels": 1, "pad_token_id": 0,
+        }  # fmt: skip
+        found = plan(parse_config(config, where="70b"), topology="v5e:4x4", mesh="fsdp=16", batch=16)
+        check(found, below=10.5)
+        weights = 80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672) * 2
+        assert 0.9 < sum(each.bytes for each in found.collectives.values()) / weights < 1.1
 
     def test_8b_lora_training_on_v5e(self):
         found = plan(
