@@ -7,8 +7,9 @@ roofline: the largest of
 - memory: bytes that a chip's program reads and writes in main memory, over its bandwidth;
 - links: bytes that a chip sends in collectives, over the bandwidth of all its links.
 
-That is what perfect overlap and links that are all in use would give: no run is faster. The MFU is FLOPs on
-paper (nothing computed twice, padding none) over that time and the chips' peak.
+That is what perfect overlap and links that are all in use would give, with vector units, latencies and waiting
+left out: no run is faster. The MFU is FLOPs on paper (nothing computed twice, padding none) over that time and
+the chips' peak.
 """
 
 from prb_jax.plan.planner import Plan, plan

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from prb_jax.plan.planner import Plan, plan
@@ -32,6 +33,8 @@ def run(options: argparse.Namespace) -> Group | None:
     if not options.sweep:
         found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)
         if options.json:
+            if found.note:
+                print(f"prb: {found.note}", file=sys.stderr)
             print(json.dumps(found.to_json()))
             return None
         return plan_table(found, title=_title(options))
@@ -66,8 +69,8 @@ def plan_table(found: Plan, *, title: str) -> Group:
             facts.add_row(f"  {side}", f"{seconds:.3g} s")
         facts.add_row("MFU, at best", f"{100 * found.estimated_mfu:.1f} %")
     facts.add_row("compiled in", f"{found.compile_seconds:.1f} s")
-    if found.unknown_loops:
-        facts.add_row("loops of unknown length", f"{found.unknown_loops}: their bodies count once")
+    if found.note:
+        facts.add_row("note", escape(found.note))
     parts = [facts]
     if found.collectives:
         table = Table(box=SIMPLE_HEAD)
@@ -101,7 +104,7 @@ def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
 def _verdict(each: Plan) -> str:
     size = f"{_gib(each.peak_bytes_per_chip)} of {_gib(each.hbm_bytes_per_chip)} a chip"
     if each.estimated_seconds is None:
-        return f"does not fit, {size}"
+        return f"{'fits' if each.fits else 'does not fit'}, {size}"
     return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
 
 

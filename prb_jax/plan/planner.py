@@ -43,13 +43,16 @@ class Plan:
       temp_bytes_per_chip: temporaries.
       hbm_bytes_per_chip: what a chip has.
       flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
-      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
+      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit, and
+        where the program cannot be read.
       estimated_mfu: ``flops`` over that time and the chips' peak.
       collectives: by kind; see :class:`prb_jax.plan.costs.Collective`.
       compile_seconds: on this machine.
       mesh, batch: what was planned.
       seconds_by: each side of the roofline.
       unknown_loops: loops whose trip count could not be read; their bodies count once.
+      note: what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read
+        its program, that is the estimate and the collectives: the sizes hold nevertheless.
     """
 
     fits: bool
@@ -67,10 +70,11 @@ class Plan:
     batch: int = 0
     seconds_by: Mapping[Bound, float] = field(default_factory=dict)
     unknown_loops: int = 0
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without what was planned: JSON-ready."""
-        hidden = ("mesh", "batch", "seconds_by", "unknown_loops")
+        hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -203,7 +207,24 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     memory = cast(Any, compiled.memory_analysis())
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + max(0, results) + memory.temp_size_in_bytes
-    costs: Costs = program_costs(parse_module(compiled.as_text()), chips=chips)
+    fields: dict[str, Any] = {
+        "fits": peak <= place.chip.hbm_bytes,
+        "chips": chips,
+        "peak_bytes_per_chip": peak,
+        "argument_bytes_per_chip": memory.argument_size_in_bytes,
+        "temp_bytes_per_chip": memory.temp_size_in_bytes,
+        "hbm_bytes_per_chip": place.chip.hbm_bytes,
+        "flops": program.flops,
+        "compile_seconds": seconds,
+        "mesh": mesh,
+        "batch": batch,
+    }
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        note = f"jaxlib cannot read this program of libtpu's: {str(error).strip().splitlines()[0]}"
+        return Plan(**fields, estimated_seconds=None, estimated_mfu=None, collectives={}, note=note)
+    costs: Costs = program_costs(parse_module(text), chips=chips)
     sides = roofline(
         place.chip,
         chips=chips,
@@ -212,22 +233,15 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
         link_bytes=costs.link_bytes,
     )
     estimate = max(sides.values())
+    loops = costs.unknown_loops
     return Plan(
-        fits=peak <= place.chip.hbm_bytes,
-        chips=chips,
-        peak_bytes_per_chip=peak,
-        argument_bytes_per_chip=memory.argument_size_in_bytes,
-        temp_bytes_per_chip=memory.temp_size_in_bytes,
-        hbm_bytes_per_chip=place.chip.hbm_bytes,
-        flops=program.flops,
+        **fields,
         estimated_seconds=estimate,
         estimated_mfu=program.flops / (estimate * chips * place.chip.bf16_flops),
         collectives=costs.collectives,
-        compile_seconds=seconds,
-        mesh=mesh,
-        batch=batch,
         seconds_by=sides,
-        unknown_loops=costs.unknown_loops,
+        unknown_loops=loops,
+        note=f"{loops} loops of unknown length: their bodies count once" if loops else "",
     )
 
 

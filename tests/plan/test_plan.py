@@ -18,7 +18,7 @@ from prb_jax.plan import Plan, plan, sweep
 from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.command import plan_table, sweep_table
 from prb_jax.plan.costs import Collective
-from prb_jax.plan.planner import needed_bytes, read_model, roofline
+from prb_jax.plan.planner import _nothing_kept, needed_bytes, read_model, roofline
 from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
 from prb_jax.sharding import make_mesh
 
@@ -188,6 +188,14 @@ def test_a_sweep_without_any_mesh(monkeypatch):
         sweep("qwen3-40m", topology="v5e:1x1", prefix=100_000)
 
 
+def test_nothing_is_kept_in_the_compilation_cache():
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    with _nothing_kept():
+        assert getattr(jax.config, name) == math.inf
+    assert getattr(jax.config, name) == before
+
+
 def test_tables():
     fitting = made("fsdp=4", 8, fits=True, seconds=0.5, peak=2 * GIB)
     refused = made("fsdp=2,tensor=2", 8, fits=False, seconds=None, peak=20 * GIB)
@@ -238,7 +246,6 @@ class TestOnTpus:
         assert found["estimated_seconds"] is None
         assert found["collectives"] == {}
 
-    @pytest.mark.filterwarnings("error:Error reading persistent compilation cache")
     def test_a_tiny_model(self, config_file, capsys):
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
