@@ -213,6 +213,8 @@ def test_interrupt_of_a_real_process(tmp_path):
     process = subprocess.Popen(
         [*map(str, command), "--out", str(tmp_path / "r")],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Where the tests run in the background of a shell, its children would ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)

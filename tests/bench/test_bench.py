@@ -109,7 +109,7 @@ def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: s
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_training_beside_trl_starts_from_the_same_loss(
     folder: Path, tmp_path: Path, capsys, remat: str
 ) -> None:

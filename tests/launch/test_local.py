@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 from tests.launch.conftest import LAUNCH, ROOT, Stubs
 
@@ -71,8 +72,8 @@ def test_sigterm_comes_once(stubs: Stubs):
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     other = stubs.home / "logs" / "process-1.log"
-    while "ready\n" not in other.read_text():
-        pass
+    while not other.exists() or "ready\n" not in other.read_text():
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30)[0] == "saved\n"
     assert process.returncode == 75

@@ -209,7 +209,9 @@ def test_failures_keep_their_status(pod: Stubs):
 
 def test_preemption_that_shows_late(pod: Stubs):
     # The neighbours of a machine that went away fail first; what the cloud says follows.
-    command = f"(sleep 1; echo PREEMPTED >{pod.folder}/state) & exit 1"
+    # The state changes at once: whoever reads it meanwhile must not see half of each.
+    late = f"sleep 1; echo PREEMPTED >{pod.folder}/next; mv {pod.folder}/next {pod.folder}/state"
+    command = f"({late}) & exit 1"
     result = pod.run("tpu_run.sh", *WHERE, "--poll", "0", "--", "bash", "-c", command)
     assert result.returncode == 75
     assert "pod is PREEMPTED: it was taken away" in result.stderr
