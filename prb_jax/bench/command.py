@@ -299,41 +299,17 @@ def _line(result: BenchResult) -> str:
 
 
 def _print_table(results: Sequence[BenchResult], *, rival_name: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from prb_jax.bench.table import Column, print_results
 
-    table = Table(title="scoring", title_justify="left")
-    columns = [
-        "dtype",
-        "workload",
-        "comparisons/s",
-        "tokens/s",
-        "padding",
-        "compiles",
-        "compile s",
-        "of matmul peak",
-    ]
-    if rival_name:
-        columns += [f"{rival_name} comparisons/s", "its padding", "speed-up", "score difference"]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("dtype", "workload") else "right")
-    for r in results:
-        cells = [
-            r.dtype,
-            r.workload,
-            f"{r.pairs_per_second:.2f}",
-            f"{r.tokens_per_second:,.0f}",
-            f"{r.padding_waste:.0%}",
-            str(r.compiles),
-            f"{r.compile_seconds:.1f}",
-            f"{r.peak_share:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
-        ]
-        if rival_name and r.speedup is not None:
-            cells += [
-                f"{r.against_pairs_per_second:.3f}",
-                f"{r.against_padding_waste:.0%}",
-                f"{r.speedup:.2f}x",
-                "-" if r.largest_difference is None else f"{r.largest_difference:.1e}",
-            ]
-        table.add_row(*cells)
-    Console(width=180).print(table)
+    def difference(r: BenchResult) -> str:
+        return "-" if r.largest_difference is None else f"{r.largest_difference:.1e}"
+
+    print_results(
+        results,
+        title="scoring",
+        workload=lambda r: r.workload,
+        rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
+        rival_name=rival_name,
+        difference=Column("score difference", difference),
+        width=180,
+    )

@@ -26,18 +26,25 @@ def tree_flops(trees: Sequence[Tree], config: DecoderConfig) -> float:
     """What scoring these trees needs without any padding: matrices, and attention over visible pairs."""
     total = matrix_flops_per_token(config) * sum(tree.tokens for tree in trees)
     for tree in trees:
-        for slides in config.layer_windows:
-            window = config.sliding_window if slides else None
-            for response in tree.responses:
-                total += _attention(config, len(tree.prefix), 1, len(response), window)
-            shared = _attention(config, len(tree.prefix), 0, 1, window)
-            total -= (len(tree.responses) - 1) * shared
+        prefix = len(tree.prefix)
+        for response in tree.responses:
+            total += attention_flops_of_layers(config, TreeLayout(prefix, 1, len(response)))
+        shared = attention_flops_of_layers(config, TreeLayout(prefix, 0, 1))
+        total -= (len(tree.responses) - 1) * shared
     return total
 
 
-def _attention(config: DecoderConfig, prefix: int, responses: int, length: int, window: int | None) -> float:
-    layout = TreeLayout(prefix, responses, length)
-    return attention_flops(layout, heads=config.num_attention_heads, head_dim=config.head_dim, window=window)
+def attention_flops_of_layers(config: DecoderConfig, layout: TreeLayout) -> float:
+    """Attention of all layers over the visible pairs of one tree."""
+    return sum(
+        attention_flops(
+            layout,
+            heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            window=config.sliding_window if slides else None,
+        )
+        for slides in config.layer_windows
+    )
 
 
 def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:

@@ -16,16 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.bench.flops import measured_peak, tree_flops
+from prb_jax.bench.flops import measured_peak
+from prb_jax.bench.table import Column, print_results
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.sharding import mesh_shape
 from prb_jax.training.data import Examples, Order, choose_shapes
 from prb_jax.training.losses import LossConfig
 from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.step import TrainState, make_train_step, split_params
+from prb_jax.training.utilisation import training_flops
 
 if TYPE_CHECKING:
     from prb_jax.bench.padded_training import TrlTrainer
@@ -34,8 +35,6 @@ OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant",
 """What both sides train with."""
 
 _MAX_BUCKETS = 4
-_PASSES = 3.0
-"""FLOPs of a step in forward passes: forward, backward by activations, backward by weights."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,7 @@ def bench_training(
         "padding_waste": 1 - first.tokens / first.padded_tokens,
         "compiles": compiles,
         "compile_seconds": max(0.0, first.seconds - seconds),
-        "peak_share": _PASSES
-        * tree_flops(workload.trees, model.config)
-        / (seconds * peak * mesh_shape(model.mesh).devices),
+        "peak_share": training_flops(workload.trees, model.config, "full") / seconds / peak / model.mesh.size,
         "peak_gflops": peak / 1e9,
         "loss": first.loss,
     }
@@ -226,43 +223,13 @@ def line(result: TrainingResult) -> str:
 
 def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) -> None:
     """All results in the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="training", title_justify="left")
-    columns = [
-        "dtype",
-        "workload",
-        "pairs/s",
-        "tokens/s",
-        "padding",
-        "compiles",
-        "compile s",
-        "of matmul peak",
-        "loss",
-    ]
-    if rival_name:
-        columns += [f"{rival_name} pairs/s", "its padding", "speed-up", "loss difference"]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("dtype", "workload") else "right")
-    for r in results:
-        cells = [
-            r.dtype,
-            f"{r.pairs} pairs, {r.workload}",
-            f"{r.pairs_per_second:.3f}",
-            f"{r.tokens_per_second:,.0f}",
-            f"{r.padding_waste:.0%}",
-            str(r.compiles),
-            f"{r.compile_seconds:.1f}",
-            f"{r.peak_share:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
-            f"{r.loss:.4f}",
-        ]
-        if rival_name and r.speedup is not None:
-            cells += [
-                f"{r.against_pairs_per_second:.3f}",
-                f"{r.against_padding_waste:.0%}",
-                f"{r.speedup:.2f}x",
-                f"{r.loss_difference:.1e}",
-            ]
-        table.add_row(*cells)
-    Console(width=200).print(table)
+    print_results(
+        results,
+        title="training",
+        workload=lambda r: f"{r.pairs} pairs, {r.workload}",
+        rate=Column("pairs/s", lambda r: f"{r.pairs_per_second:.3f}"),
+        more=[Column("loss", lambda r: f"{r.loss:.4f}")],
+        rival_name=rival_name,
+        difference=Column("loss difference", lambda r: f"{r.loss_difference:.1e}"),
+        width=200,
+    )

@@ -27,7 +27,7 @@ from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
 from prb_jax.readouts.heads import Linear
-from prb_jax.readouts.states import TreeStates
+from prb_jax.readouts.states import TreeStates, read_places
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
 
@@ -324,8 +324,6 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    layout = layout_of(batch)
-    offsets = layout.prefix + layout.response_length * jnp.arange(layout.responses)
     # A linear head looks at nothing else; a single layer then has less to do.
     reads_only = isinstance(config.head, Linear)
     x = decode_tree(
@@ -338,7 +336,7 @@ def score_tree(
         lora_scale=lora_scale,
         remat=remat,
         soft_prompt=soft_prompt,
-        places=jnp.asarray(batch.read) + offsets[None] if reads_only else None,
+        places=read_places(batch) if reads_only else None,
     )
     norm = functools.partial(
         rms_norm,

@@ -12,10 +12,9 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan, plan
 from prb_jax.plan.sweeping import sweep
-
-_GIB = 1024**3
 
 
 def run(options: argparse.Namespace) -> Group | None:
@@ -117,4 +116,4 @@ def _title(options: argparse.Namespace) -> str:
 
 
 def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / 1024**2:.2f} MiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 1024**2:.2f} MiB"

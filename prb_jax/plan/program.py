@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.bench.flops import matrix_flops_per_token
+from prb_jax.bench.flops import attention_flops_of_layers, matrix_flops_per_token
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.models.attention import TreeLayout, attention_flops
+from prb_jax.models.attention import TreeLayout
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.readout import choose_readout
@@ -42,7 +42,7 @@ class BatchShape:
     @property
     def tokens(self) -> int:
         """Of one tree."""
-        return self.prefix + self.responses * self.response_length
+        return self.layout.tokens
 
     @property
     def layout(self) -> TreeLayout:
@@ -130,16 +130,8 @@ def training_program(
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     """Matrices, and attention over the pairs of tokens that see each other."""
-    attention = sum(
-        attention_flops(
-            shape.layout,
-            heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            window=config.sliding_window if slides else None,
-        )
-        for slides in config.layer_windows
-    )
-    return shape.batch * (matrix_flops_per_token(config) * shape.tokens + attention)
+    tree = matrix_flops_per_token(config) * shape.tokens + attention_flops_of_layers(config, shape.layout)
+    return shape.batch * tree
 
 
 def executed_flops(jaxpr: Any) -> float:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import RunError
-from prb_jax.scoring.runs import SUMMARY, check_same_inputs, lock_folder, write_json
+from prb_jax.scoring.runs import SUMMARY, check_same_inputs, held_folder, refuse_file, write_json
 
 QUICKSTART = "quickstart.json"
 REPORT = "report.md"
@@ -40,15 +39,8 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
       RunError: `out` is a file, cannot be written, holds another run, or another process is writing to it.
     """
     path = Path(out)
-    if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path}: the output folder is a file; give --out a folder")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        lock_folder(lock, path)
+    refuse_file(path)
+    with held_folder(path):
         # Through JSON once, so that what is compared is what will be read back.
         wanted = json.loads(json.dumps(inputs, allow_nan=False))
         found = _read(path)
@@ -57,8 +49,6 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
         else:
             write_json(path / QUICKSTART, {"kind": KIND, "format": 1, "inputs": wanted})
         yield path
-    finally:
-        os.close(lock)
 
 
 def read_finished(folder: Path) -> dict[str, Any] | None:

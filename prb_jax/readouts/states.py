@@ -11,6 +11,13 @@ import jax.numpy as jnp
 from prb_jax.trees.batches import TreeBatch
 
 
+def read_places(batch: TreeBatch) -> jax.Array:
+    """int32 [B, K]: where in the P + K * R columns of a batch each response's read position is."""
+    _, responses, length = batch.responses.shape
+    offsets = batch.prefix.shape[1] + length * jnp.arange(responses)
+    return jnp.asarray(batch.read) + offsets[None]
+
+
 @dataclass(frozen=True)
 class TreeStates:
     """What a head sees of a forward pass over B trees of K responses.
@@ -32,9 +39,7 @@ class TreeStates:
         if self.at_reads:
             # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
             return self.norm(self.hidden.astype(jnp.float32))
-        _, responses, length = self.batch.responses.shape
-        offsets = self.batch.prefix.shape[1] + length * jnp.arange(responses)
-        return self._at(jnp.asarray(self.batch.read) + offsets[None])
+        return self._at(read_places(self.batch))
 
     def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
         """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.errors import DataError, RunError
 from prb_jax.retrieval.rankers import RANKERS, Query
+from prb_jax.scoring.runs import replace_file
 from prb_jax.text.protocol import Protocol, parse_protocol
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -98,13 +97,9 @@ def _rows(data: str | Path) -> list[Row]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes to a temporary name and renames it; equal contents are equal bytes, gzipped or not."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Equal contents are equal bytes, gzipped or not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
-        os.replace(temporary, path)
+        replace_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from prb_jax.benchmarks import get_benchmark
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.runs import write_json
+from prb_jax.scoring.runs import write_json, writing
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text import protocol as rules
 from prb_jax.text.visible import visible
@@ -111,7 +111,10 @@ def write_result_files(
             chat_template=None if tokenizer is None else tokenizer.template_hash,
         )
         for path, content in files.items():
-            write_json(out / benchmark / path, content, indent=4, sort_keys=True)
+            file = out / benchmark / path
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, content, indent=4, sort_keys=True)
 
 
 def _conversations(

@@ -101,9 +101,14 @@ def check_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a run.
     """
     path = Path(out)
+    refuse_file(path)
     if path.is_dir():
         _read_run(path)
-    elif os.path.lexists(path):
+
+
+def refuse_file(path: Path) -> None:
+    """Raises RunError if the output folder is there already, and is none."""
+    if os.path.lexists(path) and not path.is_dir():
         raise RunError(f"{path}: the output folder is a file; give --out a folder")
 
 
@@ -158,7 +163,7 @@ def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
     with writing(path):
         os.fsync(run._scores)
         if list(run.rows) != list(ids):
-            _replace(path, b"".join(_line(row) for row in rows))
+            replace_file(path, b"".join(_line(row) for row in rows))
     return rows
 
 
@@ -166,8 +171,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2, sort_ke
     """Writes strict JSON (no NaN, no infinity) to a temporary name, then renames it to ``path``."""
     data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        replace_file(path, data)
 
 
 @contextlib.contextmanager
@@ -182,7 +186,12 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes to a temporary name and renames it: the file is there as a whole or not at all.
+
+    Raises:
+      OSError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -200,6 +209,25 @@ def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
+
+
+@contextlib.contextmanager
+def held_folder(path: Path) -> Iterator[None]:
+    """Makes a folder, with its parents, where there is none, and holds it against a second writer.
+
+    Raises:
+      RunError: it cannot be written, or another process holds it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        lock_folder(folder, path)
+        yield
+    finally:
+        os.close(folder)
 
 
 def lock_folder(folder: int, path: Path) -> None:

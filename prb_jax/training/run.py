@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import RunError
-from prb_jax.scoring.runs import check_same_inputs, lock_folder, write_json
+from prb_jax.scoring.runs import check_same_inputs, held_folder, refuse_file, write_json
 
 TRAIN = "train.json"
 CHECKPOINTS = "checkpoints"
@@ -34,8 +33,7 @@ def check_training_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a training run.
     """
     path = Path(out)
-    if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+    refuse_file(path)
     read_training(path)
 
 
@@ -85,13 +83,7 @@ def open_training(
     """
     path = Path(out)
     check_training_folder(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        lock_folder(lock, path)
+    with held_folder(path):
         # Through JSON once, so that what is compared is what will be read back.
         wanted = json.loads(json.dumps(inputs, allow_nan=False))
         found = read_training(path)
@@ -104,8 +96,6 @@ def open_training(
             run["sessions"] = [*run["sessions"], session]
             write_json(path / TRAIN, run)
         yield path
-    finally:
-        os.close(lock)
 
 
 def is_finished(out: str | Path) -> bool:

@@ -1,0 +1,65 @@
+"""The table of `prb bench`: what scoring and training have in common, and what each adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+
+class Column(NamedTuple):
+    """A heading, and the cell of a result."""
+
+    name: str
+    cell: Callable[[Any], str]
+
+
+def print_results(
+    results: Sequence[Any],
+    *,
+    title: str,
+    workload: Callable[[Any], str],
+    rate: Column,
+    more: Sequence[Column] = (),
+    rival_name: str | None,
+    difference: Column,
+    width: int,
+) -> None:
+    """All results in the terminal, a row each.
+
+    Args:
+      results: of :class:`prb_jax.bench.command.BenchResult` or :class:`prb_jax.bench.training.TrainingResult`.
+      title: above the table.
+      workload: names what was timed.
+      rate: comparisons a second.
+      more: columns after those that all have.
+      rival_name: what was timed beside, if anything: its columns follow.
+      difference: between the two.
+      width: of the table, in characters.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [
+        Column("dtype", lambda r: r.dtype),
+        Column("workload", workload),
+        rate,
+        Column("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),
+        Column("padding", lambda r: f"{r.padding_waste:.0%}"),
+        Column("compiles", lambda r: str(r.compiles)),
+        Column("compile s", lambda r: f"{r.compile_seconds:.1f}"),
+        Column("of matmul peak", lambda r: f"{r.peak_share:.0%} of {r.peak_gflops:,.0f} GFLOP/s"),
+        *more,
+    ]
+    if rival_name:
+        columns += [
+            Column(f"{rival_name} {rate.name}", lambda r: f"{r.against_pairs_per_second:.3f}"),
+            Column("its padding", lambda r: f"{r.against_padding_waste:.0%}"),
+            Column("speed-up", lambda r: f"{r.speedup:.2f}x"),
+            difference,
+        ]
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.name, justify="left" if column.name in ("dtype", "workload") else "right")
+    for result in results:
+        table.add_row(*(column.cell(result) for column in columns))
+    Console(width=width).print(table)
