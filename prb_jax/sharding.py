@@ -1,30 +1,38 @@
 """Meshes and shardings: one table says which mesh axis holds which logical axis.
 
-Axes of the mesh, always all three: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
-layer by layer) and ``tensor`` (heads and mlp split). Trees are dealt over ``data`` and ``fsdp``.
+Axes of the mesh, always all four: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
+layer by layer), ``sequence`` (the tokens of a tree split, for long profiles) and ``tensor`` (heads and mlp
+split). Trees are dealt over ``data`` and ``fsdp``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
 Constrain = Callable[[jax.Array, Sequence[str | None]], jax.Array]
+Gather = Callable[[dict[str, Any]], dict[str, Any]]
+
+# The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them.
+GATHERED = "gathered_weights"
 
 # Logical axis -> mesh axes that split it. None: replicated.
 RULES: Mapping[str, tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
-    "model": ("fsdp",),
+    "tokens": ("sequence",),
+    "model": ("fsdp", "sequence"),
     "heads": ("tensor",),
     "mlp": ("tensor",),
     "vocab": ("tensor",),
@@ -64,12 +72,13 @@ class MeshShape:
 
     data: int = 1
     fsdp: int = 1
+    sequence: int = 1
     tensor: int = 1
 
     @property
     def devices(self) -> int:
         """How many devices the mesh takes."""
-        return self.data * self.fsdp * self.tensor
+        return self.data * self.fsdp * self.sequence * self.tensor
 
     @property
     def batch_shards(self) -> int:
@@ -125,7 +134,7 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     found = list(jax.devices() if devices is None else devices)
     shape = parse_mesh(text, devices=len(found))
     return jax.make_mesh(
-        (shape.data, shape.fsdp, shape.tensor),
+        dataclasses.astuple(shape),
         MESH_AXES,
         axis_types=(AxisType.Auto,) * len(MESH_AXES),
         devices=found,
@@ -185,13 +194,26 @@ def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:
             raise MeshError(f"mesh axis tensor={tensor} does not divide {name}={count}")
 
 
+def check_tokens(mesh: Mesh, tokens: int) -> None:
+    """Every device takes as many tokens of a tree as the others.
+
+    Raises:
+        MeshError: the sequence axis does not divide the tokens.
+    """
+    if tokens % mesh.shape["sequence"]:
+        raise MeshError(
+            f"mesh axis sequence={mesh.shape['sequence']} does not divide the {tokens} tokens of a tree: "
+            "take a power of two, or change the lengths"
+        )
+
+
 def _check_divides(place: str, shape: tuple[int, ...], size: int, axis: str | None, mesh: Mesh) -> None:
     names = RULES[axis] if axis is not None else None
     if names is None:
         return
     parts = math.prod(mesh.shape[name] for name in names)
     if size % parts:
-        sizes = " x ".join(f"{name}={mesh.shape[name]}" for name in names)
+        sizes = " x ".join(f"{name}={mesh.shape[name]}" for name in names if mesh.shape[name] > 1)
         raise MeshError(f"mesh axis {sizes} does not divide {size} ({axis} axis of '{place}', shape {shape})")
 
 
@@ -217,6 +239,58 @@ def constrainer(mesh: Mesh | None) -> Constrain:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(axes)))
 
     return constrain
+
+
+def splits_weights(mesh: Mesh | None) -> bool:
+    """Whether matrices are split over axes on which the trees, or their tokens, are."""
+    return mesh is not None and math.prod(mesh.shape[name] for name in RULES["model"] or ()) > 1
+
+
+def gatherer(mesh: Mesh | None) -> Gather:
+    """A function of one layer's weights that brings their ``model`` axis together on every device.
+
+    Left to itself the compiler may split products instead, and then moves the same bytes in many small
+    steps and keeps more of them. Gradients go the other way: each device keeps the sum of its own part.
+    Without a mesh, or where nothing is split, it changes nothing.
+    """
+    if mesh is None or not splits_weights(mesh):
+        return lambda weights: weights
+
+    def gather(weights: dict[str, Any]) -> dict[str, Any]:
+        whole = {}
+        for name, weight in weights.items():
+            axes = parameter_axes(f"layers/{name}")[1:]  # the first one is that of the layers
+            if "model" not in axes:
+                whole[name] = weight
+                continue
+            split = NamedSharding(mesh, partition_spec(axes))
+            together = NamedSharding(
+                mesh, partition_spec([None if axis == "model" else axis for axis in axes])
+            )
+            whole[name] = checkpoint_name(_resharded(split, together, weight), GATHERED)
+        return whole
+
+    return gather
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _resharded(split: NamedSharding, together: NamedSharding, weight: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(weight, together)
+
+
+def _resharded_forward(
+    split: NamedSharding, together: NamedSharding, weight: jax.Array
+) -> tuple[jax.Array, None]:
+    return _resharded(split, together, weight), None
+
+
+def _resharded_backward(
+    split: NamedSharding, together: NamedSharding, kept: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(gradient, split),)
+
+
+_resharded.defvjp(_resharded_forward, _resharded_backward)
 
 
 def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

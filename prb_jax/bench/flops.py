@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prb_jax.models.attention import TreeLayout, attention_flops
+from prb_jax.models.attention import attention_flops
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.layers import matmul_precision
+from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.trees.tree import Tree
 
 

@@ -1,14 +1,9 @@
-"""Attention over trees: one mask, two implementations that agree.
-
-The tokens of a tree lie as ``[prefix | response 1 | ... | response K]`` in ``T = P + K * R`` places:
-the prefix right-aligned in P, every response left-aligned in its R. A token sees itself and what comes
-before it in the prefix and in its own response, never a sibling. Because prefix and responses meet at a
-fixed place, the distance between two tokens that see each other is static, and so are causality and
-sliding windows. Only the padding on the left of the prefix is dynamic; padding on the right of a
-response is hidden from real tokens by causality.
+"""Attention over trees: one mask (:mod:`prb_jax.models.tree_mask`), and implementations that agree.
 
 ``reference_attention`` writes the mask down whole and is the oracle of the tests.
 ``blockwise_attention`` never holds more than one block of queries times the keys it may see.
+:mod:`prb_jax.models.attention_splash` is the kernel for TPUs;
+:mod:`prb_jax.models.attention_choice` says which one a program gets.
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from jax.ad_checkpoint import checkpoint_name
 from prb_jax.models.attention_blocks import (
     MASKED,
     BlockPlan,
-    TreeLayout,
     attend_head,
     attend_head_backward,
 )
+from prb_jax.models.tree_mask import TreeLayout, TreeMask
 
 # Query rows (query positions times query heads per kv head) of one block. On CPUs the block of scores
 # then stays in the cache: twice the size costs 20 % of attention's speed, half of it costs 10 %.
@@ -40,20 +35,11 @@ BACKWARD_BLOCK_ROWS = 256
 ATTENTION_RESULTS = ("attention_out", "attention_log")
 
 
-def tree_mask(layout: TreeLayout, prefix_lengths: jax.Array, window: int | None) -> jax.Array:
+def tree_mask(mask: TreeMask, prefix_lengths: jax.Array) -> jax.Array:
     """The whole mask, for the oracle: bool [B, T, T], True where a query may see a key."""
-    index = jnp.arange(layout.tokens)
-    branch = jnp.where(index < layout.prefix, -1, (index - layout.prefix) // layout.response_length)
-    # The place in the sequence that a token would have alone, up to a constant per tree.
-    place = jnp.where(
-        index < layout.prefix, index, layout.prefix + (index - layout.prefix) % layout.response_length
-    )
-    same_line = (branch[None, :] == -1) | (branch[:, None] == branch[None, :])
-    visible = same_line & (place[None, :] <= place[:, None])
-    if window is not None:
-        visible &= place[:, None] - place[None, :] < window
-    real = index[None, :] >= layout.prefix - prefix_lengths[:, None]
-    return visible[None] & real[:, None, :]
+    index = jnp.arange(mask.layout.tokens)
+    real = index[None, :] >= mask.layout.prefix - prefix_lengths[:, None]
+    return mask.sees(index[:, None], index[None, :])[None] & real[:, None, :]
 
 
 def reference_attention(
@@ -85,7 +71,7 @@ def reference_attention(
     grouped = q.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim).astype(jnp.float32)
     scores = jnp.einsum("btgrh,bsgh->bgrts", grouped, k.astype(jnp.float32), precision="highest")
     scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-    mask = tree_mask(layout, prefix_lengths, window)
+    mask = tree_mask(TreeMask(layout, window), prefix_lengths)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1)
     out = jnp.einsum("bgrts,bsgh->btgrh", weights, v.astype(jnp.float32), precision="highest")
     return out.reshape(q.shape).astype(q.dtype)

@@ -19,24 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.models.layers import matmul_precision
+from prb_jax.models.tree_mask import TreeLayout
 
 # A finite stand-in for minus infinity: a query whose keys are all masked (padding) then averages over
 # them instead of giving NaN.
 MASKED = -1e30
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeLayout:
-    """The static shape of a batch of trees: P prefix tokens, K responses, R tokens each."""
-
-    prefix: int
-    responses: int
-    response_length: int
-
-    @property
-    def tokens(self) -> int:
-        """T = P + K * R."""
-        return self.prefix + self.responses * self.response_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

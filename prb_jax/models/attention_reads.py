@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from prb_jax.models.attention_blocks import MASKED, TreeLayout
+from prb_jax.models.attention_blocks import MASKED
 from prb_jax.models.layers import matmul_precision
+from prb_jax.models.tree_mask import TreeLayout
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:

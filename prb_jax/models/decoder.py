@@ -20,18 +20,19 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention import ATTENTION_RESULTS, TreeLayout, blockwise_attention
+from prb_jax.models.attention import ATTENTION_RESULTS
+from prb_jax.models.attention_choice import Attention, choose_attention
 from prb_jax.models.attention_reads import attend_from_reads, take_places
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
+from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.states import TreeStates, read_places
-from prb_jax.sharding import Constrain, constrainer
+from prb_jax.sharding import GATHERED, Constrain, check_tokens, constrainer, gatherer, splits_weights
 from prb_jax.trees.batches import TreeBatch
 
-Attention = Callable[..., jax.Array]
 Params = dict[str, Any]
 
 REMAT_POLICIES = ("none", "dots", "full")
@@ -135,7 +136,7 @@ def decode_tree(
     *,
     config: DecoderConfig,
     dtype: jnp.dtype,
-    attention: Attention = blockwise_attention,
+    attention: Attention | None = None,
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
     remat: str = "none",
@@ -151,11 +152,10 @@ def decode_tree(
             a single layer then computes queries, attention and mlp at these places only.
     """
     layout = layout_of(batch)
-    constrain = constrainer(mesh)
-    ours = attention is blockwise_attention
-    if mesh is not None and ours:
-        # The program may be compiled for other devices than those of this process.
-        attention = functools.partial(attention, sequential=mesh.devices.flat[0].platform == "cpu")
+    if mesh is not None:
+        check_tokens(mesh, layout.tokens)
+    constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
+    attend_trees = choose_attention(mesh, dtype).attend if attention is None else attention
     positions = tree_positions(batch)
     x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
     if soft_prompt is not None:
@@ -163,7 +163,7 @@ def decode_tree(
     if config.embedding_scale is not None:
         # The factor is rounded to the activations' dtype, as Gemma was trained.
         x = x * jnp.asarray(config.embedding_scale, dtype)
-    x = constrain(x, ("batch", None, None))
+    x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
     angles = rotary_angles(positions, full_rope)
@@ -184,47 +184,53 @@ def decode_tree(
 
     # With more layers the last one could be cut down likewise, for 1/L of the time, but only by taking
     # its weights out of the stack, which copies the stack.
-    if places is not None and config.num_hidden_layers == 1 and ours:
+    if places is not None and config.num_hidden_layers == 1 and attention is None:
         slides_only = any(slides)
         attend = functools.partial(attend_from_reads, places=places, window=window if slides_only else None)
         only = functools.partial(
             layer, angles=sliding_angles if slides_only else angles, attend=attend, places=places
         )
         weights = jax.tree.map(lambda leaf: leaf[0], params["layers"])
-        return rematerialised(only, remat)(x, weights)
+        return rematerialised(lambda x, w: only(x, gather(w)), remat, gathers=gathers)(x, weights)
 
     def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
         weights, is_sliding = inputs
+        weights = gather(weights)
 
         def run(sliding: bool, x: jax.Array) -> jax.Array:
-            attend = functools.partial(attention, window=window if sliding else None)
+            attend = functools.partial(attend_trees, window=window if sliding else None)
             return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend)
 
         if mixed:
             return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x), None
         return run(any(slides), x), None
 
-    x, _ = lax.scan(rematerialised(body, remat), x, (params["layers"], jnp.asarray(slides)))
+    x, _ = lax.scan(rematerialised(body, remat, gathers=gathers), x, (params["layers"], jnp.asarray(slides)))
     return x if places is None else take_places(x, places)
 
 
-def rematerialised(body: Callable[..., Any], policy: str) -> Callable[..., Any]:
+def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
     """A layer's body that keeps less for its backward pass, and computes the same.
 
     Args:
         body: of the scan over layers.
         policy: ``none`` keeps all that derivatives need; ``dots`` the results of matrix products and of
             attention; ``full`` nothing but the layer's input.
+        gathers: the body brings weights together that are split over devices; no policy keeps them whole.
 
     Raises:
         ValueError: an unknown policy.
     """
-    if policy == "none":
+    policies = jax.checkpoint_policies
+    if policy == "none" and not gathers:
         return body
+    if policy == "none":
+        return jax.checkpoint(
+            body, prevent_cse=False, policy=policies.save_anything_except_these_names(GATHERED)
+        )
     if policy == "full":
         return jax.checkpoint(body, prevent_cse=False)
     if policy == "dots":
-        policies = jax.checkpoint_policies
         kept = policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
         )
@@ -265,6 +271,7 @@ def _layer(
         scale_after_cast=config.norm_scale_after_cast,
     )
     rows, tokens, _ = x.shape
+    line = "tokens" if places is None else None
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
     project = functools.partial(adapted_project, weights=w, scale=lora_scale)
@@ -281,18 +288,18 @@ def _layer(
         q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
     q = rotate(q, *query_angles, scale=config.attention_scale)
     k = rotate(k, *angles)
-    q, k, v = (constrain(z, ("batch", None, "heads", None)) for z in (q, k, v))
+    q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
     y = attend(q, k, v, layout=layout, prefix_lengths=prefix_lengths, softcap=config.attn_logit_softcapping)
     y = project(y.reshape(rows, tokens, heads * head_dim), name="o")
     if config.post_norms:
         y = norm(y, w["post_attention_norm"])
-    x = constrain(x + y, ("batch", None, None))
+    x = constrain(x + y, ("batch", line, None))
 
     y = norm(x, w["mlp_norm"])
     y = project(gated(project(y, name="gate"), project(y, name="up"), config.hidden_activation), name="down")
     if config.post_norms:
         y = norm(y, w["post_mlp_norm"])
-    return constrain(x + y, ("batch", None, None))
+    return constrain(x + y, ("batch", line, None))
 
 
 def score_tree(
@@ -301,7 +308,7 @@ def score_tree(
     *,
     config: DecoderConfig,
     dtype: jnp.dtype,
-    attention: Attention = blockwise_attention,
+    attention: Attention | None = None,
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
     remat: str = "none",
@@ -315,7 +322,8 @@ def score_tree(
         batch: B trees.
         config: architecture.
         dtype: of activations.
-        attention: an implementation from :mod:`prb_jax.models.attention`.
+        attention: an implementation of attention; None for the machine's own, see
+            :func:`prb_jax.models.attention_choice.choose_attention`.
         mesh: how activations are split; None for one device.
         lora_scale: multiplies the updates of adapters, where ``params`` has any.
         remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see

@@ -61,6 +61,7 @@ def plan_table(found: Plan, *, title: str) -> Group:
     facts.add_row("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}")
     facts.add_row("  arguments", _gib(found.argument_bytes_per_chip))
     facts.add_row("  temporaries", _gib(found.temp_bytes_per_chip))
+    facts.add_row("attention", found.attention)
     facts.add_row("FLOPs of a step", f"{found.flops:.3g}")
     if found.estimated_seconds is not None and found.estimated_mfu is not None:
         facts.add_row("step, at best", f"{found.estimated_seconds:.3g} s")

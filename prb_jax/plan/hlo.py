@@ -16,6 +16,7 @@ from functools import cached_property
 from prb_jax.errors import RunError
 
 _HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
+_END = re.compile(r"^\}(\s|$)")  # and not "}}, ...": a kernel's metadata runs over several lines
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
 _CALLED = re.compile(r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
@@ -136,7 +137,7 @@ def parse_module(text: str) -> Module:
             if header is not None:
                 name, lines = header[2], {}
                 entry = name if header[1] else entry
-        elif line.startswith("}"):
+        elif _END.match(line):
             computations[name] = Computation(name, lines)
             name = None
         else:

@@ -8,14 +8,16 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import jax
+import jax.numpy as jnp
 
 from prb_jax.bench.shapes import SHAPES, shape_config
 from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import REMAT_POLICIES
 from prb_jax.plan.chips import Chip, Slice, describe_slice
@@ -43,8 +45,7 @@ class Plan:
       temp_bytes_per_chip: temporaries.
       hbm_bytes_per_chip: what a chip has.
       flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
-      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit, and
-        where the program cannot be read.
+      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
       estimated_mfu: ``flops`` over that time and the chips' peak.
       collectives: by kind; see :class:`prb_jax.plan.costs.Collective`.
       compile_seconds: on this machine.
@@ -52,7 +53,9 @@ class Plan:
       seconds_by: each side of the roofline.
       unknown_loops: loops whose trip count could not be read; their bodies count once.
       note: what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read
-        its program, that is the estimate and the collectives: the sizes hold nevertheless.
+        its program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate
+        is that of the matrix products alone.
+      attention: the implementation that the program holds.
     """
 
     fits: bool
@@ -71,10 +74,11 @@ class Plan:
     seconds_by: Mapping[Bound, float] = field(default_factory=dict)
     unknown_loops: int = 0
     note: str = ""
+    attention: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without what was planned: JSON-ready."""
-        hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note")
+        hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note", "attention")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -144,7 +148,8 @@ def plan_on(
     else:
         program = scoring_program(config, shape, mesh=devices, dtype=dtype)
     sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
-    return _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
+    found = _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
+    return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
 
 
 def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
@@ -222,26 +227,32 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-        note = f"jaxlib cannot read this program of libtpu's: {str(error).strip().splitlines()[0]}"
-        return Plan(**fields, estimated_seconds=None, estimated_mfu=None, collectives={}, note=note)
-    costs: Costs = program_costs(parse_module(text), chips=chips)
-    sides = roofline(
+        costs, known = Costs(), ("matrix products",)
+        note = (
+            "the estimate is that of matrix products alone, for jaxlib cannot read this program of libtpu's: "
+            + str(error).strip().splitlines()[0]
+        )
+    else:
+        costs, known = program_costs(parse_module(text), chips=chips), get_args(Bound)
+        loops = costs.unknown_loops
+        note = f"{loops} loops of unknown length: their bodies count once" if loops else ""
+    whole = roofline(
         place.chip,
         chips=chips,
-        matmul_flops=executed_flops(traced.jaxpr),
+        matmul_flops=executed_flops(traced.jaxpr, visited=program.visited),
         memory_bytes=costs.memory_bytes,
         link_bytes=costs.link_bytes,
     )
+    sides: dict[Bound, float] = {side: seconds for side, seconds in whole.items() if side in known}
     estimate = max(sides.values())
-    loops = costs.unknown_loops
     return Plan(
         **fields,
         estimated_seconds=estimate,
         estimated_mfu=program.flops / (estimate * chips * place.chip.bf16_flops),
         collectives=costs.collectives,
         seconds_by=sides,
-        unknown_loops=loops,
-        note=f"{loops} loops of unknown length: their bodies count once" if loops else "",
+        unknown_loops=costs.unknown_loops,
+        note=note,
     )
 
 

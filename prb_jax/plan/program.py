@@ -13,12 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.bench.flops import attention_flops_of_layers, matrix_flops_per_token
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.models.attention import TreeLayout
+from prb_jax.models.attention_splash import visited_share
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.readout import choose_readout
+from prb_jax.models.tree_mask import TreeLayout, TreeMask
 from prb_jax.scoring.reward_model import make_score_fn
-from prb_jax.sharding import batch_sharding, check_heads, mesh_shape, parameter_shardings
+from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training.losses import LossConfig
 from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.step import Extras, Tuning, make_train_step, split_params
@@ -58,11 +59,13 @@ class Program:
       function: of :func:`jax.jit`.
       arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
       flops: what its result needs on all chips together, without anything computed twice or in vain.
+      visited: the share of its attention kernel's steps that compute anything.
     """
 
     function: Any
     arguments: tuple[Any, ...]
     flops: float
+    visited: float
 
 
 def scoring_program(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str) -> Program:
@@ -80,7 +83,8 @@ def scoring_program(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dty
     shardings = parameter_shardings(weights, mesh)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
     batch = _batch(shape, mesh)
-    return Program(function, (_placed(weights, shardings), batch), forward_flops(config, shape))
+    arguments = (_placed(weights, shardings), batch)
+    return Program(function, arguments, forward_flops(config, shape), _visited(config, shape))
 
 
 def training_program(
@@ -125,7 +129,8 @@ def training_program(
         "users": rows(jnp.int32, count),
     }
     arguments = (state, _placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
-    return Program(step.accumulate, arguments, PASSES[tuning] * forward_flops(config, shape))
+    flops = PASSES[tuning] * forward_flops(config, shape)
+    return Program(step.accumulate, arguments, flops, _visited(config, shape))
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
@@ -134,11 +139,20 @@ def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     return shape.batch * tree
 
 
-def executed_flops(jaxpr: Any) -> float:
+def _visited(config: DecoderConfig, shape: BatchShape) -> float:
+    """Of layers that see all and layers with a window, the dearer."""
+    window = config.sliding_window if all(config.layer_windows) else None
+    return visited_share(TreeMask(shape.layout, window))
+
+
+def executed_flops(jaxpr: Any, *, visited: float = 1.0) -> float:
     """FLOPs of all matrix products that a traced program runs, on all chips together.
 
     Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
     dearest counts.
+
+    Args:
+      visited: the share of the steps in the grid of an attention kernel in which it does anything.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     total = 0.0
@@ -149,11 +163,22 @@ def executed_flops(jaxpr: Any) -> float:
             left = equation.invars[0].aval.shape
             total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
         elif name == "cond":
-            total += max(executed_flops(branch) for branch in parameters["branches"])
+            total += max(executed_flops(branch, visited=visited) for branch in parameters["branches"])
         else:
-            inner = sum(executed_flops(each) for each in _inner(parameters))
-            total += inner * (parameters["length"] if name == "scan" else 1)
+            inner = sum(executed_flops(each, visited=visited) for each in _inner(parameters))
+            total += inner * _runs(name, parameters, visited)
     return total
+
+
+def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
+    """How often an operation runs what is inside it, on all chips together."""
+    if name == "scan":
+        return parameters["length"]
+    if name == "shard_map":
+        return parameters["mesh"].size
+    if name == "pallas_call":
+        return visited * math.prod(parameters["grid_mapping"].grid)
+    return 1
 
 
 def _inner(parameters: dict[str, Any]) -> list[Any]:
@@ -171,6 +196,7 @@ def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
             f"mesh axis data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} does not divide "
             f"a batch of {shape.batch}"
         )
+    check_tokens(mesh, shape.tokens)
     longest = shape.prefix + shape.response_length
     if longest > config.max_position_embeddings:
         raise MeshError(

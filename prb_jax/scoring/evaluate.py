@@ -323,6 +323,7 @@ def _session(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:
     if mesh is not None:
         devices = mesh.devices.flatten().tolist()
         session["mesh"] = dict(mesh.shape)
+        session["attention"] = getattr(scorer, "attention", None)
         session["devices"] = {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

@@ -17,6 +17,7 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
@@ -182,6 +183,11 @@ class RewardModel:
         """How many users among those of the comparisons get the generic soft prompt because the model was
         not trained on them; None for a model without soft prompts."""
         return None if self.prompts is None else len(self.prompts.users.unknown(comparisons))
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention in its programs: the machine's and the dtype's."""
+        return choose_attention(self.mesh, jnp.dtype(self.dtype)).name
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
         """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty.

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention import (
-    TreeLayout,
     attention_flops,
     blockwise_attention,
     reference_attention,
     tree_mask,
 )
+from prb_jax.models.tree_mask import TreeLayout, TreeMask
 from tests.models.compiled_shapes import largest_square
 
 FLOAT32_TOLERANCE = 5e-6
@@ -146,7 +146,7 @@ def test_bfloat16_is_within_its_roundings(case: Case) -> None:
 
 def test_the_mask_by_hand() -> None:
     """Prefix of 3 (one of padding), two responses of 2, a window of 3."""
-    mask = np.asarray(tree_mask(TreeLayout(3, 2, 2), jnp.asarray([2]), 3))[0].astype(int)
+    mask = np.asarray(tree_mask(TreeMask(TreeLayout(3, 2, 2), 3), jnp.asarray([2])))[0].astype(int)
     assert mask[1:].tolist() == [
         [0, 1, 0, 0, 0, 0, 0],
         [0, 1, 1, 0, 0, 0, 0],
@@ -270,7 +270,7 @@ def test_no_square_of_the_prefix_is_ever_held(sequential: bool) -> None:
     ids=str,
 )
 def test_flops_count_the_pairs_of_the_mask(layout: TreeLayout, window: int | None) -> None:
-    pairs = int(np.asarray(tree_mask(layout, jnp.asarray([layout.prefix]), window)).sum())
+    pairs = int(np.asarray(tree_mask(TreeMask(layout, window), jnp.asarray([layout.prefix]))).sum())
     # A product of q and k, one of weights and v: two multiply-adds, of two operations each.
     assert attention_flops(layout, heads=6, head_dim=10, window=window) == 4 * pairs * 6 * 10
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention import TreeLayout, blockwise_attention, reference_attention
+from prb_jax.models.attention import blockwise_attention, reference_attention
 from prb_jax.models.decoder import score_tree
+from prb_jax.models.tree_mask import TreeLayout
 from tests.models.test_attention import Case
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention import TreeLayout, reference_attention
+from prb_jax.models.attention import reference_attention
 from prb_jax.models.attention_reads import attend_from_reads, take_places
 from prb_jax.models.config import load_config
 from prb_jax.models.decoder import decode_tree, init_params, score_tree
+from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree

@@ -18,8 +18,8 @@ from tests.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 MESHES = {
-    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3"],
-    8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default"],
+    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3", "sequence=2,tensor=2"],
+    8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default", "fsdp=2,sequence=4"],
 }
 REFUSED = {
     "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
@@ -92,7 +92,7 @@ def test_rows_are_dealt_over_data_and_fsdp(results: dict[str, Any]) -> None:
 
 
 def test_without_a_mesh_parameters_are_split_over_all_devices(results: dict[str, Any]) -> None:
-    assert results["default"]["axes"] == {"data": 1, "fsdp": 8, "tensor": 1}
+    assert results["default"]["axes"] == {"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("mesh", REFUSED)

@@ -12,6 +12,7 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.models.config import DecoderConfig, parse_config
 from prb_jax.sharding import (
+    MESH_AXES,
     PARAMETER_AXES,
     MeshShape,
     check_heads,
@@ -24,18 +25,18 @@ from prb_jax.sharding import (
 )
 
 GOLDEN = {
-    "embed": "tensor, fsdp",
-    "layers/q": "-, fsdp, tensor",
-    "layers/k": "-, fsdp, tensor",
-    "layers/v": "-, fsdp, tensor",
-    "layers/o": "-, tensor, fsdp",
+    "embed": "tensor, fsdp+sequence",
+    "layers/q": "-, fsdp+sequence, tensor",
+    "layers/k": "-, fsdp+sequence, tensor",
+    "layers/v": "-, fsdp+sequence, tensor",
+    "layers/o": "-, tensor, fsdp+sequence",
     "layers/q_bias": "-, tensor",
     "layers/k_bias": "-, tensor",
     "layers/v_bias": "-, tensor",
     "layers/o_bias": "-, -",
-    "layers/gate": "-, fsdp, tensor",
-    "layers/up": "-, fsdp, tensor",
-    "layers/down": "-, tensor, fsdp",
+    "layers/gate": "-, fsdp+sequence, tensor",
+    "layers/up": "-, fsdp+sequence, tensor",
+    "layers/down": "-, tensor, fsdp+sequence",
     "layers/gate_bias": "-, tensor",
     "layers/up_bias": "-, tensor",
     "layers/down_bias": "-, -",
@@ -64,7 +65,7 @@ def config(**changes: object) -> DecoderConfig:
 
 def mesh_of(**sizes: int) -> AbstractMesh:
     """A mesh without devices: enough to decide who gets what."""
-    shape = {"data": 1, "fsdp": 1, "tensor": 1} | sizes
+    shape = dict.fromkeys(MESH_AXES, 1) | sizes
     return AbstractMesh(tuple(shape.values()), tuple(shape))
 
 
@@ -134,7 +135,7 @@ def test_sizes_are_read(text: str | None, devices: int, expected: MeshShape) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model=8", "mesh 'model=8': unknown axis 'model': expected data, fsdp, tensor"),
+        ("model=8", "mesh 'model=8': unknown axis 'model': expected data, fsdp, sequence, tensor"),
         ("fsdp", "mesh 'fsdp': axis 'fsdp': expected a whole number or -1, found ''"),
         ("fsdp=two", "mesh 'fsdp=two': axis 'fsdp': expected a whole number or -1, found 'two'"),
         ("fsdp=2.0", "mesh 'fsdp=2.0': axis 'fsdp': expected a whole number or -1, found '2.0'"),
@@ -154,9 +155,9 @@ def test_meshes_that_cannot_be(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_mesh_always_has_all_three_axes() -> None:
+def test_a_mesh_always_has_all_axes() -> None:
     mesh = make_mesh("data=1", devices=jax.devices()[:1])
-    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh.axis_names == ("data", "fsdp", "sequence", "tensor")
     assert mesh_shape(mesh) == MeshShape()
 
 
