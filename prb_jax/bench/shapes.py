@@ -14,11 +14,57 @@ _QWEN3: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "qwen3-8b": (4096, 12288, 36, 32, 8, 128, 151_936),
 }
 
-SHAPES = tuple(_QWEN3)
+# Fields of the ``config.json`` of larger models of other families.
+_OTHERS: dict[str, dict[str, Any]] = {
+    "llama3.1-70b": {
+        "architectures": ["LlamaForSequenceClassification"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "max_position_embeddings": 131_072,
+    },
+    "gemma2-27b": {
+        "architectures": ["Gemma2ForSequenceClassification"],
+        "model_type": "gemma2",
+        "vocab_size": 256_000,
+        "hidden_size": 4608,
+        "intermediate_size": 36_864,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "query_pre_attn_scalar": 144,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 8192,
+    },
+}
+
+SHAPES = (*_QWEN3, *_OTHERS)
 
 
 def shape_config(name: str) -> dict[str, Any]:
     """The ``config.json`` of a named shape."""
+    if name in _OTHERS:
+        return {**_OTHERS[name], "num_labels": 1, "pad_token_id": 0, "torch_dtype": "bfloat16"}
     width, mlp, layers, heads, kv_heads, head_dim, vocab = _QWEN3[name]
     return {
         "architectures": ["Qwen3ForSequenceClassification"],
