@@ -5,11 +5,13 @@ slices of the file, so peak host memory is the shards themselves plus a few mega
 shard elsewhere.
 """
 
+import functools
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +23,11 @@ from jax.typing import DTypeLike
 
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
+from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bounds, scale_path
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.config import DecoderConfig
+from prb_jax.models.quantization import quantization_form, quantized_shapes
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.
 _ALIGNMENT = 64
@@ -44,6 +48,9 @@ class LoadReport:
       bytes_read: bytes of weights that this process read.
       head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
         the body's.
+      quantize: the form in which the layers' matrices are held, if they are quantised.
+      bytes_unquantized: of the whole model's parameters in the dtypes asked for, without quantisation.
+      bytes_held: of the whole model's parameters as they are held.
     """
 
     folder: str
@@ -54,6 +61,9 @@ class LoadReport:
     parameters: int
     bytes_read: int
     head: str
+    quantize: str | None = None
+    bytes_unquantized: int = 0
+    bytes_held: int = 0
 
 
 class LoadedParams(NamedTuple):
@@ -64,7 +74,11 @@ class LoadedParams(NamedTuple):
 
 
 def abstract_params(
-    config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
+    config: DecoderConfig,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    quantize: str | None = None,
 ) -> dict[str, Any]:
     """Shapes and dtypes of the parameter tree, as ``jax.ShapeDtypeStruct``; nothing is allocated.
 
@@ -72,13 +86,15 @@ def abstract_params(
       config: the model.
       dtype: of every leaf.
       head_dtype: of the score head, if it differs.
+      quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
     """
-    return nest(
+    shapes = nest(
         {
             leaf.path: jax.ShapeDtypeStruct(leaf.shape, _dtype_of(leaf, dtype, head_dtype))
             for leaf in leaf_maps(config)
         }
     )
+    return shapes if quantize is None else quantized_shapes(shapes, quantization_form(quantize))
 
 
 def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
@@ -99,6 +115,7 @@ def load_params(
     shardings: Mapping[str, Any] | Sharding | None = None,
     head_dtype: DTypeLike | None = None,
     head: bool = True,
+    quantize: str | None = None,
 ) -> LoadedParams:
     """Read a checkpoint into arrays with the given shardings.
 
@@ -110,6 +127,8 @@ def load_params(
       head_dtype: dtype of the score head, if it differs.
       head: whether the head is read. Without it there is no "score" among the parameters (nor in
         `shardings`): it is for the caller to make a new one.
+      quantize: of the layers' matrices, one of :data:`prb_jax.models.quantization.FORMS`; each is quantised
+        from the file's values, a block at a time, whatever ``dtype`` is.
 
     Returns:
       Parameters (layers stacked on axis 0, matrices ``[in, out]``) and a report.
@@ -121,7 +140,14 @@ def load_params(
     """
     index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
-    chosen = _shardings_by_path(match.leaves, shardings)
+    form = None if quantize is None else quantization_form(quantize)
+    shapes = {leaf.path: (leaf.shape, _dtype_of(leaf, dtype, head_dtype)) for leaf in match.leaves}
+    unquantized = _total_bytes(shapes)
+    if form is not None:
+        for leaf in filter(is_matrix, match.leaves):
+            shapes[leaf.path] = (leaf.shape, form.dtype)
+            shapes[scale_path(leaf, form)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
+    chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
     loaded: dict[tuple[str, ...], jax.Array] = {}
@@ -129,22 +155,33 @@ def load_params(
     with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
         check_tied_embeddings(index, config, reader=reader)
         for leaf in order:
-            loaded[leaf.path] = _load_leaf(
-                leaf, chosen[leaf.path], _dtype_of(leaf, dtype, head_dtype), reader=reader, pool=pool
+            if form is None or not is_matrix(leaf):
+                loaded[leaf.path] = _load_leaf(
+                    leaf, chosen[leaf.path], shapes[leaf.path][1], reader=reader, pool=pool
+                )
+                continue
+            scales = scale_path(leaf, form)
+            loaded[leaf.path], loaded[scales] = load_quantized(
+                leaf,
+                form,
+                sharding=chosen[leaf.path],
+                scale_sharding=chosen[scales],
+                read=functools.partial(_read_region, leaf, reader=reader),
+                empty=_aligned_empty,
+                pool=pool,
             )
         report = _report(index, match, bytes_read=reader.bytes_read)
-    return LoadedParams(nest({leaf.path: loaded[leaf.path] for leaf in match.leaves}), report)
+    report = replace(
+        report, quantize=quantize, bytes_unquantized=unquantized, bytes_held=_total_bytes(shapes)
+    )
+    return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
 
 def _load_leaf(
     leaf: LeafMap, sharding: Sharding, dtype: np.dtype, *, reader: SliceReader, pool: ThreadPoolExecutor
 ) -> jax.Array:
-    devices_by_part: dict[tuple[tuple[int, int], ...], list[Any]] = {}
-    for device, part in sharding.addressable_devices_indices_map(leaf.shape).items():
-        bounds = [piece.indices(size)[:2] for piece, size in zip(part or (), leaf.shape)]
-        devices_by_part.setdefault(tuple(bounds), []).append(device)
     shards = []
-    for bounds, devices in devices_by_part.items():
+    for bounds, devices in parts_by_bounds(sharding, leaf.shape).items():
         # Devices that hold the same part share one read.
         buffer = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
         _fill(buffer, leaf, tuple(slice(*bound) for bound in bounds), reader=reader, pool=pool)
@@ -167,16 +204,7 @@ def _fill(
     def fill_one(key: str, target: np.ndarray, region: tuple[slice, ...]) -> None:
         if leaf.transposed:
             target, region = target.T, region[::-1]
-        if leaf.pieces is None:
-            reader.read_into(target, key, region)
-            return
-        first, last, done = region[0].start, region[0].stop, 0
-        for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
-            low, high = max(first, done), min(last, done + stop - start)
-            if low < high:
-                rows = slice(start + low - done, start + high - done)
-                reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
-            done += stop - start
+        _read_region(leaf, key, target, region, reader=reader)
 
     if not leaf.stacked:
         fill_one(leaf.key, buffer, part)
@@ -185,6 +213,23 @@ def _fill(
     jobs = [pool.submit(fill_one, key, buffer[number], part[1:]) for number, key in enumerate(keys)]
     for job in jobs:
         job.result()
+
+
+def _read_region(
+    leaf: LeafMap, key: str, target: np.ndarray, region: tuple[slice, ...], *, reader: SliceReader
+) -> None:
+    """Fill ``target`` with a region of the tensor ``key``, both as the file has them; of a tensor that holds
+    more than the leaf, the region is one of the leaf's own rows."""
+    if leaf.pieces is None:
+        reader.read_into(target, key, region)
+        return
+    first, last, done = region[0].start, region[0].stop, 0
+    for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
+        low, high = max(first, done), min(last, done + stop - start)
+        if low < high:
+            rows = slice(start + low - done, start + high - done)
+            reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
+        done += stop - start
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -202,29 +247,31 @@ def _dtype_of(leaf: LeafMap, dtype: DTypeLike, head_dtype: DTypeLike | None) -> 
 
 
 def _shardings_by_path(
-    leaves: tuple[LeafMap, ...], shardings: Mapping[str, Any] | Sharding | None
+    shapes: Mapping[tuple[str, ...], tuple[int, ...]], shardings: Mapping[str, Any] | Sharding | None
 ) -> dict[tuple[str, ...], Sharding]:
     if shardings is None:
         shardings = SingleDeviceSharding(jax.local_devices()[0])
     if isinstance(shardings, Sharding):
-        chosen = {leaf.path: shardings for leaf in leaves}
+        chosen = dict.fromkeys(shapes, shardings)
     else:
         chosen = flatten(shardings)
-        paths = {leaf.path for leaf in leaves}
-        if chosen.keys() != paths:
-            names = sorted("/".join(path) for path in chosen.keys() ^ paths)
+        if chosen.keys() != shapes.keys():
+            names = sorted("/".join(path) for path in chosen.keys() ^ shapes.keys())
             raise MeshError(
                 f"shardings and parameters are not the same tree: they differ in {', '.join(names)}"
             )
-    for leaf in leaves:
+    for path, shape in shapes.items():
         try:
-            chosen[leaf.path].shard_shape(leaf.shape)
+            chosen[path].shard_shape(shape)
         except ValueError as error:
             raise MeshError(
-                f"parameter '{leaf.name}' of shape {list(leaf.shape)} cannot be sharded as "
-                f"{chosen[leaf.path]}: {error}"
+                f"parameter '{'/'.join(path)}' of shape {list(shape)} cannot be sharded as {chosen[path]}: {error}"
             ) from error
     return chosen
+
+
+def _total_bytes(shapes: Mapping[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
 def _local_size(leaf: LeafMap, sharding: Sharding) -> int:

@@ -19,6 +19,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
@@ -66,6 +67,8 @@ class RewardModel:
       tokenizer: tokenizer and chat template.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
+      quantize: the form in which the layers' matrices are held, if they are quantised: see
+        :mod:`prb_jax.models.quantization`.
       readout: how logits become a reward.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
@@ -84,6 +87,7 @@ class RewardModel:
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prompts: UserPrompts | None = field(default=None, repr=False)
+    quantize: str | None = None
 
     def score(
         self,
@@ -240,6 +244,7 @@ class RewardModel:
             **self.source,
             "architecture": self.config.architectures[0] if self.config.architectures else None,
             "dtype": self.dtype,
+            **({} if self.quantize is None else {"quantize": self.quantize}),
             "readout": self.readout,
             "template": self.tokenizer.template_hash,
         }
@@ -262,6 +267,7 @@ def load(
     chat_template: str | None = None,
     readout: str | None = None,
     tokenizer: str | Path | None = None,
+    quantize: str | None = None,
 ) -> RewardModel:
     """Loads a reward model from a Hugging Face folder or hub id.
 
@@ -277,6 +283,8 @@ def load(
         ``vocabulary:ID`` for a logit of a language model; or which logit is the reward, for heads with several
         labels: see :func:`prb_jax.models.readout.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
+      quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
+        :mod:`prb_jax.models.quantization` describes them.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -294,13 +302,17 @@ def load(
     )
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    if quantize is not None:
+        quantization_form(quantize, mesh=devices)
     kind = jnp.dtype(chosen_dtype)
-    shardings = parameter_shardings(abstract_params(config), devices)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
     source = describe(folder)
     if tokenizer is not None:
         source["tokenizer"] = describe(locate(tokenizer))
     saved = load_prompts(folder.path, width=config.hidden_size)
-    loaded = load_params(folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings)
+    loaded = load_params(
+        folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
+    )
     params, prompts = loaded.params, None
     if saved is not None:
         embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
@@ -318,6 +330,7 @@ def load(
         report=loaded.report,
         source=source,
         prompts=prompts,
+        quantize=quantize,
     )
 
 
