@@ -52,7 +52,7 @@ def load_for_bench(model: Path | DecoderConfig, *, mesh: str | None, dtype: str 
     config = model if isinstance(model, DecoderConfig) else load_config(model)
     devices = make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    chosen = dtype or ("float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16")
+    chosen = dtype or config.default_dtype
     kind = jnp.dtype(chosen)
     shardings = parameter_shardings(abstract_params(config), devices)
     if isinstance(model, DecoderConfig):

@@ -6,12 +6,11 @@ shard elsewhere.
 """
 
 import functools
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +24,10 @@ from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bounds, scale_path
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
-from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.checkpoints.shapes import leaf_shapes, total_bytes
+from prb_jax.errors import MeshError
 from prb_jax.models.config import DecoderConfig
-from prb_jax.models.quantization import quantization_form, quantized_shapes
+from prb_jax.models.quantization import Form, quantization_form
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.
 _ALIGNMENT = 64
@@ -61,9 +61,9 @@ class LoadReport:
     parameters: int
     bytes_read: int
     head: str
-    quantize: str | None = None
-    bytes_unquantized: int = 0
-    bytes_held: int = 0
+    quantize: str | None
+    bytes_unquantized: int
+    bytes_held: int
 
 
 class LoadedParams(NamedTuple):
@@ -88,23 +88,31 @@ def abstract_params(
       head_dtype: of the score head, if it differs.
       quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
     """
-    shapes = nest(
-        {
-            leaf.path: jax.ShapeDtypeStruct(leaf.shape, _dtype_of(leaf, dtype, head_dtype))
-            for leaf in leaf_maps(config)
-        }
-    )
-    return shapes if quantize is None else quantized_shapes(shapes, quantization_form(quantize))
+    form = None if quantize is None else quantization_form(quantize)
+    shapes = leaf_shapes(leaf_maps(config), dtype=dtype, head_dtype=head_dtype, form=form)
+    return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
 
-def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
+def inspect_checkpoint(
+    folder: str | Path,
+    config: DecoderConfig,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    quantize: str | None = None,
+) -> LoadReport:
     """Check every tensor's name, shape and dtype from the headers alone, without reading weights.
+
+    Args:
+      folder, config, dtype, head_dtype, quantize: as of :func:`load_params`.
 
     Raises:
       CheckpointError: as :func:`load_params`.
     """
     index = index_folder(folder, side_files=config.layout.side_files)
-    return _report(index, match_tensors(index, config), bytes_read=0)
+    form = None if quantize is None else quantization_form(quantize)
+    match = match_tensors(index, config)
+    return _report(index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=0)
 
 
 def load_params(
@@ -141,12 +149,7 @@ def load_params(
     index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
     form = None if quantize is None else quantization_form(quantize)
-    shapes = {leaf.path: (leaf.shape, _dtype_of(leaf, dtype, head_dtype)) for leaf in match.leaves}
-    unquantized = _total_bytes(shapes)
-    if form is not None:
-        for leaf in filter(is_matrix, match.leaves):
-            shapes[leaf.path] = (leaf.shape, form.dtype)
-            shapes[scale_path(leaf, form)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
+    shapes = leaf_shapes(match.leaves, dtype=dtype, head_dtype=head_dtype, form=form)
     chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
@@ -170,10 +173,9 @@ def load_params(
                 empty=_aligned_empty,
                 pool=pool,
             )
-        report = _report(index, match, bytes_read=reader.bytes_read)
-    report = replace(
-        report, quantize=quantize, bytes_unquantized=unquantized, bytes_held=_total_bytes(shapes)
-    )
+        report = _report(
+            index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=reader.bytes_read
+        )
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
 
@@ -239,13 +241,6 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _dtype_of(leaf: LeafMap, dtype: DTypeLike, head_dtype: DTypeLike | None) -> np.dtype:
-    chosen = jnp.dtype(head_dtype if head_dtype is not None and leaf.is_head else dtype)
-    if not jnp.issubdtype(chosen, jnp.floating):
-        raise CheckpointError(f"weights cannot be loaded as {chosen}: expected a floating-point dtype")
-    return chosen
-
-
 def _shardings_by_path(
     shapes: Mapping[tuple[str, ...], tuple[int, ...]], shardings: Mapping[str, Any] | Sharding | None
 ) -> dict[tuple[str, ...], Sharding]:
@@ -270,16 +265,21 @@ def _shardings_by_path(
     return chosen
 
 
-def _total_bytes(shapes: Mapping[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
-
-
 def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
     parts = {str(part) for part in sharding.addressable_devices_indices_map(leaf.shape).values()}
     return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
 
 
-def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
+def _report(
+    index: WeightIndex,
+    match: Match,
+    *,
+    dtype: DTypeLike,
+    head_dtype: DTypeLike | None,
+    form: Form | None,
+    bytes_read: int,
+) -> LoadReport:
+    sized = functools.partial(leaf_shapes, match.leaves, dtype=dtype, head_dtype=head_dtype)
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):
@@ -294,4 +294,7 @@ def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
         head="\n".join(heads) or "none read",
+        quantize=None if form is None else form.name,
+        bytes_unquantized=total_bytes(sized(form=None)),
+        bytes_held=total_bytes(sized(form=form)),
     )

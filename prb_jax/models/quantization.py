@@ -166,8 +166,3 @@ def quantize_params(params: Mapping[str, Any], form: Form) -> dict[str, Any]:
         narrow, scale = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), layers[name])
         layers |= {name: narrow, f"{name}{form.suffix}": scale}
     return {**params, "layers": layers}
-
-
-def quantized_shapes(abstract: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """What :func:`quantize_params` makes of parameters, as ``jax.ShapeDtypeStruct``."""
-    return jax.eval_shape(lambda params: quantize_params(params, form), abstract)

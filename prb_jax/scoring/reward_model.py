@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,14 @@ class RewardModel:
             "template": self.tokenizer.template_hash,
         }
 
+    def bytes_of_weights(self) -> tuple[int, int] | None:
+        """Of the whole model: before quantising and as held; None if it was not read from a checkpoint."""
+        return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
+
+    def without_weights(self) -> RewardModel:
+        """The same model without parameters, so that their memory is freed: it cannot score any more."""
+        return replace(self, params={})
+
     @property
     def _platform(self) -> str:
         return self.mesh.devices.flat[0].platform
@@ -363,7 +371,7 @@ def make_score_fn(
 
 def _choose_dtype(dtype: str | None, config: DecoderConfig, *, where: str) -> str:
     if dtype is None:
-        return "float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16"
+        return config.default_dtype
     if dtype not in DTYPES:
         raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
     return dtype
