@@ -110,7 +110,8 @@ def quantize_array(x: _Array, dtype: np.dtype, *, axis: int) -> tuple[_Array, _A
     np_or_jnp: Any = np if isinstance(x, np.ndarray) else jnp
     wide = x.astype(np.float32)
     limit = np.float32(_LIMITS[dtype])
-    scale = np_or_jnp.max(np_or_jnp.abs(wide), axis=axis) / limit
+    # Times the reciprocal: compilers make that of a quotient by a constant, and hosts would differ.
+    scale = np_or_jnp.max(np_or_jnp.abs(wide), axis=axis) * np.float32(1 / limit)
     scale = np_or_jnp.where(scale < np.float32(_SMALLEST), np.float32(1), scale)
     # Rounding of the quotient can step over the limit, where float8 has nothing but NaN.
     quotient = np_or_jnp.clip(wide / np_or_jnp.expand_dims(scale, axis), -limit, limit)
