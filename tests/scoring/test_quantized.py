@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
+from prb_jax.bench.command import _parser as bench_parser
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.quantization import MATRICES
+from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.report.table import render_summary
 from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
@@ -212,3 +214,32 @@ def test_what_cannot_be(
     with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
         run(folder, quantize="fp8")
     assert not (tmp_path / "x").exists()
+
+
+def test_from_the_command_line(
+    folder: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(item.to_row()) + "\n" for item in labelled[:8]))
+    command = ["evaluate", str(folder), "--data", str(data), "--quantize", "int8-weights", "--no-progress"]
+    assert cli.main([*command, "--out", str(tmp_path / "both")]) == 0
+    assert "other verdict" in capsys.readouterr().out
+    assert (tmp_path / "both" / "unquantized" / "summary.json").exists()
+    assert cli.main([*command, "--out", str(tmp_path / "one"), "--no-reference"]) == 0
+    assert "not scored" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "one" / "summary.json").read_text())["quantization"]
+    assert (figures["form"], figures["reference"]) == ("int8-weights", None)
+    assert cli.main(["inspect", str(folder), "--quantize", "int8-weights"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"{figures['bytes_unquantized']:,} bytes in float32, {figures['bytes_held']:,} in int8-weights"
+        in shown
+    )
+    assert cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", "x", "--no-reference"]) == 2
+    assert "--quantize" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_on_the_command_line(form: str) -> None:
+    evaluated = cli.parser().parse_args(["evaluate", "m", "--data", "d", "--out", "o", "--quantize", form])
+    assert evaluated.quantize == bench_parser().parse_args(["m", "--quantize", form]).quantize == form
