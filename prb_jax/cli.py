@@ -152,6 +152,12 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         help="longest conversation in tokens (default: the model's)",
     )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
+    _add_quantize(sub)
+    sub.add_argument(
+        "--no-reference",
+        action="store_true",
+        help="with --quantize: do not score the same rows with the unquantised model too",
+    )
     sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
     sub.add_argument(
         "--limit",
@@ -166,6 +172,14 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
     _add_distributed(sub)
+
+
+def _add_quantize(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--quantize",
+        choices=("int8", "int8-weights", "fp8"),
+        help="matrices of the layers in eight bits; int8 and fp8 quantise activations too",
+    )
 
 
 def _add_model_options(sub: argparse.ArgumentParser) -> None:
@@ -207,6 +221,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
         readout=options.readout,
+        quantize=options.quantize,
+        reference=False if options.no_reference else None,
         batch_tokens=options.batch_tokens,
         progress=not options.no_progress,
         command=options.command,
@@ -328,6 +344,7 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
         verbs, "inspect", _inspect, about="check a checkpoint without reading its weights, and say what it is"
     )
     sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
+    _add_quantize(sub)
     _add_model_options(sub)
 
 
@@ -342,6 +359,7 @@ def _inspect(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
         readout=options.readout,
+        quantize=options.quantize,
     )
     _print(load_report_table(facts))
     return 0

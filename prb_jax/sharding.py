@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
+from prb_jax.models.quantization import SCALES
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
@@ -152,7 +153,14 @@ def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
 
 
 def parameter_axes(place: str) -> tuple[str | None, ...]:
-    """Logical axes of the parameter at ``place``; factors of low-rank adapters follow their matrix."""
+    """Logical axes of the parameter at ``place``; factors of low-rank adapters follow their matrix, and so
+    do the scales of a quantised one, which have its output axis."""
+    if place in PARAMETER_AXES:
+        return PARAMETER_AXES[place]
+    for suffix in SCALES:
+        if place.endswith(suffix):
+            layer, _, outputs = PARAMETER_AXES[place.removesuffix(suffix)]
+            return (layer, outputs)
     for suffix, whole in (("_lora_a", -1), ("_lora_b", -2)):
         if place.endswith(suffix):
             axes = list(PARAMETER_AXES[place.removesuffix(suffix)])

@@ -108,6 +108,7 @@ def test_what_the_user_can_put_right_is_one_line_and_status_2(data, tmp_path, ca
         ["evaluate", "m", "--out", "o"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--protocol", "other"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--dtype", "int8"],
+        ["evaluate", "m", "--data", "d", "--out", "o", "--quantize", "int4"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--limit", "0"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--profile-posts", "-1"],
         ["evaluate", "m", "--data", "d", "--out", "o", "--profile", "3"],

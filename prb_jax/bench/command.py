@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -27,13 +28,15 @@ class BenchResult:
 
     Attributes:
       workload, dtype: what was timed.
+      quantize: how the matrices were quantised, if they were.
       trees, responses: how many a pass scores.
       pairs_per_second: comparisons a second.
       tokens_per_second: real tokens a second (the prefix counted once).
       padding_waste: share of the computed tokens that is padding.
       compiles, compile_seconds: programs of this workload and the time until they were ready; with a
         warm compilation cache that is the time to load them.
-      peak_share: FLOPs without padding, over time, over the measured matmul peak.
+      peak_share: FLOPs without padding, over time, over the measured matmul peak of ``dtype``, also where
+        products are of eight-bit factors.
       peak_gflops: that peak.
       against_pairs_per_second, speedup: the padded way, and how many times faster trees are.
       against_padding_waste: its padding.
@@ -56,6 +59,12 @@ class BenchResult:
     speedup: float | None = None
     against_padding_waste: float | None = None
     largest_difference: float | None = None
+    quantize: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Dtype and form, for a table."""
+        return self.dtype if self.quantize is None else f"{self.dtype}, {self.quantize}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", nargs="+", choices=["float32", "bfloat16"], help="default: the checkpoint's"
     )
+    parser.add_argument(
+        "--quantize",
+        choices=["int8", "int8-weights", "fp8"],
+        help="scoring only: a second row with the layers' matrices in eight bits",
+    )
     parser.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
     parser.add_argument("--batch-tokens", type=int, metavar="N", help="padded tokens computed at a time")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="side-by-side repetitions")
@@ -129,8 +143,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.train:
         return _train(source, options)
     results: list[BenchResult] = []
-    for dtype in options.dtype or [None]:
-        model = load_for_bench(source, mesh=options.mesh, dtype=dtype)
+    forms = [None] if options.quantize is None else [None, options.quantize]
+    for dtype, form in itertools.product(options.dtype or [None], forms):
+        model = load_for_bench(source, mesh=options.mesh, dtype=dtype, quantize=form)
         rival = _rival(options, source, model.dtype)
         for responses in options.responses:
             results.append(_bench(model, rival, responses, options))
@@ -158,7 +173,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(
             f"--against {options.against}: {'with' if options.train else 'without'} --train, only {fits}"
         )
-    foreign = ("responses", "against_sequences") if options.train else ("against_pairs", "remat")
+    foreign = ("responses", "against_sequences", "quantize") if options.train else ("against_pairs", "remat")
     for name in foreign:
         if getattr(options, name) != parser.get_default(name):
             word = "scoring only, not with" if options.train else "training only: it needs"
@@ -264,6 +279,7 @@ def _bench(
     result: dict[str, Any] = {
         "workload": workload.name,
         "dtype": model.dtype,
+        "quantize": model.quantize,
         "trees": len(workload.trees),
         "responses": workload.responses,
         "pairs_per_second": len(workload.trees) / seconds,
@@ -292,7 +308,7 @@ def _bench(
 
 
 def _line(result: BenchResult) -> str:
-    text = f"{result.dtype}, {result.workload}: {result.pairs_per_second:.2f} comparisons/s"
+    text = f"{result.kind}, {result.workload}: {result.pairs_per_second:.2f} comparisons/s"
     if result.speedup is not None:
         text += f", {result.speedup:.2f}x of padded batches"
     return text
@@ -307,6 +323,7 @@ def _print_table(results: Sequence[BenchResult], *, rival_name: str | None) -> N
     print_results(
         results,
         title="scoring",
+        kind=lambda r: r.kind,
         workload=lambda r: r.workload,
         rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
         rival_name=rival_name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.config import DecoderConfig, load_config
-from prb_jax.models.decoder import init_params
+from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.models.readout import choose_readout
 from prb_jax.scoring.reward_model import RewardModel, make_score_fn
 from prb_jax.scoring.stream import stream_scores
@@ -42,25 +42,34 @@ class TreePass:
     scores: list[np.ndarray]
 
 
-def load_for_bench(model: Path | DecoderConfig, *, mesh: str | None, dtype: str | None) -> RewardModel:
+def load_for_bench(
+    model: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, quantize: str | None = None
+) -> RewardModel:
     """A reward model without a tokenizer: token ids go in.
 
     Args:
       model: a folder with weights; or a configuration, for random weights made on the devices.
-      mesh, dtype: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, quantize: as in :func:`prb_jax.scoring.reward_model.load`.
     """
     config = model if isinstance(model, DecoderConfig) else load_config(model)
     devices = make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    chosen = dtype or ("float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16")
+    chosen = dtype or config.default_dtype
     kind = jnp.dtype(chosen)
-    shardings = parameter_shardings(abstract_params(config), devices)
+    form = None if quantize is None else quantization_form(quantize, mesh=devices)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
     if isinstance(model, DecoderConfig):
-        make = functools.partial(init_params, config, dtype=kind)
+
+        def make() -> Params:
+            made = init_params(config, dtype=kind)
+            return made if form is None else quantize_params(made, form)
+
         params = jax.jit(make, out_shardings=shardings)()
         params["score"] = params["score"].astype(jnp.float32)
     else:
-        params = load_params(model, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings).params
+        params = load_params(
+            model, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
+        ).params
     name = config.model_type if isinstance(model, DecoderConfig) else str(model)
     readout = choose_readout(
         None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
@@ -74,6 +83,7 @@ def load_for_bench(model: Path | DecoderConfig, *, mesh: str | None, dtype: str 
         mesh=devices,
         dtype=chosen,
         readout=readout,
+        quantize=quantize,
     )
 
 

@@ -17,6 +17,7 @@ def print_results(
     results: Sequence[Any],
     *,
     title: str,
+    kind: Callable[[Any], str] = lambda r: r.dtype,
     workload: Callable[[Any], str],
     rate: Column,
     more: Sequence[Column] = (),
@@ -29,6 +30,7 @@ def print_results(
     Args:
       results: of :class:`prb_jax.bench.command.BenchResult` or :class:`prb_jax.bench.training.TrainingResult`.
       title: above the table.
+      kind: names what it was computed in.
       workload: names what was timed.
       rate: comparisons a second.
       more: columns after those that all have.
@@ -40,7 +42,7 @@ def print_results(
     from rich.table import Table
 
     columns = [
-        Column("dtype", lambda r: r.dtype),
+        Column("dtype", kind),
         Column("workload", workload),
         rate,
         Column("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),

@@ -5,6 +5,7 @@ slices of the file, so peak host memory is the shards themselves plus a few mega
 shard elsewhere.
 """
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -21,9 +22,12 @@ from jax.typing import DTypeLike
 
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
+from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bounds, scale_path
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
-from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.checkpoints.shapes import leaf_shapes, total_bytes
+from prb_jax.errors import MeshError
 from prb_jax.models.config import DecoderConfig
+from prb_jax.models.quantization import Form, quantization_form
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.
 _ALIGNMENT = 64
@@ -44,6 +48,9 @@ class LoadReport:
       bytes_read: bytes of weights that this process read.
       head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
         the body's.
+      quantize: the form in which the layers' matrices are held, if they are quantised.
+      bytes_unquantized: of the whole model's parameters in the dtypes asked for, without quantisation.
+      bytes_held: of the whole model's parameters as they are held.
     """
 
     folder: str
@@ -54,6 +61,9 @@ class LoadReport:
     parameters: int
     bytes_read: int
     head: str
+    quantize: str | None
+    bytes_unquantized: int
+    bytes_held: int
 
 
 class LoadedParams(NamedTuple):
@@ -64,7 +74,11 @@ class LoadedParams(NamedTuple):
 
 
 def abstract_params(
-    config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
+    config: DecoderConfig,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    quantize: str | None = None,
 ) -> dict[str, Any]:
     """Shapes and dtypes of the parameter tree, as ``jax.ShapeDtypeStruct``; nothing is allocated.
 
@@ -72,23 +86,33 @@ def abstract_params(
       config: the model.
       dtype: of every leaf.
       head_dtype: of the score head, if it differs.
+      quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
     """
-    return nest(
-        {
-            leaf.path: jax.ShapeDtypeStruct(leaf.shape, _dtype_of(leaf, dtype, head_dtype))
-            for leaf in leaf_maps(config)
-        }
-    )
+    form = None if quantize is None else quantization_form(quantize)
+    shapes = leaf_shapes(leaf_maps(config), dtype=dtype, head_dtype=head_dtype, form=form)
+    return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
 
-def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
+def inspect_checkpoint(
+    folder: str | Path,
+    config: DecoderConfig,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    quantize: str | None = None,
+) -> LoadReport:
     """Check every tensor's name, shape and dtype from the headers alone, without reading weights.
+
+    Args:
+      folder, config, dtype, head_dtype, quantize: as of :func:`load_params`.
 
     Raises:
       CheckpointError: as :func:`load_params`.
     """
     index = index_folder(folder, side_files=config.layout.side_files)
-    return _report(index, match_tensors(index, config), bytes_read=0)
+    form = None if quantize is None else quantization_form(quantize)
+    match = match_tensors(index, config)
+    return _report(index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=0)
 
 
 def load_params(
@@ -99,6 +123,7 @@ def load_params(
     shardings: Mapping[str, Any] | Sharding | None = None,
     head_dtype: DTypeLike | None = None,
     head: bool = True,
+    quantize: str | None = None,
 ) -> LoadedParams:
     """Read a checkpoint into arrays with the given shardings.
 
@@ -110,6 +135,8 @@ def load_params(
       head_dtype: dtype of the score head, if it differs.
       head: whether the head is read. Without it there is no "score" among the parameters (nor in
         `shardings`): it is for the caller to make a new one.
+      quantize: of the layers' matrices, one of :data:`prb_jax.models.quantization.FORMS`; each is quantised
+        from the file's values, a block at a time, whatever ``dtype`` is.
 
     Returns:
       Parameters (layers stacked on axis 0, matrices ``[in, out]``) and a report.
@@ -121,7 +148,9 @@ def load_params(
     """
     index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
-    chosen = _shardings_by_path(match.leaves, shardings)
+    form = None if quantize is None else quantization_form(quantize)
+    shapes = leaf_shapes(match.leaves, dtype=dtype, head_dtype=head_dtype, form=form)
+    chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
     loaded: dict[tuple[str, ...], jax.Array] = {}
@@ -129,22 +158,32 @@ def load_params(
     with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
         check_tied_embeddings(index, config, reader=reader)
         for leaf in order:
-            loaded[leaf.path] = _load_leaf(
-                leaf, chosen[leaf.path], _dtype_of(leaf, dtype, head_dtype), reader=reader, pool=pool
+            if form is None or not is_matrix(leaf):
+                loaded[leaf.path] = _load_leaf(
+                    leaf, chosen[leaf.path], shapes[leaf.path][1], reader=reader, pool=pool
+                )
+                continue
+            scales = scale_path(leaf, form)
+            loaded[leaf.path], loaded[scales] = load_quantized(
+                leaf,
+                form,
+                sharding=chosen[leaf.path],
+                scale_sharding=chosen[scales],
+                read=functools.partial(_read_region, leaf, reader=reader),
+                empty=_aligned_empty,
+                pool=pool,
             )
-        report = _report(index, match, bytes_read=reader.bytes_read)
-    return LoadedParams(nest({leaf.path: loaded[leaf.path] for leaf in match.leaves}), report)
+        report = _report(
+            index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=reader.bytes_read
+        )
+    return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
 
 def _load_leaf(
     leaf: LeafMap, sharding: Sharding, dtype: np.dtype, *, reader: SliceReader, pool: ThreadPoolExecutor
 ) -> jax.Array:
-    devices_by_part: dict[tuple[tuple[int, int], ...], list[Any]] = {}
-    for device, part in sharding.addressable_devices_indices_map(leaf.shape).items():
-        bounds = [piece.indices(size)[:2] for piece, size in zip(part or (), leaf.shape)]
-        devices_by_part.setdefault(tuple(bounds), []).append(device)
     shards = []
-    for bounds, devices in devices_by_part.items():
+    for bounds, devices in parts_by_bounds(sharding, leaf.shape).items():
         # Devices that hold the same part share one read.
         buffer = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
         _fill(buffer, leaf, tuple(slice(*bound) for bound in bounds), reader=reader, pool=pool)
@@ -167,16 +206,7 @@ def _fill(
     def fill_one(key: str, target: np.ndarray, region: tuple[slice, ...]) -> None:
         if leaf.transposed:
             target, region = target.T, region[::-1]
-        if leaf.pieces is None:
-            reader.read_into(target, key, region)
-            return
-        first, last, done = region[0].start, region[0].stop, 0
-        for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
-            low, high = max(first, done), min(last, done + stop - start)
-            if low < high:
-                rows = slice(start + low - done, start + high - done)
-                reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
-            done += stop - start
+        _read_region(leaf, key, target, region, reader=reader)
 
     if not leaf.stacked:
         fill_one(leaf.key, buffer, part)
@@ -187,6 +217,23 @@ def _fill(
         job.result()
 
 
+def _read_region(
+    leaf: LeafMap, key: str, target: np.ndarray, region: tuple[slice, ...], *, reader: SliceReader
+) -> None:
+    """Fill ``target`` with a region of the tensor ``key``, both as the file has them; of a tensor that holds
+    more than the leaf, the region is one of the leaf's own rows."""
+    if leaf.pieces is None:
+        reader.read_into(target, key, region)
+        return
+    first, last, done = region[0].start, region[0].stop, 0
+    for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
+        low, high = max(first, done), min(last, done + stop - start)
+        if low < high:
+            rows = slice(start + low - done, start + high - done)
+            reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
+        done += stop - start
+
+
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
@@ -194,35 +241,26 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _dtype_of(leaf: LeafMap, dtype: DTypeLike, head_dtype: DTypeLike | None) -> np.dtype:
-    chosen = jnp.dtype(head_dtype if head_dtype is not None and leaf.is_head else dtype)
-    if not jnp.issubdtype(chosen, jnp.floating):
-        raise CheckpointError(f"weights cannot be loaded as {chosen}: expected a floating-point dtype")
-    return chosen
-
-
 def _shardings_by_path(
-    leaves: tuple[LeafMap, ...], shardings: Mapping[str, Any] | Sharding | None
+    shapes: Mapping[tuple[str, ...], tuple[int, ...]], shardings: Mapping[str, Any] | Sharding | None
 ) -> dict[tuple[str, ...], Sharding]:
     if shardings is None:
         shardings = SingleDeviceSharding(jax.local_devices()[0])
     if isinstance(shardings, Sharding):
-        chosen = {leaf.path: shardings for leaf in leaves}
+        chosen = dict.fromkeys(shapes, shardings)
     else:
         chosen = flatten(shardings)
-        paths = {leaf.path for leaf in leaves}
-        if chosen.keys() != paths:
-            names = sorted("/".join(path) for path in chosen.keys() ^ paths)
+        if chosen.keys() != shapes.keys():
+            names = sorted("/".join(path) for path in chosen.keys() ^ shapes.keys())
             raise MeshError(
                 f"shardings and parameters are not the same tree: they differ in {', '.join(names)}"
             )
-    for leaf in leaves:
+    for path, shape in shapes.items():
         try:
-            chosen[leaf.path].shard_shape(leaf.shape)
+            chosen[path].shard_shape(shape)
         except ValueError as error:
             raise MeshError(
-                f"parameter '{leaf.name}' of shape {list(leaf.shape)} cannot be sharded as "
-                f"{chosen[leaf.path]}: {error}"
+                f"parameter '{'/'.join(path)}' of shape {list(shape)} cannot be sharded as {chosen[path]}: {error}"
             ) from error
     return chosen
 
@@ -232,7 +270,16 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
     return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
 
 
-def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
+def _report(
+    index: WeightIndex,
+    match: Match,
+    *,
+    dtype: DTypeLike,
+    head_dtype: DTypeLike | None,
+    form: Form | None,
+    bytes_read: int,
+) -> LoadReport:
+    sized = functools.partial(leaf_shapes, match.leaves, dtype=dtype, head_dtype=head_dtype)
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):
@@ -247,4 +294,7 @@ def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
         head="\n".join(heads) or "none read",
+        quantize=None if form is None else form.name,
+        bytes_unquantized=total_bytes(sized(form=None)),
+        bytes_held=total_bytes(sized(form=form)),
     )

@@ -125,6 +125,11 @@ class DecoderConfig:
     head: Head = LINEAR
     layout: Layout = STANDARD
 
+    @property
+    def default_dtype(self) -> str:
+        """In which the model is run if nothing else is asked for: as it was saved, bfloat16 for float16."""
+        return "float32" if self.torch_dtype in (None, "float32", "float64") else "bfloat16"
+
 
 def load_config(folder: str | Path) -> DecoderConfig:
     """Parse ``config.json`` of a model folder.

@@ -36,7 +36,12 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
 @jax.custom_vjp
 def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """[..., I] x [I, O] -> float32 [..., O], both factors in x's dtype."""
-    return _dot(x, weight.astype(x.dtype), (x.ndim - 1,), (0,))
+    return dot(x, weight.astype(x.dtype))
+
+
+def dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[..., I] x [I, O] of one dtype -> float32 [..., O]. Its derivative is JAX's own."""
+    return _dot(x, weight, (x.ndim - 1,), (0,))
 
 
 def _dot(a: jax.Array, b: jax.Array, over_a: tuple[int, ...], over_b: tuple[int, ...]) -> jax.Array:

@@ -18,8 +18,9 @@ from jax import lax
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul_precision, project
+from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
 
-TARGETS: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+TARGETS: tuple[str, ...] = MATRICES
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 
 
@@ -81,13 +82,20 @@ def adapted_project(
 ) -> jax.Array:
     """x [..., I] through the matrix ``name`` of one layer, its bias and its adapter: [..., O] in x's dtype.
 
+    Quantised matrices are known by their scales: see :mod:`prb_jax.models.quantization`.
+
     Args:
         x: input.
         weights: the layer's parameters, without the layer axis.
         name: of the matrix, one of :data:`TARGETS`.
         scale: of the adapter's update, see :attr:`LoraConfig.scale`.
     """
-    out = project(x, weights[name], weights.get(f"{name}_bias"))
+    bias, scales = weights.get(f"{name}_bias"), scale_of(weights, name)
+    if scales is None:
+        out = project(x, weights[name], bias)
+    else:
+        out = quantized_project(x, weights[name], scales[0], activations=scales[1])
+        out = (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
     a = weights.get(f"{name}{FACTOR_A}")
     if a is None:
         return out
@@ -106,6 +114,9 @@ def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
     Args:
         params: parameters with adapters, or without (then nothing changes).
         scale: see :attr:`LoraConfig.scale`.
+
+    Raises:
+        CheckpointError: an adapted matrix is quantised.
     """
     layers: dict[str, Any] = {}
     for name, weight in params["layers"].items():
@@ -113,6 +124,8 @@ def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
             continue
         a = params["layers"].get(f"{name}{FACTOR_A}")
         if a is not None:
+            if scale_of(params["layers"], name) is not None:
+                raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
             weight = _merged(weight, a, params["layers"][f"{name}{FACTOR_B}"], scale)
         layers[name] = weight
     return {**params, "layers": layers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prb_jax.checkpoints.load import inspect_checkpoint
+from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
@@ -28,12 +28,14 @@ def inspect_model(
     chat_template: str | None = None,
     tokenizer: str | None = None,
     readout: str | None = None,
+    quantize: str | None = None,
 ) -> dict[str, str]:
     """Checks everything that loading would check, except the weights' values.
 
     Args:
       model: folder or hub id.
-      revision, chat_template, tokenizer, readout: as for :func:`prb_jax.load`.
+      revision, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
+        compute in the quantised form is not asked.
 
     Returns:
       Facts by name, in the order in which they are shown.
@@ -44,7 +46,9 @@ def inspect_model(
     folder = locate(model, revision=revision)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
-    weights = inspect_checkpoint(folder.path, config)
+    weights = inspect_checkpoint(
+        folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
+    )
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
     chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template, rules=found.text)
     if chat.vocab_size > config.vocab_size:
@@ -63,6 +67,7 @@ def inspect_model(
         "rope": _rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
         "weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}",
+        "in memory": _in_memory(weights, config.default_dtype),
         "tensors ignored": "\n".join(ignored) or "none",
         "config ignored": ", ".join(config.ignored_keys) or "none",
         "score head": weights.head,
@@ -87,6 +92,12 @@ def load_report_table(facts: dict[str, str]) -> Table:
     for name, value in facts.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _in_memory(weights: LoadReport, dtype: str) -> str:
+    """Bytes of all parameters, before and after quantising."""
+    before = f"{weights.bytes_unquantized:,} bytes in {dtype}"
+    return before if weights.quantize is None else f"{before}, {weights.bytes_held:,} in {weights.quantize}"
 
 
 def _reading(found: ResolvedModel, rule: str) -> str:

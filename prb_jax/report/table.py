@@ -25,12 +25,17 @@ def render_summary(summaries: Mapping[str, Mapping[str, Any]], *, title: str) ->
 
     Returns:
       A rich renderable: overall figures, then accuracy by subset where there are subsets, then what
-      each benchmark's own rule says.
+      quantising changed where the model is quantised, then what each benchmark's own rule says.
     """
     shown = _with_baselines(summaries)
     parts: list[Table] = [_overall(shown, title=title)]
     if any(summary.get("by_subset") for summary in shown.values()):
         parts.append(_by_subset(shown))
+    parts += [
+        _quantization(name, summary["quantization"])
+        for name, summary in summaries.items()
+        if summary.get("quantization")
+    ]
     names = dict.fromkeys(name for summary in summaries.values() for name in summary.get("benchmarks") or {})
     parts += [_benchmark(name, summaries) for name in names]
     return Group(*parts)
@@ -110,6 +115,35 @@ def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
         sizes = sorted({f["n"] for f in figures.values() if f})
         cells = [_subset_cell(f, with_interval=not name.startswith(_BASELINE)) for name, f in figures.items()]
         table.add_row(escape(subset), "/".join(f"{n:,}" for n in sizes), *cells)
+    return table
+
+
+def _quantization(name: str, figures: Mapping[str, Any]) -> Table:
+    """What quantising a model changed: bytes, accuracy, scores, verdicts."""
+    title = f"{name}, {figures['form']}"
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(what: str, text: str) -> None:
+        table.add_row(what, escape(text))
+
+    if figures["bytes_held"] is not None:
+        before, held = figures["bytes_unquantized"], figures["bytes_held"]
+        row("bytes of weights", f"{before:,} -> {held:,} ({held / before:.0%})")
+    found = figures["reference"]
+    if found is None:
+        row("unquantised model", "not scored")
+        return table
+    row("accuracy", f"{found['accuracy']:.3f}, unquantised {found['reference_accuracy']:.3f}")
+    row("change", interval(found["difference"], found["difference_ci95"]))
+    row("other verdict", f"{found['flips']:,} of {found['n']:,} comparisons")
+    for kind, label in (("mean", "drift, mean"), ("rms", "drift, RMS"), ("max_abs", "drift, largest")):
+        relative = found["relative_drift"][kind]
+        share = "" if relative is None else f", {relative:.2%} of the scores' standard deviation"
+        row(label, f"{found['drift'][kind]:.3g}{share}")
+    row("Pearson", _number(found["pearson"], "{:.5f}"))
+    row("Spearman", _number(found["spearman"], "{:.5f}"))
     return table
 
 

@@ -1,15 +1,14 @@
 """Scores a model on comparisons and sums up, with the baselines beside it; resumable."""
 
 import contextlib
+import functools
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
@@ -23,19 +22,18 @@ from prb_jax.scoring.benchmarks import (
     check_benchmarks,
     write_result_files,
 )
-from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
-from prb_jax.scoring.processes import on_first_process, process_count, process_index
-from prb_jax.scoring.progress import progress as show_progress
-from prb_jax.scoring.runs import (
-    SUMMARY,
-    RunFolder,
-    append_rows,
-    check_folder,
-    finish_scores,
-    open_run,
-    write_json,
+from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.processes import on_first_process, process_count
+from prb_jax.scoring.quantized import (
+    QUANTIZATION_DEFINITION,
+    UNQUANTIZED,
+    check_reference,
+    quantization_figures,
+    without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, ScoredBatch, Scorer
+from prb_jax.scoring.runs import SUMMARY, check_folder, finish_scores, write_json
+from prb_jax.scoring.scored import KnowsUsers, Quantized, ScoredBatch, Scorer
+from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.tree import Truncation
 
@@ -95,6 +93,8 @@ def evaluate(
     tokenizer: str | None = None,
     chat_template: str | None = None,
     readout: str | None = None,
+    quantize: str | None = None,
+    reference: bool | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
@@ -120,7 +120,11 @@ def evaluate(
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the bootstrap.
-      mesh, dtype, revision, tokenizer, chat_template, readout: for `prb_jax.load`, where `model` is a name.
+      mesh, dtype, revision, tokenizer, chat_template, readout, quantize: for `prb_jax.load`, where `model` is
+        a name.
+      reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
+        summary can say what quantising changes; it does unless this is False. It is loaded afterwards, when
+        the other is freed, and its run folder is `out`/unquantized.
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -136,18 +140,20 @@ def evaluate(
         raise RunError(f"profile_posts: expected 0 or more, found {posts}")
     if max_length is not None and max_length < 1:
         raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
+    check_reference(reference, quantize=quantize)
     on_first_process(lambda: check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
-    scorer = _scorer(
-        model,
-        mesh=mesh,
-        dtype=dtype,
-        revision=revision,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        readout=readout,
-    )
+    loading: dict[str, Any] = {
+        "mesh": mesh,
+        "dtype": dtype,
+        "revision": revision,
+        "tokenizer": tokenizer,
+        "chat_template": chat_template,
+        "readout": readout,
+    }
+    scorer = _scorer(model, **loading, quantize=quantize)
+    compare = quantize is not None and reference is not False
     identity = dict(scorer.identity())
     name = str(identity.get("name", "model"))
     decides = {
@@ -166,96 +172,81 @@ def evaluate(
         "seed": seed,
         "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
     }
-    notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
+    folder = {
+        "session": _session(scorer, batch_tokens),
+        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
+    }
     options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
-        opened: list[RunFolder] = []
-
-        def open_folder() -> dict[str, dict[str, Any]]:
-            session = _session(scorer, batch_tokens)
-            folder = open_run(out, inputs=decides, session=session, notes=notes)
-            opened.append(stack.enter_context(folder))
-            return {name: asdict(row) for name, row in opened[0].rows.items()}
-
-        known = {name: ScoredRow(**row) for name, row in on_first_process(open_folder).items()}
-        for batch in _score(
-            scorer, inputs.comparisons, known, label=name, progress=progress, options=options
-        ):
-            for folder in opened:
-                append_rows(folder, batch)
-            known.update((row.id, row) for row in batch)
+        run = stack.enter_context(open_scored_run(out, inputs=decides, **folder))
+        run.score(scorer, inputs.comparisons, label=name, progress=progress, options=options)
+        plain: tuple[ScoredRun, dict[str, Any]] | None = None
+        if compare:
+            assert isinstance(scorer, Quantized)
+            scorer = scorer.without_weights()  # both models are never in memory at once
+            plain_decides = decides | {"model": without_quantization(decides["model"])}
+            plain_run = stack.enter_context(
+                open_scored_run(Path(out) / UNQUANTIZED, inputs=plain_decides, **folder)
+            )
+            if plain_run.lacks(inputs.comparisons):
+                label = f"{name}, unquantized"
+                plain_scorer = _scorer(model, **loading)
+                plain_run.score(
+                    plain_scorer, inputs.comparisons, label=label, progress=progress, options=options
+                )
+            plain = plain_run, plain_decides
 
         def finish() -> dict[str, Any]:
-            (folder,) = opened
-            rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
             check_unchanged(inputs)
             baselines = _baselines(inputs.comparisons)
-            summary = _summary(rows, baselines, name=name, decides=decides)
-            if inputs.benchmarks:
-                summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
-                summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
-            if (
-                isinstance(scorer, KnowsUsers)
-                and (unknown := scorer.unknown_users(inputs.comparisons)) is not None
-            ):
-                summary["unknown_users"] = unknown
-            write_result_files(
-                folder.path, scorer, inputs, rows, name=name, profile_posts=posts, protocol=rules
+            finished = functools.partial(
+                _finish, scorer=scorer, inputs=inputs, baselines=baselines, name=name
             )
-            write_json(folder.path / SUMMARY, summary)
+            reference_rows = None if plain is None else finished(plain[0], decides=plain[1])[0]
+            _, summary = finished(run, decides=decides, reference=reference_rows)
             return summary
 
         summary = on_first_process(finish)
-    return Evaluation(
-        out=Path(out), summary=summary, rows=[known[comparison.id] for comparison in inputs.comparisons]
-    )
+    rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
+    return Evaluation(out=Path(out), summary=summary, rows=rows)
 
 
-def _score(
-    scorer: Scorer,
-    comparisons: Sequence[Comparison],
-    known: Mapping[str, ScoredRow],
+def _finish(
+    run: ScoredRun,
     *,
-    label: str,
-    progress: bool,
-    options: Mapping[str, Any],
-) -> Generator[list[ScoredRow]]:
-    """The rows of one batch after another, without the batches whose rows are all known."""
-    finished = [comparison.id in known for comparison in comparisons]
-    batches = scorer.stream(
-        comparisons, skip=lambda indices: all(finished[index] for index in indices), **options
+    scorer: Scorer,
+    inputs: Inputs,
+    baselines: Mapping[str, Sequence[ScoredRow]],
+    name: str,
+    decides: Mapping[str, Any],
+    reference: Sequence[ScoredRow] | None = None,
+) -> tuple[list[ScoredRow], dict[str, Any]]:
+    """Puts the rows in order and writes the summary and what else belongs to the folder."""
+    folder = run.folder
+    assert folder is not None
+    rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
+    summary = _summary(rows, baselines, name=name, decides=decides)
+    if inputs.benchmarks:
+        summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
+        summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
+    if isinstance(scorer, Quantized) and "quantize" in decides["model"]:
+        summary["quantization"] = quantization_figures(scorer, rows, reference, seed=decides["seed"])
+        summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
+    if isinstance(scorer, KnowsUsers) and (unknown := scorer.unknown_users(inputs.comparisons)) is not None:
+        summary["unknown_users"] = unknown
+    write_result_files(
+        folder.path,
+        scorer,
+        inputs,
+        rows,
+        name=name,
+        profile_posts=decides["profile_posts"],
+        protocol=Protocol(decides["protocol"]),
     )
-    shown = progress and process_index() == 0
-    with show_progress(label, total=len(comparisons), done=sum(finished), enabled=shown) as advance:
-        for batch in batches:
-            rows = [
-                _row(comparisons[index], scores, tokens, truncation)
-                for index, scores, tokens, truncation in zip(
-                    batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True
-                )
-                if not finished[index]
-            ]
-            yield rows
-            advance(len(rows), sum(row.tokens for row in rows))
-
-
-def _row(comparison: Comparison, scores: np.ndarray, tokens: int, truncation: Truncation) -> ScoredRow:
-    labels = comparison.labels or ()
-    if len(scores) != len(labels):
-        raise RunError(
-            f"comparison {comparison.id!r}: the model gave {len(scores)} scores, expected {len(labels)}"
-        )
-    return ScoredRow(
-        id=comparison.id,
-        subset=comparison.subset,
-        user_id=comparison.user_id,
-        scores=[float(score) for score in scores],
-        labels=list(labels),
-        tokens=int(tokens),
-        truncated=asdict(truncation) if truncation.any else 0,
-    )
+    write_json(folder.path / SUMMARY, summary)
+    return rows, summary
 
 
 def _baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
@@ -263,7 +254,9 @@ def _baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
     baselines: dict[str, list[ScoredRow]] = {}
     for baseline in BASELINES:
         scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
-        baselines[baseline] = [_row(comparison, scores, 0, Truncation()) for comparison, scores in scored]
+        baselines[baseline] = [
+            scored_row(comparison, scores, 0, Truncation()) for comparison, scores in scored
+        ]
     return baselines
 
 
@@ -288,6 +281,8 @@ def _summary(
 def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     given = [name for name, value in options.items() if value is not None]
     if isinstance(model, str) and model.startswith("baseline:"):
+        if options.get("quantize") is not None:
+            raise RunError(f"quantize: {model} has no weights; leave it out")
         if model not in BASELINES:
             raise RunError(f"unknown baseline {model!r}; there are {', '.join(sorted(BASELINES))}")
         return BaselineScorer(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from prb_jax.errors import CheckpointError, DataError
 from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
@@ -67,6 +68,8 @@ class RewardModel:
       tokenizer: tokenizer and chat template.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
+      quantize: the form in which the layers' matrices are held, if they are quantised: see
+        :mod:`prb_jax.models.quantization`.
       readout: how logits become a reward.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
@@ -85,6 +88,7 @@ class RewardModel:
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prompts: UserPrompts | None = field(default=None, repr=False)
+    quantize: str | None = None
 
     def score(
         self,
@@ -246,9 +250,18 @@ class RewardModel:
             **self.source,
             "architecture": self.config.architectures[0] if self.config.architectures else None,
             "dtype": self.dtype,
+            **({} if self.quantize is None else {"quantize": self.quantize}),
             "readout": self.readout,
             "template": self.tokenizer.template_hash,
         }
+
+    def bytes_of_weights(self) -> tuple[int, int] | None:
+        """Of the whole model: before quantising and as held; None if it was not read from a checkpoint."""
+        return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
+
+    def without_weights(self) -> RewardModel:
+        """The same model without parameters, so that their memory is freed: it cannot score any more."""
+        return replace(self, params={})
 
     @property
     def _platform(self) -> str:
@@ -268,6 +281,7 @@ def load(
     chat_template: str | None = None,
     readout: str | None = None,
     tokenizer: str | Path | None = None,
+    quantize: str | None = None,
 ) -> RewardModel:
     """Loads a reward model from a Hugging Face folder or hub id.
 
@@ -283,6 +297,8 @@ def load(
         ``vocabulary:ID`` for a logit of a language model; or which logit is the reward, for heads with several
         labels: see :func:`prb_jax.models.readout.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
+      quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
+        :mod:`prb_jax.models.quantization` describes them.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -300,13 +316,17 @@ def load(
     )
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    if quantize is not None:
+        quantization_form(quantize, mesh=devices)
     kind = jnp.dtype(chosen_dtype)
-    shardings = parameter_shardings(abstract_params(config), devices)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
     source = describe(folder)
     if tokenizer is not None:
         source["tokenizer"] = describe(locate(tokenizer))
     saved = load_prompts(folder.path, width=config.hidden_size)
-    loaded = load_params(folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings)
+    loaded = load_params(
+        folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
+    )
     params, prompts = loaded.params, None
     if saved is not None:
         embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
@@ -324,6 +344,7 @@ def load(
         report=loaded.report,
         source=source,
         prompts=prompts,
+        quantize=quantize,
     )
 
 
@@ -356,7 +377,7 @@ def make_score_fn(
 
 def _choose_dtype(dtype: str | None, config: DecoderConfig, *, where: str) -> str:
     if dtype is None:
-        return "float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16"
+        return config.default_dtype
     if dtype not in DTYPES:
         raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
     return dtype

@@ -61,3 +61,21 @@ class KnowsUsers(Protocol):
     def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
         """How many users among those of the comparisons it was not trained on; None if it knows no users."""
         ...
+
+
+@runtime_checkable
+class Quantized(Protocol):
+    """A scorer whose weights may be quantised."""
+
+    @property
+    def quantize(self) -> str | None:
+        """The form, or None."""
+        ...
+
+    def bytes_of_weights(self) -> tuple[int, int] | None:
+        """Before quantising and as held, if known."""
+        ...
+
+    def without_weights(self) -> Scorer:
+        """The same, with nothing left of it in memory but what is not weights: it scores no more."""
+        ...

@@ -88,6 +88,15 @@ def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
     assert all(row["speedup"] is None for row in rows)
 
 
+def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Path, capsys) -> None:
+    report = tmp_path / "bench.json"
+    assert main([str(folder / "config.json"), "--quantize", "int8", "--json", str(report), *SMALL]) == 0
+    rows = json.loads(report.read_text())
+    assert [row["quantize"] for row in rows] == [None, "int8"]
+    assert all(row["pairs_per_second"] > 0 for row in rows)
+    assert "float32, int8" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +108,8 @@ def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
         (["--train", "--against", "transformers"], "--against transformers: with --train, only trl"),
         (["--against", "trl"], "--against trl: without --train, only transformers"),
         (["--train", "--responses", "4"], "--responses is for scoring only, not with --train"),
+        (["--train", "--quantize", "int8"], "--quantize is for scoring only, not with --train"),
+        (["--quantize", "int4"], "--quantize"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
     ],
 )

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--mesh", required=True, help="data,fsdp,tensor")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantize")
     parser.add_argument("--devices", type=int, required=True, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--process", type=int, default=0)
@@ -53,11 +54,13 @@ def main() -> None:
             spec[-2:] = ["fsdp", "tensor"] if leaf.shape[-2] > 8 else [None, "tensor"]
         return jax.NamedSharding(mesh, jax.P(*spec))
 
-    shardings = jax.tree.map(sharding, abstract_params(config))
+    shardings = jax.tree.map(sharding, abstract_params(config, quantize=args.quantize))
     # the back end's own start-up cost is not the loader's
     jax.block_until_ready(jax.device_put(np.zeros(8), jax.local_devices()[0]))
     before = _status_bytes("VmRSS")
-    params, report = load_params(args.folder, config, dtype=args.dtype, shardings=shardings)
+    params, report = load_params(
+        args.folder, config, dtype=args.dtype, shardings=shardings, quantize=args.quantize
+    )
     peak = _status_bytes("VmHWM") - before
 
     leaves = jax.tree.leaves(params)

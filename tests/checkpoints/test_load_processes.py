@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.models.config import load_config
+from prb_jax.models.quantization import MATRICES
 from tests.tiny_models import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,3 +156,37 @@ def test_peak_memory_is_the_shards(devices: str, mesh: str, dtype: str, large: P
     # and it did hold them: the measure is not blind
     assert found["peak"] > 0.9 * found["local"]
     assert not found["torch"]
+
+
+@pytest.mark.parametrize(("devices", "mesh"), [("1", "1,1,1"), ("4", "1,2,2")])
+def test_peak_memory_is_the_quantised_shards(devices: str, mesh: str, large: Path) -> None:
+    """No matrix is ever there in its own dtype as a whole: the largest has a third of the checkpoint's bytes."""
+    found = load(large, "--mesh", mesh, "--devices", devices, "--quantize", "int8")
+    tensors = load_file(large / "model.safetensors")
+    matrices = sum(value.size for name, value in tensors.items() if name.endswith("proj.weight"))
+    channels = sum(value.shape[0] for name, value in tensors.items() if name.endswith("proj.weight"))
+    rest = sum(value.nbytes for name, value in tensors.items() if not name.endswith("proj.weight"))
+    assert found["sharded"]
+    # On each device the head and the norms lie whole; shards that are equal count once.
+    assert found["local"] == matrices + rest + 4 * channels
+    assert found["bytes_read"] == 2 * matrices + rest  # every byte once, though shards split the inputs
+    assert found["peak"] < 1.3 * found["local"]
+    assert not found["torch"]
+
+
+def test_quantised_shards_over_two_processes(tiny: Path) -> None:
+    """The same integers and scales as in one process. Inputs that the processes split are read by both."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    form = ["--quantize", "int8", "--dtype", "float32"]
+    several = [*form, "--mesh", "1,4,1", "--devices", "2", "--processes", "2", "--port", port]
+    processes = [start(tiny, [*several, "--process", str(number)]) for number in range(2)]
+    found = [result(process) for process in processes]
+    alone = load(tiny, *form, "--mesh", "1,1,1", "--devices", "1")
+    for name, value in alone["sums"].items():
+        is_split = name == "['embed']" or any(name == f"['layers']['{matrix}']" for matrix in MATRICES)
+        total = sum(one["sums"][name] for one in found) / (1 if is_split else 2)
+        assert math.isclose(total, value, rel_tol=1e-9, abs_tol=1e-7), name
+    embed = load_file(tiny / "model.safetensors")["model.embed_tokens.weight"].nbytes
+    assert [one["bytes_read"] for one in found] == [alone["bytes_read"] - embed // 2] * 2

@@ -124,3 +124,17 @@ def test_scores_equal_transformers(model: RewardModel) -> None:
     alone = transformers_scores(Path(model.name), [tree.sequence(k).tolist() for k in range(4)])[:, 0]
     np.testing.assert_allclose(found, alone, atol=2e-5)
     assert np.ptp(found) > 0.1
+
+
+def test_its_quantised_scores_follow_those_of_float32(model: RewardModel) -> None:
+    """A trained model of width 64: eight bits cost it more than models of thousands."""
+    lines = (SOURCE / "greedy.txt").read_text().split(". ")
+    items = [
+        prb.Comparison(id=str(i), question=line, responses=lines[i + 1 : i + 3], labels=None)
+        for i, line in enumerate(lines[:-2])
+    ]
+    plain = np.concatenate(model.score(items))
+    for form, least in (("int8-weights", 0.995), ("int8", 0.98)):
+        found = np.concatenate(prb.load(model.name, quantize=form).score(items))
+        assert least < np.corrcoef(found, plain)[0, 1] < 1, form
+        assert np.abs(found - plain).max() > 1e-3

@@ -5,13 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.checkpoints.hf_map import leaf_maps
-from prb_jax.checkpoints.load import _fill
+from prb_jax.checkpoints.load import _fill, load_params
 from prb_jax.checkpoints.safetensors_reader import SliceReader, index_folder
+from prb_jax.models.quantization import FORMS, quantize_params
 from prb_jax.readouts.resolve import resolve_model
 from tests.parity.reward_models import write_case
 from tests.readouts.checkpoints import case_of
@@ -54,6 +56,15 @@ def test_every_part_of_a_fused_matrix(name: str, tmp_path: Path) -> None:
                     )
                     _fill(buffer, leaf, region, reader=reader, pool=pool)
                     np.testing.assert_array_equal(buffer, whole[region])
+
+
+def test_fused_matrices_are_quantised_one_by_one(tmp_path: Path) -> None:
+    folder, _ = write_case(case_of("internlm2"), tmp_path)
+    config = resolve_model(folder).config
+    narrow = load_params(folder, config, quantize="int8").params
+    expected = quantize_params(load_params(folder, config).params, FORMS["int8"])
+    assert narrow["layers"]["k"].dtype == np.int8
+    jax.tree.map(np.testing.assert_array_equal, narrow, expected)
 
 
 def test_rows_of_a_vocabulary(tmp_path: Path) -> None:

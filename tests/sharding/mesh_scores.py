@@ -3,9 +3,10 @@
 python -m tests.sharding.mesh_scores FOLDER OUT DEVICES MESH...
 
 Writes for each mesh ("default": none given) the scores and the shapes of the parameters' shards, or why
-it cannot be.
+it cannot be. A mesh "int8@fsdp=4" is that mesh with the weights quantised.
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -36,6 +37,16 @@ def comparisons() -> list[Any]:
     ]
 
 
+def sha256_of_layers(params: dict[str, Any]) -> str:
+    """Of all values of the layers' matrices and scales."""
+    import numpy as np
+
+    total = hashlib.sha256()
+    for name, leaf in sorted(params["layers"].items()):
+        total.update(name.encode() + np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()
+
+
 def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
     import jax
 
@@ -49,7 +60,8 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
     found: dict[str, Any] = {}
     for spec in meshes:
         try:
-            model = prb.load(folder, mesh=None if spec == "default" else spec)
+            quantize, _, mesh = spec.rpartition("@")
+            model = prb.load(folder, mesh=None if mesh == "default" else mesh, quantize=quantize or None)
         except prb.MeshError as error:
             found[spec] = {"error": str(error)}
             continue
@@ -57,6 +69,7 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
         found[spec] = {
             "axes": dict(model.mesh.shape),
             "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
+            "sha256": sha256_of_layers(model.params),
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),

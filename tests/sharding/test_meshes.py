@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sharding.mesh_scores import comparisons
+from tests.sharding.mesh_scores import comparisons, sha256_of_layers
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 MESHES = {
-    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3", "sequence=2,tensor=2"],
-    8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default", "fsdp=2,sequence=4"],
+    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3", "sequence=2,tensor=2", "int8@fsdp=2,tensor=2"],
+    8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default", "fsdp=2,sequence=4", "int8@fsdp=4,tensor=2"],
 }
 REFUSED = {
     "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
@@ -53,8 +53,12 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for devices, meshes in MESHES.items():
         found |= run(folder, place / f"{devices}.json", devices, meshes)
-    alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]))
-    found["alone"] = {"scores": [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)]}
+    for name, form in (("alone", None), ("int8@alone", "int8")):
+        alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]), quantize=form)
+        found[name] = {
+            "scores": [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)],
+            "sha256": sha256_of_layers(alone.params),
+        }
     return found
 
 
@@ -62,7 +66,7 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     "mesh", [mesh for meshes in MESHES.values() for mesh in meshes if mesh not in REFUSED]
 )
 def test_scores_do_not_depend_on_the_mesh(results: dict[str, Any], mesh: str) -> None:
-    alone = results["alone"]["scores"]
+    alone = results["int8@alone" if mesh.startswith("int8@") else "alone"]["scores"]
     assert np.std([row[0] for row in alone]) > 0.1
     for row, expected in zip(results[mesh]["scores"], alone, strict=True):
         np.testing.assert_allclose(row, expected, atol=1e-5, rtol=0)
@@ -81,6 +85,20 @@ def test_parameters_are_split(results: dict[str, Any]) -> None:
     assert all(len(indices) == 1 for indices, *_ in results["data=4"]["shards"].values())
     _, shape, local = results["fsdp=2,tensor=2"]["shards"]["layers/q"]
     assert (shape[1:], local[1:]) == ([64, 96], [32, 48])
+
+
+def test_quantised_weights_are_split_and_do_not_depend_on_the_mesh(results: dict[str, Any]) -> None:
+    """The same integers and scales, though a shard has a part of a channel's inputs only."""
+    for mesh, parts in (("int8@fsdp=2,tensor=2", 2), ("int8@fsdp=4,tensor=2", 4)):
+        assert results[mesh]["sha256"] == results["int8@alone"]["sha256"] != results["alone"]["sha256"]
+        shards = results[mesh]["shards"]
+        for name, scale_parts in (("q", 2), ("gate", 2), ("o", parts), ("down", parts)):
+            indices, shape, local = shards[f"layers/{name}"]
+            assert len(indices) == 2 * parts
+            assert np.prod(shape) == 2 * parts * np.prod(local)
+            indices, scales, local_scales = shards[f"layers/{name}_scale"]
+            assert len(indices) == scale_parts
+            assert (scales, local_scales) == ([shape[0], shape[2]], [local[0], local[2]])
 
 
 def test_rows_are_dealt_over_data_and_fsdp(results: dict[str, Any]) -> None:

@@ -1,0 +1,169 @@
+"""Matrices in eight bits, for scoring with frozen weights: y = s_x s_w (x_q W_q).
+
+A quantised matrix keeps its place in the tree of parameters, in another dtype, and its float32 scales
+lie beside it, one for each output channel: ``q`` int8 [L, I, O] and ``q_scale`` [L, O]. What is quantised
+is read from the tree itself, as with biases and adapters: ``_scale`` means that activations are
+quantised too, a scale for each token, so that the product is one of eight-bit factors; ``_weight_scale``
+means that the matrix alone is, and the product is one of activations in their own dtype. Embedding,
+norms, biases, adapters and the head stay as they are.
+
+Symmetric, without calibration data: scale = largest absolute value / largest number of the dtype, so a
+weight is off by half a scale at most in int8. Values of int8 and of float8_e4m3fn are exact in bfloat16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.errors import CheckpointError
+from prb_jax.models.layers import dot
+
+MATRICES: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+"""The matrices of a layer, by their names in the tree of parameters."""
+
+BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
+SCALES = (WEIGHT_SCALE, BOTH_SCALE)
+"""What the names of scales end with, the longer first."""
+
+_INT8, _FP8 = np.dtype(np.int8), np.dtype(jnp.float8_e4m3fn)
+_LIMITS = {_INT8: 127.0, _FP8: 448.0}
+# A smaller scale would be a denormal number, which accelerators take for zero.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+_Array = TypeVar("_Array", jax.Array, np.ndarray)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How matrices are quantised.
+
+    Attributes:
+        name: as given by the user.
+        dtype: of the matrices.
+        activations: whether activations are quantised too, so that both factors are of this dtype.
+    """
+
+    name: str
+    dtype: np.dtype
+    activations: bool
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its scales end with."""
+        return BOTH_SCALE if self.activations else WEIGHT_SCALE
+
+
+FORMS: Mapping[str, Form] = {
+    form.name: form
+    for form in (
+        Form("int8", _INT8, activations=True),
+        Form("int8-weights", _INT8, activations=False),
+        Form("fp8", _FP8, activations=True),
+    )
+}
+
+
+def quantization_form(name: str, *, mesh: Mesh | None = None) -> Form:
+    """The form of this name.
+
+    Args:
+        name: one of :data:`FORMS`.
+        mesh: the devices that are to run it; anything goes if not given.
+
+    Raises:
+        CheckpointError: there is no such form, or these devices have no matrix units for it.
+    """
+    form = FORMS.get(name)
+    if form is None:
+        raise CheckpointError(f"quantize: expected {', '.join(FORMS)}, found {name!r}")
+    device = None if mesh is None else mesh.devices.flat[0]
+    if device is not None and form.dtype == _FP8 and not _multiplies_fp8(device):
+        raise CheckpointError(
+            f"quantize: fp8 needs matrix units for float8_e4m3fn (NVIDIA GPUs of compute capability 8.9 and more, "
+            f"TPU v7), found {device.platform} ({device.device_kind}); int8 runs everywhere"
+        )
+    return form
+
+
+def _multiplies_fp8(device: Any) -> bool:
+    if device.platform == "tpu":
+        return "v7" in device.device_kind.lower() or "tpu7" in device.device_kind.lower()
+    try:
+        return device.platform == "gpu" and float(getattr(device, "compute_capability", "")) >= 8.9
+    except ValueError:  # AMD's GPUs are named by an architecture, and know another 8-bit float
+        return False
+
+
+def quantize_array(x: _Array, dtype: np.dtype, *, axis: int) -> tuple[_Array, _Array]:
+    """x in ``dtype`` and its scales, float32, with ``axis`` reduced away; numpy in, numpy out.
+
+    A row of zeros has scale 1. The scale of a row with a value that is not finite is not finite either.
+    """
+    np_or_jnp: Any = np if isinstance(x, np.ndarray) else jnp
+    wide = x.astype(np.float32)
+    limit = np.float32(_LIMITS[dtype])
+    # Times the reciprocal: compilers make that of a quotient by a constant, and hosts would differ.
+    scale = np_or_jnp.max(np_or_jnp.abs(wide), axis=axis) * np.float32(1 / limit)
+    scale = np_or_jnp.where(scale < np.float32(_SMALLEST), np.float32(1), scale)
+    # Rounding of the quotient can step over the limit, where float8 has nothing but NaN.
+    quotient = np_or_jnp.clip(wide / np_or_jnp.expand_dims(scale, axis), -limit, limit)
+    if dtype == _INT8:
+        quotient = np_or_jnp.rint(quotient)
+    return quotient.astype(dtype), scale
+
+
+def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, activations: bool) -> jax.Array:
+    """x [..., I] through a quantised matrix [I, O] with scales [O]: float32 [..., O].
+
+    Args:
+        x: activations.
+        weight: int8 or float8_e4m3fn.
+        scale: float32.
+        activations: quantise x too, with a scale for each token; otherwise the matrix is widened to x's
+            dtype, exactly, within the product.
+
+    Sums of int8 products are exact, in int32, up to 133,000 inputs.
+    """
+    if not activations:
+        return dot(x, weight.astype(x.dtype)) * scale
+    narrow, token_scale = quantize_array(x, np.dtype(weight.dtype), axis=-1)
+    accumulated = jnp.int32 if weight.dtype == _INT8 else jnp.float32
+    out = lax.dot_general(
+        narrow, weight, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=accumulated
+    )
+    return out.astype(jnp.float32) * token_scale[..., None] * scale
+
+
+def scale_of(weights: Mapping[str, Any], name: str) -> tuple[Any, bool] | None:
+    """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
+    is not quantised."""
+    for suffix in SCALES:
+        if (scale := weights.get(f"{name}{suffix}")) is not None:
+            return scale, suffix == BOTH_SCALE
+    return None
+
+
+def quantize_params(params: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """All parameters, the layers' matrices quantised. A pure function: it may run under ``jax.jit``.
+
+    Adapters beside a matrix stay as they are, and work on top of it.
+
+    Raises:
+        CheckpointError: they are quantised already.
+    """
+    layers: dict[str, Any] = dict(params["layers"])
+    for name in MATRICES:
+        if scale_of(layers, name) is not None:
+            raise CheckpointError(f"layers/{name}: is quantised already")
+        # A layer at a time: only one layer is ever in memory in float32.
+        narrow, scale = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), layers[name])
+        layers |= {name: narrow, f"{name}{form.suffix}": scale}
+    return {**params, "layers": layers}

@@ -1,0 +1,121 @@
+"""One model's scores on their way into a run folder: what is there, what is missing, batch by batch."""
+
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import RunError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.scoring.processes import on_first_process, process_index
+from prb_jax.scoring.progress import progress as show_progress
+from prb_jax.scoring.runs import RunFolder, append_rows, open_run
+from prb_jax.scoring.scored import Scorer
+from prb_jax.trees.tree import Truncation
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """An open run folder as all processes see it.
+
+    Attributes:
+      folder: on process 0, which alone writes; None elsewhere.
+      rows: finished rows by id, the same in every process.
+    """
+
+    folder: RunFolder | None
+    rows: dict[str, ScoredRow]
+
+    def lacks(self, comparisons: Sequence[Comparison]) -> bool:
+        """Whether any of them has no score yet."""
+        return any(comparison.id not in self.rows for comparison in comparisons)
+
+    def score(
+        self,
+        scorer: Scorer,
+        comparisons: Sequence[Comparison],
+        *,
+        label: str,
+        progress: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Scores what is missing; every batch is on disk before the next one is waited for."""
+        for batch in _batches(
+            scorer, comparisons, self.rows, label=label, progress=progress, options=options
+        ):
+            if self.folder is not None:
+                append_rows(self.folder, batch)
+            self.rows.update((row.id, row) for row in batch)
+
+
+@contextlib.contextmanager
+def open_scored_run(
+    out: str | Path, *, inputs: Mapping[str, Any], session: Mapping[str, Any], notes: Mapping[str, Any]
+) -> Iterator[ScoredRun]:
+    """Opens the folder on process 0 and tells every process what is in it; a collective.
+
+    Arguments and errors as of `open_run`.
+    """
+    with contextlib.ExitStack() as stack:
+        opened: list[RunFolder] = []
+
+        def open_folder() -> dict[str, dict[str, Any]]:
+            opened.append(stack.enter_context(open_run(out, inputs=inputs, session=session, notes=notes)))
+            return {name: asdict(row) for name, row in opened[0].rows.items()}
+
+        rows = {name: ScoredRow(**row) for name, row in on_first_process(open_folder).items()}
+        yield ScoredRun(opened[0] if opened else None, rows)
+
+
+def _batches(
+    scorer: Scorer,
+    comparisons: Sequence[Comparison],
+    known: Mapping[str, ScoredRow],
+    *,
+    label: str,
+    progress: bool,
+    options: Mapping[str, Any],
+) -> Generator[list[ScoredRow]]:
+    """The rows of one batch after another, without the batches whose rows are all known."""
+    finished = [comparison.id in known for comparison in comparisons]
+    batches = scorer.stream(
+        comparisons, skip=lambda indices: all(finished[index] for index in indices), **options
+    )
+    shown = progress and process_index() == 0
+    with show_progress(label, total=len(comparisons), done=sum(finished), enabled=shown) as advance:
+        for batch in batches:
+            rows = [
+                scored_row(comparisons[index], scores, tokens, truncation)
+                for index, scores, tokens, truncation in zip(
+                    batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True
+                )
+                if not finished[index]
+            ]
+            yield rows
+            advance(len(rows), sum(row.tokens for row in rows))
+
+
+def scored_row(comparison: Comparison, scores: np.ndarray, tokens: int, truncation: Truncation) -> ScoredRow:
+    """The row of one comparison.
+
+    Raises:
+      RunError: another number of scores than of labels.
+    """
+    labels = comparison.labels or ()
+    if len(scores) != len(labels):
+        raise RunError(
+            f"comparison {comparison.id!r}: the model gave {len(scores)} scores, expected {len(labels)}"
+        )
+    return ScoredRow(
+        id=comparison.id,
+        subset=comparison.subset,
+        user_id=comparison.user_id,
+        scores=[float(score) for score in scores],
+        labels=list(labels),
+        tokens=int(tokens),
+        truncated=asdict(truncation) if truncation.any else 0,
+    )
