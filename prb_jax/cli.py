@@ -177,8 +177,8 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--readout",
         metavar="NAME",
-        help="a row of the table of reward models, vocabulary:ID, or which logit of several is the reward: "
-        "first-logit, last-softmax",
+        help="a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process "
+        "model become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
     )
 
 

@@ -181,8 +181,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         tensors=("score.0.weight", "score.2.weight"),
         text=TextRules(suffix="<extra_0>", suffix_id=151651),
         notes=(
-            "<extra_0> ends each step of a response, and is put after a response that does not end in it; the "
-            "reward is the product over the steps",
+            "<extra_0> ends each step of a response, and is put after a response that does not end in it",
         ),
     ),
     ModelRow(

@@ -14,7 +14,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.families import FAMILIES
 from prb_jax.models.readout import READOUTS
-from prb_jax.readouts.heads import Linear, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Linear, Steps, Vocabulary
 from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules
 
@@ -37,9 +37,12 @@ class ResolvedModel:
 
     @property
     def readout(self) -> str | None:
-        """The name of a read-out that is not the linear one; None for that one, which has rules."""
-        plain = isinstance(self.config.head, Linear)
-        return None if plain else self.row.name
+        """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
+        has rules."""
+        head = self.config.head
+        if isinstance(head, Steps):
+            return f"{self.row.name}:{head.together}"
+        return None if isinstance(head, Linear) else self.row.name
 
     @property
     def text(self) -> TextRules:
@@ -57,7 +60,8 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
     Args:
       folder: with ``config.json`` and weights.
       name: what the user calls it: a hub id, or the folder.
-      readout: a row of the table, ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
+      readout: a row of the table; a row of a process model and how steps become one reward, as
+        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
 
     Raises:
       CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
@@ -144,7 +148,23 @@ def _asked_for(readout: str) -> ModelRow:
     if found := _VOCABULARY.fullmatch(readout):
         tokens = tuple(int(token) for token in found.groups() if token is not None)
         return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
-    known = ", ".join((*READOUTS, *ROWS, "vocabulary:ID", "vocabulary:ID,ID"))
+    name, _, together = readout.partition(":")
+    row = ROWS.get(name)
+    if row is not None and isinstance(row.head, Steps):
+        for known in TOGETHER:
+            if together == known:
+                return replace(row, head=replace(row.head, together=known))
+        raise CheckpointError(
+            f"unknown readout {readout!r}: the reward of '{name}' over the steps of a response is one of "
+            f"{', '.join(f'{name}:{each}' for each in TOGETHER)}"
+        )
+    if row is not None:
+        raise CheckpointError(
+            f"unknown readout {readout!r}: '{name}' does not score steps, so there is nothing to put together: "
+            f"expected {name!r} alone"
+        )
+    steps = [f"{row.name}:{each}" for row in REGISTRY if isinstance(row.head, Steps) for each in TOGETHER]
+    known = ", ".join((*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID"))
     raise CheckpointError(f"unknown readout {readout!r}: expected one of {known}")
 
 

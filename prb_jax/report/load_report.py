@@ -12,7 +12,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.readout import choose_readout
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
@@ -101,7 +101,11 @@ def _reading(found: ResolvedModel, rule: str) -> str:
             return f"logit of token {head.tokens[0]} at the last token"
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
     if isinstance(head, Steps):
-        return f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
+        others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
+        return (
+            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
+            f"(others by --readout {others})"
+        )
     assert isinstance(head, Gated)
     count = head.objectives.outputs // int(head.per_objective)
     values = {

@@ -274,7 +274,8 @@ def load(
       revision: branch, tag or commit of a hub id.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
       readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
-        ``vocabulary:ID`` for a logit of a language model; or which logit is the reward, for heads with several
+        ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
+        steps of a process model become one reward; or which logit is the reward, for heads with several
         labels: see :func:`prb_jax.models.readout.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
 

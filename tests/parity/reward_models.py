@@ -315,7 +315,15 @@ def ldl(softmax: bool) -> tuple[Callable[[torch.Generator], Tensors], Score]:
     return head, score
 
 
-def steps() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+TOGETHER: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "product": lambda steps: steps.prod(),
+    "min": lambda steps: steps.min(),
+    "mean": lambda steps: steps.mean(),
+    "last": lambda steps: steps[-1],
+}
+
+
+def steps(together: str = "product") -> tuple[Callable[[torch.Generator], Tensors], Score]:
     names = ["score.0", "score.2"]
     make = layers(names, (WIDTH, WIDTH, 2))
 
@@ -324,7 +332,7 @@ def steps() -> tuple[Callable[[torch.Generator], Tensors], Score]:
 
     def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
         found = [run(tensors, names, states[i]) for i, token in enumerate(ids) if token == STEP]
-        return torch.stack([torch.softmax(logits, 0)[1] for logits in found]).prod()
+        return TOGETHER[together](torch.stack([torch.softmax(logits, 0)[1] for logits in found]))
 
     return head, score
 
