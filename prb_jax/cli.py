@@ -151,6 +151,13 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         type=_positive,
         help="longest conversation in tokens (default: the model's)",
     )
+    sub.add_argument(
+        "--too-long",
+        choices=("error", "skip"),
+        default="error",
+        help="what a response is that leaves no room for its prompt within that: an error (default), or left out, "
+        "counted in summary.json and named in left_out.jsonl",
+    )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
     sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
     sub.add_argument(
@@ -198,6 +205,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         profile_posts=options.profile_posts,
         protocol=options.protocol,
         max_length=options.max_length,
+        too_long=options.too_long,
         subset=options.subset,
         limit=options.limit,
         seed=options.seed,

@@ -88,6 +88,11 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, summary in shown.items():
         if summary.get("truncated"):
             notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
+        left_out = (summary.get("left_out") or {}).get("comparisons")
+        if left_out:
+            notes.append(
+                f"{_label(name)}: {left_out:,} comparisons too long and left out, see left_out.jsonl"
+            )
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
             if "difference" in figures:

@@ -13,7 +13,7 @@ import numpy as np
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -36,7 +36,9 @@ from prb_jax.scoring.runs import (
     write_json,
 )
 from prb_jax.scoring.scored import KnowsUsers, ScoredBatch, Scorer
+from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
 
 DEFAULT_PROFILE_POSTS = {Protocol.DEFAULT: 10, Protocol.PAPER: 0}
@@ -86,6 +88,7 @@ def evaluate(
     profile_posts: int | None = None,
     protocol: str = Protocol.DEFAULT,
     max_length: int | None = None,
+    too_long: str = "error",
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -117,6 +120,8 @@ def evaluate(
         the protocol if not given. Baselines always see the whole profile.
       protocol: "default" or "paper".
       max_length: longest conversation in tokens; the model's own limit if not given.
+      too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
+        comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the bootstrap.
@@ -148,6 +153,7 @@ def evaluate(
         chat_template=chat_template,
         readout=readout,
     )
+    check_too_long(too_long, scorer, protocol=rules)
     identity = dict(scorer.identity())
     name = str(identity.get("name", "model"))
     decides = {
@@ -166,6 +172,11 @@ def evaluate(
         "seed": seed,
         "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
     }
+    left_out = None
+    if too_long == "skip":
+        decides["too_long"] = too_long
+        inputs, left_out = leave_out(inputs, scorer, protocol=rules, max_length=max_length)
+        check_benchmarks(inputs)
     notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
     options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
     if batch_tokens is not None:
@@ -180,12 +191,17 @@ def evaluate(
             return {name: asdict(row) for name, row in opened[0].rows.items()}
 
         known = {name: ScoredRow(**row) for name, row in on_first_process(open_folder).items()}
-        for batch in _score(
-            scorer, inputs.comparisons, known, label=name, progress=progress, options=options
-        ):
-            for folder in opened:
-                append_rows(folder, batch)
-            known.update((row.id, row) for row in batch)
+        try:
+            for batch in _score(
+                scorer, inputs.comparisons, known, label=name, progress=progress, options=options
+            ):
+                for folder in opened:
+                    append_rows(folder, batch)
+                known.update((row.id, row) for row in batch)
+        except TooLongError as error:
+            raise DataError(
+                f"{error}; --too-long skip leaves such comparisons out, and names them"
+            ) from error
 
         def finish() -> dict[str, Any]:
             (folder,) = opened
@@ -201,6 +217,10 @@ def evaluate(
                 and (unknown := scorer.unknown_users(inputs.comparisons)) is not None
             ):
                 summary["unknown_users"] = unknown
+            if left_out is not None:
+                left_out.write(folder.path)
+                summary["left_out"] = left_out.to_json()
+                summary["definitions"] = summary["definitions"] | {"left_out": LEFT_OUT_DEFINITION}
             write_result_files(
                 folder.path, scorer, inputs, rows, name=name, profile_posts=posts, protocol=rules
             )

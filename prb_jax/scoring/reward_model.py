@@ -38,7 +38,8 @@ from prb_jax.text.protocol import FACTS, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
-from prb_jax.trees.encode import encode_comparisons
+from prb_jax.trees.encode import encode_comparisons, encode_each
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
@@ -128,9 +129,33 @@ class RewardModel:
     ) -> list[Tree]:
         """What the model sees of each comparison, as trees of token ids."""
         rules = parse_protocol(protocol)
+        trees = encode_comparisons(
+            comparisons,
+            self.tokenizer,
+            profile_posts=profile_posts,
+            protocol=rules,
+            max_length=self.length_limit(protocol=protocol, max_length=max_length),
+            pad_token_id=self.config.pad_token_id,
+        )
+        for comparison, tree in zip(comparisons, trees, strict=True):
+            top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
+            if top >= self.config.vocab_size:
+                raise DataError(
+                    f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
+                    f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
+                )
+        self._check_readable(comparisons, trees)
+        return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+
+    def length_limit(self, *, protocol: str = "default", max_length: int | None = None) -> int:
+        """The most tokens of a conversation's text.
+
+        Raises:
+          DataError: more than the model was made for, or nothing beside its soft prompts.
+        """
         limit = max_length
         if limit is None:
-            limit = FACTS[rules].max_length or self.config.max_position_embeddings
+            limit = FACTS[parse_protocol(protocol)].max_length or self.config.max_position_embeddings
         if limit > self.config.max_position_embeddings:
             if max_length is not None:
                 raise DataError(
@@ -145,23 +170,24 @@ class RewardModel:
                     f"{self.name}'s soft prompts"
                 )
             limit -= self.prompts.tokens
-        trees = encode_comparisons(
+        return limit
+
+    def too_long(
+        self, comparisons: Sequence[Comparison], *, protocol: str = "default", max_length: int | None = None
+    ) -> list[TooLongError]:
+        """Why each of those comparisons cannot be scored that have a response longer than the limit allows.
+
+        Without reading profiles, which are cut before anything else.
+        """
+        encoded = encode_each(
             comparisons,
             self.tokenizer,
-            profile_posts=profile_posts,
-            protocol=rules,
-            max_length=limit,
+            profile_posts=0,
+            protocol=parse_protocol(protocol),
+            max_length=self.length_limit(protocol=protocol, max_length=max_length),
             pad_token_id=self.config.pad_token_id,
         )
-        for comparison, tree in zip(comparisons, trees, strict=True):
-            top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
-            if top >= self.config.vocab_size:
-                raise DataError(
-                    f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
-                    f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
-                )
-        self._check_readable(comparisons, trees)
-        return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+        return [each for each in encoded if isinstance(each, TooLongError)]
 
     def _check_readable(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
         needs = self.config.head.needs
