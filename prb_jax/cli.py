@@ -337,6 +337,29 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
     _add_model_options(sub)
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+    )
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=_positive,
+        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+    )
+    sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=_not_negative,
+        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+    )
+    sub.add_argument(
+        "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"
+    )
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -350,6 +373,11 @@ def _inspect(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
         readout=options.readout,
+        data=options.data,
+        max_length=options.max_length,
+        profile_posts=options.profile_posts,
+        protocol=options.protocol,
+        limit=options.limit,
     )
     _print(load_report_table(facts))
     return 0

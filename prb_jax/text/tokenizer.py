@@ -76,6 +76,12 @@ class ChatTokenizer:
         """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
+    @cached_property
+    def largest_plain_id(self) -> int:
+        """The largest id of its vocabulary without the tokens that were added to it; -1 if there are only those."""
+        added = self.tokenizer.get_added_vocab()
+        return max((i for token, i in self.tokenizer.get_vocab().items() if token not in added), default=-1)
+
     def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
         """The template's text for each conversation, without a generation prompt.
 
