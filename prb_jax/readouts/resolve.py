@@ -15,7 +15,7 @@ from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.families import FAMILIES
 from prb_jax.models.readout import READOUTS
 from prb_jax.readouts.heads import TOGETHER, Linear, Steps, Vocabulary
-from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
+from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules
 
 _VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
@@ -227,6 +227,7 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     # Fields that the head is told about have their effect.
     told = {
         *row.fields,
+        *PLACEHOLDERS,
         row.append_field,
         *(value for value in vars(row.head).values() if isinstance(value, str)),
     }

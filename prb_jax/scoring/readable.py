@@ -7,6 +7,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.models.config import DecoderConfig
+from prb_jax.readouts.registry import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.tree import Tree
 
@@ -39,7 +40,8 @@ def check_readable(comparison: Comparison, tree: Tree, config: DecoderConfig, *,
       name: of the model, for messages.
 
     Raises:
-      DataError: an id without an embedding, or a conversation without the ids at which the head reads.
+      DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
+        which the head reads.
     """
     top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
     if top >= config.vocab_size:
@@ -47,6 +49,13 @@ def check_readable(comparison: Comparison, tree: Tree, config: DecoderConfig, *,
             f"comparison {comparison.id!r}: token id {top}, but {name} has only {config.vocab_size} embeddings: this "
             "is not the tokenizer of this model"
         )
+    for field in PLACEHOLDERS:
+        mark = config.original.get(field)
+        if mark is not None and any((ids == mark).any() for ids in (tree.prefix, *tree.responses)):
+            raise DataError(
+                f"comparison {comparison.id!r}: its text holds the token {mark} ({field} of {name}), which stands for "
+                "an image or a video: only text can be scored"
+            )
     needs = config.head.needs
     if not needs:
         return
