@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
@@ -129,6 +130,14 @@ class _Stored:
         tensors = self.index(row).tensors
         return all(name in tensors for name in row.tensors)
 
+    def has_part(self, row: ModelRow) -> bool:
+        """Whether some of a row's tensors are there that no standard model has."""
+        try:
+            tensors = self.index(row).tensors
+        except CheckpointError:
+            return False
+        return any(name in tensors for name in row.tensors if name not in (HEAD_KEY, EMBEDDING_KEY))
+
     def is_called(self, row: ModelRow) -> bool:
         full, last = self.name.lower(), Path(self.name).name.lower()
         for model in row.models:
@@ -185,14 +194,16 @@ def _recognise(stored: _Stored) -> ModelRow | None:
 
 
 def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
-    """The error, and for a model known by name what its read-out needs that is not in the folder."""
+    """The error; for a model known by its name or a part of its head, what its read-out needs and the folder lacks."""
     for row in REGISTRY:
-        if not row.tensors or not stored.is_called(row):
+        called = stored.is_called(row)
+        if not row.tensors or not (called or stored.has_part(row)):
             continue
+        how = "name" if called else "tensors"
         files = [name for name, _ in row.layout.side_files if not (stored.folder / name).exists()]
         beside = f" (in {', '.join(files)})" if files else ""
         return CheckpointError(
-            f"{error}. By its name this is a model of the row '{row.name}', whose head tensors "
+            f"{error}. By its {how} this is a model of the row '{row.name}', whose head tensors "
             f"{', '.join(row.tensors)}{beside} are not all here: get the whole checkpoint"
         )
     return error

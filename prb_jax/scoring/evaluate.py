@@ -153,6 +153,14 @@ def evaluate(
         chat_template=chat_template,
         readout=readout,
     )
+    if isinstance(scorer, BaselineScorer):
+        _refuse_for_baseline(
+            scorer.name,
+            profile_posts=profile_posts,
+            protocol=None if rules is Protocol.DEFAULT else protocol,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+        )
     check_too_long(too_long, scorer, protocol=rules)
     identity = dict(scorer.identity())
     name = str(identity.get("name", "model"))
@@ -310,6 +318,7 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if isinstance(model, str) and model.startswith("baseline:"):
         if model not in BASELINES:
             raise RunError(f"unknown baseline {model!r}; there are {', '.join(sorted(BASELINES))}")
+        _refuse_for_baseline(model, **options)
         return BaselineScorer(model)
     if isinstance(model, str | Path):
         from prb_jax.scoring.reward_model import load
@@ -318,6 +327,16 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
     return model
+
+
+def _refuse_for_baseline(baseline: str, **options: Any) -> None:
+    """Raises RunError for what would have no effect: a baseline has no weights, no tokens and no protocol."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise RunError(
+            f"{', '.join(given)}: {baseline} reads the whole text of profile, prompt and responses, and computes on "
+            "no device: leave out here"
+        )
 
 
 def _versions(*, baseline: bool) -> dict[str, str | None]:

@@ -23,6 +23,7 @@ from prb_jax.text.boundaries import independent_tokens, shared_run
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -233,6 +234,9 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     name = str(path_or_id)
+    folder = Path(path_or_id)
+    if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise _no_tokenizer(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
@@ -240,10 +244,7 @@ def load_tokenizer(
         raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         # transformers makes up an empty tokenizer for some model types rather than miss the files.
-        raise CheckpointError(
-            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
-            " name another folder or hub id with --tokenizer"
-        )
+        raise _no_tokenizer(name)
     if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
         raise CheckpointError(
             f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
@@ -283,6 +284,13 @@ def load_tokenizer(
         cut_tokens=independent_tokens(tokenizer, probe),
         added_before=before,
         added_after=after,
+    )
+
+
+def _no_tokenizer(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
+        " name another folder or hub id with --tokenizer"
     )
 
 

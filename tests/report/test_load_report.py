@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve pairs without a user's posts; the last one has a long response."""
-    items = [
+    items: list[dict[str, object]] = [
         {
             "id": f"c{n}",
             "question": record(n).question,
