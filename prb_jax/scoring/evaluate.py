@@ -41,6 +41,8 @@ from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
 
+READOUT_DEFINITION = "how the model's outputs become one score: --readout"
+
 DEFAULT_PROFILE_POSTS = {Protocol.DEFAULT: 10, Protocol.PAPER: 0}
 """Posts of the user's profile that a model sees where the caller does not say: the best-of-N scripts
 of Personalised RewardBench show ten, its pointwise script none."""
@@ -217,6 +219,9 @@ def evaluate(
             check_unchanged(inputs)
             baselines = _baselines(inputs.comparisons)
             summary = _summary(rows, baselines, name=name, decides=decides)
+            if "readout" in identity:
+                summary["readout"] = identity["readout"]
+                summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
             if inputs.benchmarks:
                 summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
                 summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
@@ -227,6 +232,8 @@ def evaluate(
                 summary["unknown_users"] = unknown
             if left_out is not None:
                 left_out.write(folder.path)
+                for benchmark, count in left_out.benchmarks.items():
+                    summary["benchmarks"][benchmark]["left_out"] = count
                 summary["left_out"] = left_out.to_json()
                 summary["definitions"] = summary["definitions"] | {"left_out": LEFT_OUT_DEFINITION}
             write_result_files(

@@ -74,6 +74,8 @@ def test_a_benchmark_scores_what_is_left(model: RewardModel, tmp_path: Path) -> 
     ).summary
     assert summary["left_out"]["by_benchmark"] == {"prb": 3}
     assert summary["benchmarks"]["prb"]["score"] == summary["accuracy"]
+    assert summary["benchmarks"]["prb"]["left_out"] == 3
+    assert summary["readout"] == "logit"
     assert summary["baselines"]["baseline:length"]["n"] == whole.summary["n"] - 3
 
 
