@@ -20,6 +20,7 @@ import numpy as np
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.text.boundaries import independent_tokens, shared_run
+from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
@@ -238,7 +239,12 @@ def load_tokenizer(
     if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise _no_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        if is_internlm2(folder):
+            tokenizer = build_internlm2(folder)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except CheckpointError:
+        raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
