@@ -151,6 +151,13 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         type=_positive,
         help="longest conversation in tokens (default: the model's)",
     )
+    sub.add_argument(
+        "--too-long",
+        choices=("error", "skip"),
+        default="error",
+        help="what a response is that leaves no room for its prompt within that: an error (default), or left out, "
+        "counted in summary.json and named in left_out.jsonl",
+    )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
     _add_quantize(sub)
     sub.add_argument(
@@ -191,8 +198,8 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--readout",
         metavar="NAME",
-        help="a row of the table of reward models, vocabulary:ID, or which logit of several is the reward: "
-        "first-logit, last-softmax",
+        help="a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process "
+        "model become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
     )
 
 
@@ -212,6 +219,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         profile_posts=options.profile_posts,
         protocol=options.protocol,
         max_length=options.max_length,
+        too_long=options.too_long,
         subset=options.subset,
         limit=options.limit,
         seed=options.seed,
@@ -346,6 +354,29 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
     sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
     _add_quantize(sub)
     _add_model_options(sub)
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+    )
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=_positive,
+        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+    )
+    sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=_not_negative,
+        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+    )
+    sub.add_argument(
+        "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"
+    )
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -360,6 +391,11 @@ def _inspect(options: argparse.Namespace) -> int:
         chat_template=options.chat_template,
         readout=options.readout,
         quantize=options.quantize,
+        data=options.data,
+        max_length=options.max_length,
+        profile_posts=options.profile_posts,
+        protocol=options.protocol,
+        limit=options.limit,
     )
     _print(load_report_table(facts))
     return 0

@@ -60,15 +60,30 @@ def test_dashes_and_underscores_and_repeated_data(data, tmp_path, capsys):
     other = tmp_path / "other_file.jsonl"
     other.write_text('{"id": "x_y", "question": "?", "chosen": "a", "rejected": "b"}\n')
     out = tmp_path / "under_score"
-    arguments = ["--data", str(data), "--data", str(other), "--profile_posts=3", "--max_length", "7"]
+    arguments = ["--data", str(data), "--data", str(other), "--too_long=error", "--seed", "7"]
     assert cli.main(["evaluate", "baseline:length", *arguments, f"--out={out}", "--no_progress"]) == 0
     assert capsys.readouterr().err == ""
     inputs = json.loads((out / "run.json").read_text())["inputs"]
-    assert (inputs["profile_posts"], inputs["max_length"]) == (3, 7)
+    assert inputs["seed"] == 7
     assert inputs["data"]["comparisons"] == 10
-    again = ["--profile-posts", "3", "--max-length=7", "--no-progress"]
+    again = ["--too-long", "error", "--seed=7", "--no-progress"]
     arguments = ["--data", str(data), str(other), *again, "--out", str(out)]
     assert cli.main(["evaluate", "baseline:length", *arguments]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--max-length", "7"], "max_length"),
+        (["--profile-posts", "3"], "profile_posts"),
+        (["--protocol", "paper"], "protocol"),
+        (["--dtype", "bfloat16", "--mesh", "fsdp=2"], "mesh, dtype"),
+    ],
+)
+def test_what_means_nothing_to_a_baseline_is_refused(flags, named, data, tmp_path, capsys):
+    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
+    assert cli.main([*command, *flags]) == 2
+    assert f"{named}: baseline:length reads the whole text" in capsys.readouterr().err
 
 
 def test_limit_is_for_testing_only_and_says_so(data, tmp_path, capsys):

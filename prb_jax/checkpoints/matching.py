@@ -84,7 +84,11 @@ def match_tensors(index: WeightIndex, config: DecoderConfig, *, head: bool = Tru
             parts.append(f"{len(missing)} missing: {_shown(missing)}")
         if extra:
             parts.append(f"{len(extra)} that {config.model_type} has no place for: {_shown(extra)}")
-        raise CheckpointError(f"{index.folder}: the tensors are not those of config.json: {'; '.join(parts)}")
+        raise CheckpointError(
+            f"{index.folder}: the tensors are not those of config.json: {'; '.join(parts)}; get weights and "
+            "config.json of one model, or, if these are its head, name their row of the table of reward models with "
+            "--readout"
+        )
     for key, leaf in wanted:
         _check_tensor(index, key, leaf, config)
     return Match(leaves=leaves, used=tuple(expected), ignored=tuple(sorted(ignored.items())))
@@ -139,7 +143,10 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
             f"{start}. The tensors ('{OUTPUT_EMBEDDING_KEY}') are those of a causal language model, "
             "not of a reward model"
         )
-    return CheckpointError(f"{start}. Expected a checkpoint of a *ForSequenceClassification class")
+    return CheckpointError(
+        f"{start}. Expected a checkpoint of a *ForSequenceClassification class: get the whole one, or train a head "
+        "with `prb train ... init_head=true`"
+    )
 
 
 def _check_tensor(index: WeightIndex, key: str, leaf: LeafMap, config: DecoderConfig) -> None:

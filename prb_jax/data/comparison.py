@@ -262,6 +262,15 @@ def _message(value: object, where: str, name: str) -> Message:
             fields.text(value.content, where, f"{name}.content"),
         )
     item = fields.mapping(value, where, name)
+    parts = item.get("content")
+    if isinstance(parts, (list, tuple)):
+        kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})
+        fields.fail(
+            where,
+            f"{name}.content",
+            f"expected a string, found a list of parts ({', '.join(kinds) or 'of no type'}): only text can be scored, "
+            "so images are refused; join parts of text into one string",
+        )
     return Message(
         fields.text(item.get("role"), where, f"{name}.role"),
         fields.text(item.get("content"), where, f"{name}.content"),

@@ -243,7 +243,8 @@ def _family(fields: FieldReader) -> Family:
         raise CheckpointError(
             f"{fields.where}: '{named}' is a causal language model, not a reward model: it has no score "
             f"head, and one made up at random would give meaningless scores. Expected one of {supported}; if its "
-            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID"
+            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID; if it was exported by "
+            "LLaMA-Factory or TRL, the file value_head.safetensors or value_head.bin is missing beside its weights"
         )
     family = FAMILIES.get(model_type)
     if family is None:
@@ -256,6 +257,11 @@ def _family(fields: FieldReader) -> Family:
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
             f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
             "head is one of that table, name the row with --readout"
+            + (
+                " (code of its repository, which auto_map names, is never run)"
+                if fields.has("auto_map")
+                else ""
+            )
         )
     return family
 

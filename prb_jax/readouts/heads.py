@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +167,11 @@ class Vocabulary(_ReadsAnything):
         return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
 
 
+Together = Literal["product", "min", "mean", "last"]
+TOGETHER: tuple[Together, ...] = get_args(Together)
+"""How the values of a response's steps can become one reward."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """Two labels at every step marker: the softmax probability of the second, put together over the steps.
@@ -174,13 +179,14 @@ class Steps:
     Attributes:
       stack: gives the two logits.
       marker, marker_text: the token that ends a step.
-      together: ``product`` or ``min`` over all steps, or the ``last`` one.
+      together: ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a
+        model is its default; ``--readout ROW:min`` and the like choose another.
     """
 
     stack: Stack
     marker: int
     marker_text: str
-    together: Literal["product", "min", "last"] = "product"
+    together: Together = "product"
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Steps:
         stack = self.stack.bound(stored, width=config["hidden_size"], where=where, what=what)
@@ -207,6 +213,8 @@ class Steps:
         if self.together == "last":
             index = jnp.max(jnp.where(shown, jnp.arange(shown.shape[2]), 0), axis=2, keepdims=True)
             return jnp.take_along_axis(steps, index, axis=2)
+        if self.together == "mean":
+            return jnp.where(shown, steps, 0.0).sum(axis=2, keepdims=True) / shown.sum(axis=2, keepdims=True)
         kept = jnp.where(shown, steps, 1.0)
         return (kept.prod if self.together == "product" else kept.min)(axis=2, keepdims=True)
 

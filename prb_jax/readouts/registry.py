@@ -90,6 +90,28 @@ def _internlm2(raw: RawConfig) -> RawConfig:
     return raw
 
 
+def _qwen2_5_vl(raw: RawConfig) -> RawConfig:
+    """The language model of Qwen 2.5-VL is Qwen 2, in a file of its own object ("text_config") or of one for both.
+
+    Its rope has three positions for a token (time, height, width). Those of text are equal, which is plain rope.
+    """
+    raw = dict(raw)
+    text = raw.pop("text_config", None) or {}
+    raw |= {name: value for name, value in text.items() if value is not None and name != "architectures"}
+    raw.pop("vision_config", None)
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = {key: value for key, value in (raw.pop(name, None) or {}).items() if key != "mrope_section"}
+        for key in ("type", "rope_type"):
+            if rope.get(key) == "mrope":
+                rope[key] = "default"
+        if rope.keys() - {"type", "rope_type"} or {rope.get("type"), rope.get("rope_type")} - {
+            None,
+            "default",
+        }:
+            raw[name] = rope
+    return raw | {"model_type": "qwen2"}
+
+
 REGISTRY: tuple[ModelRow, ...] = (
     ModelRow(
         name="nemotron-vocabulary",
@@ -181,8 +203,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         tensors=("score.0.weight", "score.2.weight"),
         text=TextRules(suffix="<extra_0>", suffix_id=151651),
         notes=(
-            "<extra_0> ends each step of a response, and is put after a response that does not end in it; the "
-            "reward is the product over the steps",
+            "<extra_0> ends each step of a response, and is put after a response that does not end in it",
         ),
     ),
     ModelRow(
@@ -246,6 +267,21 @@ REGISTRY: tuple[ModelRow, ...] = (
         classes=("EurusRewardModel",),
     ),
     ModelRow(
+        name="skywork-vl",
+        models=("Skywork/Skywork-VL-Reward-7B",),
+        head=Linear(("v_head.summary.weight",), with_bias=True),
+        classes=("Qwen2_5_VLForConditionalGeneration",),
+        layout=Layout(
+            side_files=_VALUE_HEAD_FILES,
+            ignored=((r"(model\.)?visual\..*", "vision tower, not used for text"),),
+        ),
+        prefixes=("model.language_model.", "language_model.model.", "model."),
+        translate=_qwen2_5_vl,
+        notes=(
+            "text alone is scored: the vision tower is not read, and a comparison with an image is refused",
+        ),
+    ),
+    ModelRow(
         name="value-head",
         models=("exports of TRL and LLaMA-Factory",),
         head=Linear(("v_head.summary.weight",), with_bias=True),
@@ -301,5 +337,8 @@ REGISTRY: tuple[ModelRow, ...] = (
     ),
     ModelRow(name="linear", models=("any other *ForSequenceClassification",), head=LINEAR),
 )
+
+PLACEHOLDERS = ("image_token_id", "video_token_id")
+"""Fields of ``config.json`` with the ids that stand for what is not text."""
 
 ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.families import FAMILIES
 from prb_jax.models.readout import READOUTS
-from prb_jax.readouts.heads import Linear, Vocabulary
-from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
+from prb_jax.readouts.heads import TOGETHER, Linear, Steps, Vocabulary
+from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules
 
 _VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
@@ -37,9 +38,12 @@ class ResolvedModel:
 
     @property
     def readout(self) -> str | None:
-        """The name of a read-out that is not the linear one; None for that one, which has rules."""
-        plain = isinstance(self.config.head, Linear)
-        return None if plain else self.row.name
+        """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
+        has rules."""
+        head = self.config.head
+        if isinstance(head, Steps):
+            return f"{self.row.name}:{head.together}"
+        return None if isinstance(head, Linear) else self.row.name
 
     @property
     def text(self) -> TextRules:
@@ -57,7 +61,8 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
     Args:
       folder: with ``config.json`` and weights.
       name: what the user calls it: a hub id, or the folder.
-      readout: a row of the table, ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
+      readout: a row of the table; a row of a process model and how steps become one reward, as
+        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
 
     Raises:
       CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
@@ -125,6 +130,14 @@ class _Stored:
         tensors = self.index(row).tensors
         return all(name in tensors for name in row.tensors)
 
+    def has_part(self, row: ModelRow) -> bool:
+        """Whether some of a row's tensors are there that no standard model has."""
+        try:
+            tensors = self.index(row).tensors
+        except CheckpointError:
+            return False
+        return any(name in tensors for name in row.tensors if name not in (HEAD_KEY, EMBEDDING_KEY))
+
     def is_called(self, row: ModelRow) -> bool:
         full, last = self.name.lower(), Path(self.name).name.lower()
         for model in row.models:
@@ -144,7 +157,23 @@ def _asked_for(readout: str) -> ModelRow:
     if found := _VOCABULARY.fullmatch(readout):
         tokens = tuple(int(token) for token in found.groups() if token is not None)
         return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
-    known = ", ".join((*READOUTS, *ROWS, "vocabulary:ID", "vocabulary:ID,ID"))
+    name, _, together = readout.partition(":")
+    row = ROWS.get(name)
+    if row is not None and isinstance(row.head, Steps):
+        for known in TOGETHER:
+            if together == known:
+                return replace(row, head=replace(row.head, together=known))
+        raise CheckpointError(
+            f"unknown readout {readout!r}: the reward of '{name}' over the steps of a response is one of "
+            f"{', '.join(f'{name}:{each}' for each in TOGETHER)}"
+        )
+    if row is not None:
+        raise CheckpointError(
+            f"unknown readout {readout!r}: '{name}' does not score steps, so there is nothing to put together: "
+            f"expected {name!r} alone"
+        )
+    steps = [f"{row.name}:{each}" for row in REGISTRY if isinstance(row.head, Steps) for each in TOGETHER]
+    known = ", ".join((*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID"))
     raise CheckpointError(f"unknown readout {readout!r}: expected one of {known}")
 
 
@@ -165,14 +194,16 @@ def _recognise(stored: _Stored) -> ModelRow | None:
 
 
 def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
-    """The error, and for a model known by name what its read-out needs that is not in the folder."""
+    """The error; for a model known by its name or a part of its head, what its read-out needs and the folder lacks."""
     for row in REGISTRY:
-        if not row.tensors or not stored.is_called(row):
+        called = stored.is_called(row)
+        if not row.tensors or not (called or stored.has_part(row)):
             continue
+        how = "name" if called else "tensors"
         files = [name for name, _ in row.layout.side_files if not (stored.folder / name).exists()]
         beside = f" (in {', '.join(files)})" if files else ""
         return CheckpointError(
-            f"{error}. By its name this is a model of the row '{row.name}', whose head tensors "
+            f"{error}. By its {how} this is a model of the row '{row.name}', whose head tensors "
             f"{', '.join(row.tensors)}{beside} are not all here: get the whole checkpoint"
         )
     return error
@@ -207,6 +238,7 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     # Fields that the head is told about have their effect.
     told = {
         *row.fields,
+        *PLACEHOLDERS,
         row.append_field,
         *(value for value in vars(row.head).values() if isinstance(value, str)),
     }

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
-from prb_jax.data.comparison import Message
-from prb_jax.errors import CheckpointError
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import RunError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.readout import choose_readout
+from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.length_report import length_report, length_rule
+from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.readable import check_tokenizer
+from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+_TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))
 
 
 def inspect_model(
@@ -29,6 +39,11 @@ def inspect_model(
     tokenizer: str | None = None,
     readout: str | None = None,
     quantize: str | None = None,
+    data: str | Path | Sequence[str | Path] | None = None,
+    max_length: int | None = None,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    limit: int | None = None,
 ) -> dict[str, str]:
     """Checks everything that loading would check, except the weights' values.
 
@@ -36,13 +51,23 @@ def inspect_model(
       model: folder or hub id.
       revision, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
         compute in the quantised form is not asked.
+      data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
+        model, and what is cut or refused.
+      max_length: longest conversation in tokens; the protocol's and the model's own limit if not given.
+      profile_posts: of the data; the protocol's own number if not given.
+      protocol: "default" or "paper"; both if not given.
+      limit: at most so many comparisons of each source.
 
     Returns:
       Facts by name, in the order in which they are shown.
 
     Raises:
       CheckpointError: what loading the model would raise.
+      DataError: data that cannot be read or shown to this model, or a limit beyond the model's context.
+      RunError: an option for data without data.
     """
+    if data is None and (profile_posts is not None or limit is not None):
+        raise RunError("profile_posts and limit are for data: name some with --data")
     folder = locate(model, revision=revision)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
@@ -50,12 +75,24 @@ def inspect_model(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
-    chat = load_tokenizer(tokenizer or folder.path, chat_template=chat_template, rules=found.text)
-    if chat.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{chat.name}: has ids up to {chat.vocab_size - 1}, but {folder.name} has only "
-            f"{config.vocab_size} embeddings: this is not the tokenizer of this model"
-        )
+    chat = load_tokenizer(
+        folder.path if tokenizer is None else locate(tokenizer).path,
+        chat_template=chat_template,
+        rules=found.text,
+    )
+    check_tokenizer(chat, config, where=folder.name)
+    prompts = load_prompts(folder.path, width=config.hidden_size)
+    reserved = 0 if prompts is None else prompts.table.shape[1]
+    lengths = _lengths(
+        chat,
+        config,
+        protocols=list(Protocol) if protocol is None else [parse_protocol(protocol)],
+        comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
+        max_length=max_length,
+        profile_posts=profile_posts,
+        reserved=reserved,
+        where=folder.name,
+    )
     ignored = [f"{key}: {reason}" for key, reason in weights.ignored_keys.items()]
     dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     return {
@@ -66,6 +103,8 @@ def inspect_model(
         "attention": _attention(config),
         "rope": _rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
+        **lengths,
+        **({} if prompts is None else {"soft prompts": _users(prompts)}),
         "weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}",
         "in memory": _in_memory(weights, config.default_dtype),
         "tensors ignored": "\n".join(ignored) or "none",
@@ -73,7 +112,9 @@ def inspect_model(
         "score head": weights.head,
         "readout": f"{found.row.name}: {_reading(found, rule)}",
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
-        "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id}",
+        "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
+        f"{config.pad_token_id})",
+        "BOS": _bos(chat),
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
@@ -112,7 +153,11 @@ def _reading(found: ResolvedModel, rule: str) -> str:
             return f"logit of token {head.tokens[0]} at the last token"
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
     if isinstance(head, Steps):
-        return f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
+        others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
+        return (
+            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
+            f"(others by --readout {others})"
+        )
     assert isinstance(head, Gated)
     count = head.objectives.outputs // int(head.per_objective)
     values = {
@@ -127,11 +172,63 @@ def _reading(found: ResolvedModel, rule: str) -> str:
     return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
 
 
+def _bos(chat: ChatTokenizer) -> str:
+    """How many BOS tokens a conversation has, in each protocol."""
+    bos = chat.bos_token_id
+    if bos is None:
+        return "the tokenizer has none"
+    written = chat.encode(_TEA).count(bos)
+    return f"{written} in a conversation; {written + chat.added_before.count(bos)} in the paper protocol"
+
+
+def _users(prompts: SavedPrompts) -> str:
+    count, tokens, _ = prompts.table.shape
+    return f"{count - 1:,} users and a generic one, {tokens} tokens each"
+
+
+def _lengths(
+    chat: ChatTokenizer,
+    config: DecoderConfig,
+    *,
+    protocols: Sequence[Protocol],
+    comparisons: Sequence[Comparison] | None,
+    max_length: int | None,
+    profile_posts: int | None,
+    reserved: int,
+    where: str,
+) -> dict[str, str]:
+    """What happens to conversations that are too long; with comparisons, how often."""
+    facts = {}
+    for protocol in protocols:
+        if comparisons is None:
+            limit = length_limit(
+                protocol,
+                context=config.max_position_embeddings,
+                max_length=max_length,
+                reserved=reserved,
+                where=where,
+            )
+            facts[f"too long, {protocol}"] = length_rule(protocol, limit=limit)
+            continue
+        report = length_report(
+            comparisons,
+            chat,
+            config,
+            protocol=protocol,
+            profile_posts=DEFAULT_PROFILE_POSTS[protocol] if profile_posts is None else profile_posts,
+            max_length=max_length,
+            reserved=reserved,
+            where=where,
+        )
+        facts[f"lengths, {protocol}"] = report.lengths
+        facts[f"at {report.limit:,} tokens, {protocol}"] = report.effect
+    return facts
+
+
 def _example(chat: ChatTokenizer) -> str:
     """One conversation as the model sees it, and its ids; control characters made visible."""
-    messages = [Message("user", "Tea or coffee?"), Message("assistant", "Tea.")]
-    ids = chat.encode(messages)
-    return f"{chat.render([messages])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
+    ids = chat.encode(_TEA)
+    return f"{chat.render([_TEA])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
 
 
 def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[str]:
@@ -144,6 +241,16 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
         )
     if pad is not None and pad >= config.vocab_size:
         said.append(f"pad id {pad} is beyond the {config.vocab_size} embeddings")
+    if beyond := chat.vocab_size - config.vocab_size:
+        said.append(
+            f"the tokenizer has {chat.vocab_size:,} ids, the model {config.vocab_size:,} embeddings: "
+            + (
+                f"{beyond} added tokens have none, and a conversation that holds one is refused"
+                if beyond > 0
+                else f"{-beyond} embeddings are never used (rows that fill up a vocabulary, or another model's "
+                "tokenizer: compare the example's ids)"
+            )
+        )
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]

@@ -93,6 +93,14 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, summary in shown.items():
         if summary.get("truncated"):
             notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
+        readout = summary.get("readout")
+        if readout not in (None, "logit"):
+            notes.append(f"{_label(name)}: read-out {escape(readout)}")
+        left_out = (summary.get("left_out") or {}).get("comparisons")
+        if left_out:
+            notes.append(
+                f"{_label(name)}: {left_out:,} comparisons too long and left out, see left_out.jsonl"
+            )
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
             if "difference" in figures:
@@ -169,6 +177,9 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     lacking = dict.fromkeys(name for result in shown.values() for name in result["missing"])
     if lacking:
         notes[f"not in the data: {', '.join(lacking)}"] = None
+    for name, result in shown.items():
+        if result.get("left_out"):
+            notes[f"{name}: {result['left_out']:,} comparisons too long and left out"] = None
     table.caption = "\n".join(escape(f"score: {note}" if i == 0 else note) for i, note in enumerate(notes))
     return table
 

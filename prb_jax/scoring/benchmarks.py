@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.benchmarks import get_benchmark
 from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.runs import write_json, writing
@@ -36,9 +37,17 @@ def check_benchmarks(inputs: Inputs) -> None:
     """
     for name, positions in inputs.benchmarks.items():
         unscored = [inputs.comparisons[position] for position in positions]
-        get_benchmark(name).score(
-            [ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored]
-        )
+        try:
+            get_benchmark(name).score(
+                [
+                    ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ())
+                    for c in unscored
+                ]
+            )
+        except DataError as error:
+            raise DataError(
+                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
+            ) from error
 
 
 def benchmark_scores(

@@ -12,7 +12,7 @@ from typing import Any
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -34,8 +34,12 @@ from prb_jax.scoring.quantized import (
 from prb_jax.scoring.runs import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.scored import KnowsUsers, Quantized, ScoredBatch, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
+from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
+
+READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
 DEFAULT_PROFILE_POSTS = {Protocol.DEFAULT: 10, Protocol.PAPER: 0}
 """Posts of the user's profile that a model sees where the caller does not say: the best-of-N scripts
@@ -84,6 +88,7 @@ def evaluate(
     profile_posts: int | None = None,
     protocol: str = Protocol.DEFAULT,
     max_length: int | None = None,
+    too_long: str = "error",
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -117,6 +122,8 @@ def evaluate(
         the protocol if not given. Baselines always see the whole profile.
       protocol: "default" or "paper".
       max_length: longest conversation in tokens; the model's own limit if not given.
+      too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
+        comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the bootstrap.
@@ -154,6 +161,15 @@ def evaluate(
     }
     scorer = _scorer(model, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
+    if isinstance(scorer, BaselineScorer):
+        _refuse_for_baseline(
+            scorer.name,
+            profile_posts=profile_posts,
+            protocol=None if rules is Protocol.DEFAULT else protocol,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+        )
+    check_too_long(too_long, scorer, protocol=rules)
     identity = dict(scorer.identity())
     name = str(identity.get("name", "model"))
     decides = {
@@ -172,6 +188,11 @@ def evaluate(
         "seed": seed,
         "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
     }
+    left_out = None
+    if too_long == "skip":
+        decides["too_long"] = too_long
+        inputs, left_out = leave_out(inputs, scorer, protocol=rules, max_length=max_length)
+        check_benchmarks(inputs)
     folder = {
         "session": _session(scorer, batch_tokens),
         "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
@@ -181,7 +202,12 @@ def evaluate(
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(open_scored_run(out, inputs=decides, **folder))
-        run.score(scorer, inputs.comparisons, label=name, progress=progress, options=options)
+        try:
+            run.score(scorer, inputs.comparisons, label=name, progress=progress, options=options)
+        except TooLongError as error:
+            raise DataError(
+                f"{error}; --too-long skip leaves such comparisons out, and names them"
+            ) from error
         plain: tuple[ScoredRun, dict[str, Any]] | None = None
         if compare:
             assert isinstance(scorer, Quantized)
@@ -202,7 +228,7 @@ def evaluate(
             check_unchanged(inputs)
             baselines = _baselines(inputs.comparisons)
             finished = functools.partial(
-                _finish, scorer=scorer, inputs=inputs, baselines=baselines, name=name
+                _finish, scorer=scorer, inputs=inputs, baselines=baselines, name=name, left_out=left_out
             )
             reference_rows = None if plain is None else finished(plain[0], decides=plain[1])[0]
             _, summary = finished(run, decides=decides, reference=reference_rows)
@@ -221,6 +247,7 @@ def _finish(
     baselines: Mapping[str, Sequence[ScoredRow]],
     name: str,
     decides: Mapping[str, Any],
+    left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
 ) -> tuple[list[ScoredRow], dict[str, Any]]:
     """Puts the rows in order and writes the summary and what else belongs to the folder."""
@@ -228,6 +255,9 @@ def _finish(
     assert folder is not None
     rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
     summary = _summary(rows, baselines, name=name, decides=decides)
+    if (readout := scorer.identity().get("readout")) is not None:
+        summary["readout"] = readout
+        summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
     if inputs.benchmarks:
         summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
@@ -236,6 +266,12 @@ def _finish(
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     if isinstance(scorer, KnowsUsers) and (unknown := scorer.unknown_users(inputs.comparisons)) is not None:
         summary["unknown_users"] = unknown
+    if left_out is not None:
+        left_out.write(folder.path)
+        for benchmark, count in left_out.benchmarks.items():
+            summary["benchmarks"][benchmark]["left_out"] = count
+        summary["left_out"] = left_out.to_json()
+        summary["definitions"] = summary["definitions"] | {"left_out": LEFT_OUT_DEFINITION}
     write_result_files(
         folder.path,
         scorer,
@@ -285,6 +321,7 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
             raise RunError(f"quantize: {model} has no weights; leave it out")
         if model not in BASELINES:
             raise RunError(f"unknown baseline {model!r}; there are {', '.join(sorted(BASELINES))}")
+        _refuse_for_baseline(model, **options)
         return BaselineScorer(model)
     if isinstance(model, str | Path):
         from prb_jax.scoring.reward_model import load
@@ -293,6 +330,16 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
     return model
+
+
+def _refuse_for_baseline(baseline: str, **options: Any) -> None:
+    """Raises RunError for what would have no effect: a baseline has no weights, no tokens and no protocol."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise RunError(
+            f"{', '.join(given)}: {baseline} reads the whole text of profile, prompt and responses, and computes on "
+            "no device: leave out here"
+        )
 
 
 def _versions(*, baseline: bool) -> dict[str, str | None]:

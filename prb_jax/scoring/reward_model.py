@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError, DataError
+from prb_jax.errors import CheckpointError
 from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
@@ -25,6 +25,7 @@ from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
+from prb_jax.scoring.readable import check_readable, check_tokenizer
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
@@ -36,11 +37,12 @@ from prb_jax.sharding import (
     replicated,
     to_global,
 )
-from prb_jax.text.protocol import FACTS, parse_protocol
+from prb_jax.text.protocol import length_limit, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
-from prb_jax.trees.encode import encode_comparisons
+from prb_jax.trees.encode import encode_comparisons, encode_each
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
@@ -133,55 +135,48 @@ class RewardModel:
     ) -> list[Tree]:
         """What the model sees of each comparison, as trees of token ids."""
         rules = parse_protocol(protocol)
-        limit = max_length
-        if limit is None:
-            limit = FACTS[rules].max_length or self.config.max_position_embeddings
-        if limit > self.config.max_position_embeddings:
-            if max_length is not None:
-                raise DataError(
-                    f"max_length {limit} is more than the {self.config.max_position_embeddings} tokens "
-                    f"(max_position_embeddings) that {self.name} was made for"
-                )
-            limit = self.config.max_position_embeddings
-        if self.prompts is not None:
-            if limit <= self.prompts.tokens:
-                raise DataError(
-                    f"max_length {limit} leaves no room beside the {self.prompts.tokens} tokens of "
-                    f"{self.name}'s soft prompts"
-                )
-            limit -= self.prompts.tokens
         trees = encode_comparisons(
             comparisons,
             self.tokenizer,
             profile_posts=profile_posts,
             protocol=rules,
-            max_length=limit,
+            max_length=self.length_limit(protocol=protocol, max_length=max_length),
             pad_token_id=self.config.pad_token_id,
         )
         for comparison, tree in zip(comparisons, trees, strict=True):
-            top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
-            if top >= self.config.vocab_size:
-                raise DataError(
-                    f"comparison {comparison.id!r}: token id {top}, but {self.name} has only "
-                    f"{self.config.vocab_size} embeddings: this is not the tokenizer of this model"
-                )
-        self._check_readable(comparisons, trees)
+            check_readable(comparison, tree, self.config, name=self.name)
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
 
-    def _check_readable(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
-        needs = self.config.head.needs
-        if not needs:
-            return
-        for comparison, tree in zip(comparisons, trees, strict=True):
-            for k in range(len(tree.responses)):
-                ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
-                windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
-                if not (windows == np.asarray(needs)).all(axis=1).any():
-                    raise DataError(
-                        f"comparison {comparison.id!r}: response {k}: the ids {list(needs)}, at which {self.name} is "
-                        "read, do not occur: the chat template or the tokenizer is not the model's own, or the end "
-                        "was cut off"
-                    )
+    def length_limit(self, *, protocol: str = "default", max_length: int | None = None) -> int:
+        """The most tokens of a conversation's text.
+
+        Raises:
+          DataError: more than the model was made for, or nothing beside its soft prompts.
+        """
+        return length_limit(
+            parse_protocol(protocol),
+            context=self.config.max_position_embeddings,
+            max_length=max_length,
+            reserved=0 if self.prompts is None else self.prompts.tokens,
+            where=self.name,
+        )
+
+    def too_long(
+        self, comparisons: Sequence[Comparison], *, protocol: str = "default", max_length: int | None = None
+    ) -> list[TooLongError]:
+        """Why each of those comparisons cannot be scored that have a response longer than the limit allows.
+
+        Without reading profiles, which are cut before anything else.
+        """
+        encoded = encode_each(
+            comparisons,
+            self.tokenizer,
+            profile_posts=0,
+            protocol=parse_protocol(protocol),
+            max_length=self.length_limit(protocol=protocol, max_length=max_length),
+            pad_token_id=self.config.pad_token_id,
+        )
+        return [each for each in encoded if isinstance(each, TooLongError)]
 
     def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
         """How many users among those of the comparisons get the generic soft prompt because the model was
@@ -294,7 +289,8 @@ def load(
       revision: branch, tag or commit of a hub id.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
       readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
-        ``vocabulary:ID`` for a logit of a language model; or which logit is the reward, for heads with several
+        ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
+        steps of a process model become one reward; or which logit is the reward, for heads with several
         labels: see :func:`prb_jax.models.readout.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
@@ -314,6 +310,7 @@ def load(
         chat_template=chat_template,
         rules=found.text,
     )
+    check_tokenizer(chat, config, where=folder.name)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     if quantize is not None:

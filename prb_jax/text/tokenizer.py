@@ -20,9 +20,11 @@ import numpy as np
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.text.boundaries import independent_tokens, shared_run
+from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -75,6 +77,12 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
+
+    @cached_property
+    def largest_plain_id(self) -> int:
+        """The largest id of its vocabulary without the tokens that were added to it; -1 if there are only those."""
+        added = self.tokenizer.get_added_vocab()
+        return max((i for token, i in self.tokenizer.get_vocab().items() if token not in added), default=-1)
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
         """The template's text for each conversation, without a generation prompt.
@@ -227,17 +235,22 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     name = str(path_or_id)
+    folder = Path(path_or_id)
+    if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise _no_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        if is_internlm2(folder):
+            tokenizer = build_internlm2(folder)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except CheckpointError:
+        raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         # transformers makes up an empty tokenizer for some model types rather than miss the files.
-        raise CheckpointError(
-            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
-            " name another folder or hub id with --tokenizer"
-        )
+        raise _no_tokenizer(name)
     if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
         raise CheckpointError(
             f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
@@ -277,6 +290,13 @@ def load_tokenizer(
         cut_tokens=independent_tokens(tokenizer, probe),
         added_before=before,
         added_after=after,
+    )
+
+
+def _no_tokenizer(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
+        " name another folder or hub id with --tokenizer"
     )
 
 

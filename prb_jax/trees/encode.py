@@ -15,7 +15,7 @@ A response is never cut, and the conversation stays a valid rendering of the cha
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,7 @@ from prb_jax.errors import DataError
 from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.visible import Visible, render_profile, visible
-from prb_jax.trees.shorten import shorten_prompt
+from prb_jax.trees.shorten import TooLongError, shorten_prompt
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 CHUNK_ROWS = 64
@@ -79,8 +79,37 @@ def encode_comparisons(
 
     Raises:
       DataError: naming the comparison: the template refuses it, a response with its template
-        exceeds the limit, or two different responses have become equal in tokens (the last two
-        not in the paper protocol). Also for a negative option.
+        exceeds the limit (`TooLongError`), or two different responses have become equal in tokens (the
+        last two not in the paper protocol). Also for a negative option.
+    """
+    trees: list[Tree] = []
+    for each in encode_each(
+        comparisons,
+        tokenizer,
+        profile_posts=profile_posts,
+        protocol=protocol,
+        max_length=max_length,
+        pad_token_id=pad_token_id,
+    ):
+        if isinstance(each, TooLongError):
+            raise each
+        trees.append(each)
+    return trees
+
+
+def encode_each(
+    comparisons: Sequence[Comparison],
+    tokenizer: ChatTokenizer,
+    *,
+    profile_posts: int,
+    protocol: Protocol = Protocol.DEFAULT,
+    max_length: int | None = None,
+    pad_token_id: int | None = None,
+) -> Iterator[Tree | TooLongError]:
+    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place.
+
+    Raises:
+      DataError: for what else is wrong.
     """
     facts = FACTS[protocol]
     limit = facts.max_length if max_length is None else max_length
@@ -89,17 +118,15 @@ def encode_comparisons(
     if limit is not None and limit < 1:
         raise DataError(f"max_length: expected at least 1, found {limit}")
     encoder = _Encoder(tokenizer, profile_posts, protocol, limit)
-    trees: list[Tree] = []
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
         if facts.cuts_responses:
             if pad_token_id is None:
                 pad = tokenizer.pad_token_id
                 pad_token_id = tokenizer.eos_token_id if pad is None else pad
-            trees.extend(encoder.paper(chunk, pad_token_id))
+            yield from encoder.paper(chunk, pad_token_id)
         else:
-            trees.extend(encoder.default(chunk))
-    return trees
+            yield from encoder.default(chunk)
 
 
 @dataclass(eq=False)
@@ -126,7 +153,7 @@ class _Encoder:
     protocol: Protocol
     limit: int | None
 
-    def default(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+    def default(self, comparisons: Sequence[Comparison]) -> list[Tree | TooLongError]:
         shown = [min(len(comparison.profile), self.profile_posts) for comparison in comparisons]
         rows = [
             _Row(comparison, posts=posts, refused=posts + 1)
@@ -198,18 +225,21 @@ class _Encoder:
         row.posts = min(max(guess, row.fitting + 1), row.refused - 1)
         return True
 
-    def _finish(self, row: _Row, shown: int) -> Tree:
+    def _finish(self, row: _Row, shown: int) -> Tree | TooLongError:
         dropped = 0
         if row.fitting < 0:
             assert self.limit is not None
             row.fitting = 0
-            row.sequences, dropped = self._shorten(row.comparison, self.limit)
+            shortened = self._shorten(row.comparison, self.limit)
+            if isinstance(shortened, TooLongError):
+                return shortened
+            row.sequences, dropped = shortened
         truncation = Truncation(posts_dropped=shown - row.fitting, prompt_tokens_dropped=dropped)
         tree = build_tree(row.sequences, truncation=truncation)
         refuse_merged_responses(row.comparison, tree)
         return tree
 
-    def _shorten(self, comparison: Comparison, limit: int) -> tuple[list[np.ndarray], int]:
+    def _shorten(self, comparison: Comparison, limit: int) -> tuple[list[np.ndarray], int] | TooLongError:
         """The K conversations without posts and with a prompt cut to fit, and the tokens that cost."""
         seen = self._visible(comparison, 0)
 
@@ -219,13 +249,8 @@ class _Encoder:
         whole = longest(encode(seen.prefix_messages))
         short = shorten_prompt(seen.prefix_messages, fits=lambda messages: longest(encode(messages)) <= limit)
         if short is None:
-            least = min(len(self.tokenizer.tokenize([text])[0]) for text in seen.responses)
-            most = max(len(self.tokenizer.tokenize([text])[0]) for text in seen.responses)
-            raise DataError(
-                f"comparison {comparison.id!r}: its longest conversation has {whole} tokens without profile and"
-                f" the responses alone {least} to {most}; with the chat template that leaves no room for the"
-                f" prompt within max_length {limit}, and responses are never cut"
-            )
+            responses = [len(self.tokenizer.tokenize([text])[0]) for text in seen.responses]
+            return TooLongError(comparison, tokens=whole, responses=responses, limit=limit)
         sequences = encode(short)
         return sequences, whole - longest(sequences)
 

@@ -5,12 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from prb_jax.data.comparison import Message
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError
 
 Fits = Callable[[Sequence[Message]], bool]
 
 LONGEST_MEAN_WORD = 24
 """Text whose blank-separated words are longer than this on average (Chinese, base64) is cut by characters."""
+
+
+class TooLongError(DataError):
+    """A response that leaves no room for its prompt within the length limit.
+
+    Attributes:
+      comparison: which one.
+      tokens: of its longest conversation, without profile.
+      limit: the most tokens that a conversation may have.
+    """
+
+    def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
+        self.comparison, self.tokens, self.limit = comparison, tokens, limit
+        super().__init__(
+            f"comparison {comparison.id!r}: its longest conversation has {tokens} tokens without profile and the"
+            f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
+            f" the prompt within max_length {limit}, and responses are never cut"
+        )
 
 
 def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message, ...] | None:

@@ -99,7 +99,7 @@ def test_a_rule_that_cannot_be_applied_is_found_before_anything_is_scored(tmp_pa
     path = tmp_path / "x.jsonl"
     path.write_text('{"id": "x", "question": "?", "chosen": "a", "rejected": "b"}\n')
     scorer = SlowScorer()
-    with pytest.raises(DataError, match="row 'x': no subset"):
+    with pytest.raises(DataError, match=r": the rule of '\w+' cannot be applied: row 'x': no subset"):
         prb.evaluate(scorer, f"rewardbench:{path}", out=tmp_path / "run", progress=False)
     assert scorer.scored == []
     assert not (tmp_path / "run").exists()

@@ -52,6 +52,7 @@ class RowCase:
       marks: ids put at the end of the prompt, and where a step ends.
       side_files: file -> start of the names of tensors that it holds; left out there if it is a whole part.
       pickled: the weights are in pytorch_model.bin.
+      nested: the field of ``config.json`` that holds the body's, where it is not the whole file.
       twice: what the names of the body's tensors start with where it is in the file a second time.
     """
 
@@ -68,6 +69,7 @@ class RowCase:
     side_files: Mapping[str, str] = field(default_factory=dict)
     pickled: bool = False
     twice: str = ""
+    nested: str = ""
 
 
 def matrix(generator: torch.Generator, rows: int, columns: int) -> Tensor:
@@ -105,6 +107,8 @@ def write_case(case: RowCase, root: Path, *, seed: int = 0) -> tuple[Path, Calla
     folder = root / case.folder
     folder.mkdir(parents=True)
     raw = json.loads(config.to_json_string(use_diff=False))
+    if case.nested:
+        raw = {case.nested: {key: value for key, value in raw.items() if value is not None}}
     raw.update(case.config)
     raw = {key: value for key, value in raw.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(raw))
@@ -315,7 +319,27 @@ def ldl(softmax: bool) -> tuple[Callable[[torch.Generator], Tensors], Score]:
     return head, score
 
 
-def steps() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+TOGETHER: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "product": lambda steps: steps.prod(),
+    "min": lambda steps: steps.min(),
+    "mean": lambda steps: steps.mean(),
+    "last": lambda steps: steps[-1],
+}
+
+
+def beside_a_vision_tower(prefix: str) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+    """A value head, and some tensors of a tower for images that text never passes."""
+    head, score = linear("v_head.summary", bias=True)
+
+    def tensors(generator: torch.Generator) -> Tensors:
+        tower = {f"{prefix}.blocks.0.norm1.weight": vector(generator, 24)}
+        tower[f"{prefix}.merger.mlp.2.weight"] = matrix(generator, WIDTH, 24)
+        return head(generator) | tower
+
+    return tensors, score
+
+
+def steps(together: str = "product") -> tuple[Callable[[torch.Generator], Tensors], Score]:
     names = ["score.0", "score.2"]
     make = layers(names, (WIDTH, WIDTH, 2))
 
@@ -324,7 +348,7 @@ def steps() -> tuple[Callable[[torch.Generator], Tensors], Score]:
 
     def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
         found = [run(tensors, names, states[i]) for i, token in enumerate(ids) if token == STEP]
-        return torch.stack([torch.softmax(logits, 0)[1] for logits in found]).prod()
+        return TOGETHER[together](torch.stack([torch.softmax(logits, 0)[1] for logits in found]))
 
     return head, score
 
@@ -347,6 +371,7 @@ _STANDARD = linear("score")
 _REGRESSION = linear("regression_head")
 _V_HEAD = linear("v_head")
 _MLP = mlp(("score.0", "score.2"), (WIDTH, WIDTH, 1))
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
 _LLAMA = {"vocab": 128_300, "marks": LLAMA_END_OF_PROMPT}
 
 
@@ -401,6 +426,15 @@ CASES: tuple[RowCase, ...] = (
             side_files={"value_head.safetensors": "v_head"}),
     RowCase("value-head", "Mistral", *linear("v_head.summary", bias=True), classes("MistralForCausalLM"),
             side_files={"value_head.bin": "v_head"}),
+    RowCase("skywork-vl", "Qwen2_5_VLText", *beside_a_vision_tower("visual"), classes(
+        "Qwen2_5_VLForConditionalGeneration", model_type="qwen2_5_vl", vision_config={"depth": 1}, rope_theta=1e6,
+        rope_parameters=None, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]},
+        image_token_id=251, video_token_id=252, vision_start_token_id=253, vision_end_token_id=254),
+            options=_MROPE, side_files={"value_head.safetensors": "v_head"}),
+    RowCase("skywork-vl", "Qwen2_5_VLText", *beside_a_vision_tower("model.visual"), classes(
+        "Qwen2_5_VLForConditionalGeneration", model_type="qwen2_5_vl", vision_config={"depth": 1},
+        image_token_id=251, video_token_id=252), rename=lambda name: f"model.language_model.{name}",
+            options=_MROPE, nested="text_config", side_files={"value_head.safetensors": "v_head"}),
     RowCase("openrlhf", "Llama", *linear("value_head"), classes("LLMForSequenceRegression")),
     RowCase("openrlhf-prefix", "Llama", *_STANDARD, classes(
         "LlamaForSequenceClassification", value_head_prefix="score", mean=0.5, std=2.0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from prb_jax.readouts.resolve import resolve_model
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
-from tests.parity.reward_models import CASES, RowCase, sequences, write_case
+from tests.parity.reward_models import CASES, TOGETHER, RowCase, sequences, steps, write_case
 
 TOLERANCE = 1e-5
 
@@ -59,6 +60,25 @@ def test_scores_of_a_row_equal_those_of_torch(case: RowCase, tmp_path: Path) -> 
     expected = [[reference(ids) for ids in three] for three in conversations]
     np.testing.assert_allclose(ours[:2], expected, atol=TOLERANCE, rtol=0)
     assert np.ptp(expected) > 1e-3
+
+
+def test_each_way_to_put_steps_together(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.row == "qwen2-prm")
+    conversations = [sequences(case, seed=seed) for seed in (1, 2)]
+    rewards = {}
+    for together in TOGETHER:
+        folder, reference = write_case(
+            replace(case, score=steps(together)[1], folder=together), tmp_path, seed=5
+        )
+        found = resolve_model(folder, readout=f"qwen2-prm:{together}")
+        assert (found.row.name, found.readout) == ("qwen2-prm", f"qwen2-prm:{together}")
+        rewards[together] = scores(folder, found.config, conversations)[:2]
+        expected = [[reference(ids) for ids in three] for three in conversations]
+        np.testing.assert_allclose(rewards[together], expected, atol=TOLERANCE, rtol=0)
+    assert all(
+        np.abs(rewards[one] - rewards[other]).max() > 10 * TOLERANCE
+        for one, other in itertools.combinations(TOGETHER, 2)
+    )
 
 
 def test_every_row_has_a_case() -> None:

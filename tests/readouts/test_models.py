@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,45 @@ class TestText:
         folder, _ = write_row("armorm", tmp_path)
         with pytest.raises(prb.DataError, match=r"'c1': response 0: the ids \[128009, .*do not occur"):
             prb.load(folder).score([record(1)])
+
+
+class TestBesideAVisionTower:
+    def test_the_tower_is_known_and_left_unread(self, tmp_path: Path) -> None:
+        folder, reference = write_row("skywork-vl", tmp_path)
+        facts = inspect_model(str(folder))
+        assert facts["readout"] == "skywork-vl: linear, at the last token, logit"
+        assert facts["tensors ignored"].splitlines() == [
+            f"visual.{name}: vision tower, not used for text"
+            for name in ("blocks.0.norm1.weight", "merger.mlp.2.weight")
+        ]
+        assert "text alone is scored" in facts["warnings"]
+        assert_scores(prb.load(folder), reference, record(1, 3))
+
+    def test_images_are_refused(self, tmp_path: Path) -> None:
+        folder, _ = write_row("skywork-vl", tmp_path, config={"image_token_id": 1})
+        model = prb.load(folder)
+        with pytest.raises(
+            prb.DataError, match=r"'1': its text holds the token 1 \(image_token_id of .*only text"
+        ):
+            model.score(
+                [prb.Comparison(id="1", question=f"{tiny.BOS} What is this?", responses=["A.", "B."])]
+            )
+        parts = [{"type": "image", "image": "x.jpg"}, {"type": "text", "text": "What is this?"}]
+        prompt: Any = [{"role": "user", "content": parts}]
+        with pytest.raises(prb.DataError, match=r"content.*found a list of parts \(image, text\): only text"):
+            prb.Comparison(id="1", prompt=prompt, responses=["A.", "B."])
+
+    def test_converted_it_is_its_language_model(self, tmp_path: Path) -> None:
+        folder, _ = write_row("skywork-vl", tmp_path)
+        target = convert(folder, tmp_path / "standard", drop_bias=True)
+        assert json.loads((target / "config.json").read_text())["architectures"] == [
+            "Qwen2ForSequenceClassification"
+        ]
+        model = prb.load(target)
+        (tree,) = model.encode([record(1, 3)])
+        ids = [tree.sequence(k).tolist() for k in range(3)]
+        (found,) = model.score([record(1, 3)])
+        np.testing.assert_allclose(found, transformers_scores(target, ids)[:, 0], atol=TOLERANCE, rtol=0)
 
 
 def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:

@@ -172,3 +172,37 @@ def test_the_readme_lists_every_row_with_its_models() -> None:
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     for row in REGISTRY:
         assert f"| `{row.name}` | {', '.join(row.models)} | " in text
+
+
+@pytest.mark.parametrize(
+    ("readout", "message"),
+    [
+        (
+            "qwen2-prm:median",
+            r"over the steps of a response is one of qwen2-prm:product, qwen2-prm:min, .*:mean",
+        ),
+        ("armorm:min", "'armorm' does not score steps"),
+        ("steps:min", "unknown readout 'steps:min': expected one of .*qwen2-prm:min"),
+    ],
+)
+def test_a_way_to_put_steps_together_that_there_is_not(readout: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(write("qwen2-prm", tmp_path), readout=readout)
+
+
+def test_a_head_of_which_one_side_file_is_missing(tmp_path: Path) -> None:
+    folder = write("ldl", tmp_path)
+    (folder / "gating_layer.pt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"By its tensors .* row 'ldl', .* \(in gating_layer\.pt\) are not all"
+    ):
+        resolve_model(folder)
+
+
+def test_a_language_model_without_its_value_head(tmp_path: Path) -> None:
+    folder = write("value-head", tmp_path)
+    (folder / "value_head.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"LLaMA-Factory or TRL, the file value_head\.safetensors or .* missing"
+    ):
+        resolve_model(folder)

@@ -168,11 +168,10 @@ class TestLimits:
 
 class TestLoading:
     def test_the_tokenizer_of_another_model(self, tmp_path: Path) -> None:
-        model = prb.load(write_model(tmp_path / "model", "llama", vocab_size=130))
         with pytest.raises(
-            prb.DataError, match=r"'c1': token id \d+, but .* has only 130 embeddings: .* not the tok"
+            prb.CheckpointError, match=r"ids up to 399, but .* has only 130 embeddings: .* not the tok"
         ):
-            model.score([record(1)])
+            prb.load(write_model(tmp_path / "model", "llama", vocab_size=130))
 
     def test_dtype(self, folder: Path, mixed, scores) -> None:
         with pytest.raises(prb.CheckpointError, match="dtype: expected float32 or bfloat16, found 'float16'"):

@@ -18,7 +18,15 @@ from tests.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 MESHES = {
-    4: ["data=4", "fsdp=4", "fsdp=2,tensor=2", "tensor=4", "data=3", "sequence=2,tensor=2", "int8@fsdp=2,tensor=2"],
+    4: [
+        "data=4",
+        "fsdp=4",
+        "fsdp=2,tensor=2",
+        "tensor=4",
+        "data=3",
+        "sequence=2,tensor=2",
+        "int8@fsdp=2,tensor=2",
+    ],
     8: ["data=2,fsdp=2,tensor=2", "fsdp=4,tensor=2", "default", "fsdp=2,sequence=4", "int8@fsdp=4,tensor=2"],
 }
 REFUSED = {

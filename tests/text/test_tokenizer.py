@@ -229,7 +229,7 @@ def test_truncation_and_padding_stored_with_the_tokenizer_have_no_effect(tmp_pat
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="empty: no tokenizer can be loaded"):
+    with pytest.raises(CheckpointError, match=r"empty: no tokenizer files here .*--tokenizer"):
         load_tokenizer(tmp_path / "empty")
     folder = tiny.write_tokenizer(tmp_path / "remote")
     config = json.loads((folder / "tokenizer_config.json").read_text())

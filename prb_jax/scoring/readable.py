@@ -1,0 +1,69 @@
+"""Whether a model can score a comparison in tokens: ids that it has, and the marks at which its head reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.config import DecoderConfig
+from prb_jax.readouts.registry import PLACEHOLDERS
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.trees.tree import Tree
+
+
+def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -> None:
+    """Refuses a tokenizer whose vocabulary the model has no embeddings for.
+
+    Tokens added to it may lie beyond them (a padding token often does): a conversation that holds one is refused
+    where it occurs.
+
+    Raises:
+      CheckpointError: it is another model's.
+    """
+    rows = config.vocab_size
+    top = chat.largest_plain_id
+    if top >= rows:
+        raise CheckpointError(
+            f"{chat.name}: the vocabulary has ids up to {top}, but {where} has only {rows} embeddings: this is not "
+            "the tokenizer of this model; name its own with --tokenizer"
+        )
+
+
+def check_readable(comparison: Comparison, tree: Tree, config: DecoderConfig, *, name: str) -> None:
+    """Refuses a tree that would not be scored as it reads.
+
+    Args:
+      comparison: named in messages.
+      tree: its tokens, without soft prompts.
+      config: of the model.
+      name: of the model, for messages.
+
+    Raises:
+      DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
+        which the head reads.
+    """
+    top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
+    if top >= config.vocab_size:
+        raise DataError(
+            f"comparison {comparison.id!r}: token id {top}, but {name} has only {config.vocab_size} embeddings: this "
+            "is not the tokenizer of this model"
+        )
+    for field in PLACEHOLDERS:
+        mark = config.original.get(field)
+        if mark is not None and any((ids == mark).any() for ids in (tree.prefix, *tree.responses)):
+            raise DataError(
+                f"comparison {comparison.id!r}: its text holds the token {mark} ({field} of {name}), which stands for "
+                "an image or a video: only text can be scored"
+            )
+    needs = config.head.needs
+    if not needs:
+        return
+    for k in range(len(tree.responses)):
+        ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
+        windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
+        if not (windows == np.asarray(needs)).all(axis=1).any():
+            raise DataError(
+                f"comparison {comparison.id!r}: response {k}: the ids {list(needs)}, at which {name} is read, do not "
+                "occur: the chat template or the tokenizer is not the model's own, or the end was cut off"
+            )

@@ -1,0 +1,122 @@
+"""Comparisons that no length limit can be kept for without cutting a response: refused, or left out and named."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, RunError
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.runs import replace_file, writing
+from prb_jax.scoring.scored import Scorer
+from prb_jax.text.protocol import FACTS
+from prb_jax.text.protocol import Protocol as Rules
+from prb_jax.trees.shorten import TooLongError
+
+TOO_LONG = ("error", "skip")
+"""What happens to a comparison whose response leaves no room for its prompt."""
+
+LEFT_OUT = "left_out.jsonl"
+LEFT_OUT_DEFINITION = (
+    f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
+    f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
+)
+
+
+@runtime_checkable
+class MeasuresLength(Protocol):
+    """A scorer with a length limit."""
+
+    def too_long(
+        self, comparisons: Sequence[Comparison], *, protocol: str, max_length: int | None
+    ) -> list[TooLongError]:
+        """Why each of those comparisons cannot be scored that have a response longer than the limit allows."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not scored.
+
+    Attributes:
+      reasons: one for each comparison, in their order.
+      benchmarks: of each benchmark, how many of its comparisons.
+    """
+
+    reasons: Sequence[TooLongError]
+    benchmarks: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry "left_out" of a summary."""
+        subsets = Counter(each.comparison.subset or "" for each in self.reasons)
+        return {
+            "comparisons": len(self.reasons),
+            "by_subset": {name: subsets[name] for name in sorted(subsets) if name},
+            "by_benchmark": {name: count for name, count in self.benchmarks.items() if count},
+        }
+
+    def write(self, folder: Path) -> None:
+        """Names them in a file of the run: id, subset, user_id, tokens, limit and reason of each.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        rows = [
+            {
+                "id": each.comparison.id,
+                "subset": each.comparison.subset,
+                "user_id": each.comparison.user_id,
+                "tokens": each.tokens,
+                "limit": each.limit,
+                "reason": str(each),
+            }
+            for each in self.reasons
+        ]
+        with writing(folder / LEFT_OUT):
+            replace_file(folder / LEFT_OUT, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+def check_too_long(too_long: str, scorer: Scorer, *, protocol: Rules) -> None:
+    """Refuses a choice that there is not, or that could not change anything.
+
+    Raises:
+      RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
+    """
+    if too_long not in TOO_LONG:
+        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {too_long!r}")
+    if too_long == "error":
+        return
+    if FACTS[protocol].cuts_responses:
+        raise RunError(
+            f"too_long=skip: the {protocol.value} protocol cuts responses, so that none is too long"
+        )
+    if not isinstance(scorer, MeasuresLength):
+        raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
+
+
+def leave_out(
+    inputs: Inputs, scorer: Scorer, *, protocol: Rules, max_length: int | None
+) -> tuple[Inputs, LeftOut]:
+    """The inputs without what is too long for the scorer, and what that is.
+
+    Raises:
+      DataError: nothing would be left.
+    """
+    assert isinstance(scorer, MeasuresLength)
+    reasons = scorer.too_long(inputs.comparisons, protocol=protocol.value, max_length=max_length)
+    if len(reasons) == len(inputs.comparisons):
+        raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
+    dropped = {each.comparison.id for each in reasons}
+    kept = [i for i, comparison in enumerate(inputs.comparisons) if comparison.id not in dropped]
+    place = {old: new for new, old in enumerate(kept)}
+    positions = {
+        name: [place[old] for old in members if old in place] for name, members in inputs.benchmarks.items()
+    }
+    lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
+    fewer = replace(inputs, comparisons=[inputs.comparisons[i] for i in kept], benchmarks=positions)
+    return fewer, LeftOut(reasons, lost)

@@ -1,0 +1,125 @@
+"""InternLM2's tokenizer from its data alone, against SentencePiece."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError
+from prb_jax.text.internlm2_tokenizer import CONFIG, MODEL
+from prb_jax.text.rules import TextRules
+from prb_jax.text.tokenizer import load_tokenizer
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+TEXTS = (
+    "",
+    " ",
+    "  two  blanks ",
+    "tab\tnew\n\nline",
+    "日本語テスト 中文",
+    "👩‍👩‍👧 é ﷺ \u0301",
+    "a" * 300,
+    "\0\1",
+    "\uff21\uff42\uff43 mixed",
+)
+CHAT = (Message("user", "Is it raining?"), Message("assistant", "It is."))
+
+
+def message(*fields: tuple[int, int | bytes | float]) -> bytes:
+    """A protocol buffer message of fields below 16."""
+    parts = []
+    for number, value in fields:
+        if isinstance(value, float):
+            parts.append(bytes([number << 3 | 5]) + struct.pack("<f", value))
+        elif isinstance(value, int):
+            parts.append(bytes([number << 3, value]))
+        else:
+            size = [len(value)] if len(value) < 128 else [len(value) & 127 | 128, len(value) >> 7]
+            parts.append(bytes([number << 3 | 2, *size]) + value)
+    return b"".join(parts)
+
+
+def write(folder: Path, *, charsmap: bytes = b"", prefix: int = 0, model_type: int = 2) -> Path:
+    """A model of a few pieces: letters, "he", "ll", "hell", "hello", bytes, and three special ones."""
+    words = ["h", "e", "l", "o", "▁", "he", "ll", "hell", "hello"]
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("[UNUSED_TOKEN_0]", 0.0, 4)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    pieces += [(word, -float(number), 1) for number, word in enumerate(reversed(words))]
+    data = message(*((1, message((1, text.encode()), (2, score), (3, kind))) for text, score, kind in pieces))
+    data += message((2, message((3, model_type))))
+    data += message((3, message((1, b"identity"), (2, charsmap), (3, prefix), (4, 0))))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MODEL).write_bytes(data)
+    config = {
+        "tokenizer_class": "InternLM2Tokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},
+        "added_tokens_decoder": {"3": {"content": "<|reward|>"}},
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>", "add_bos_token": True,
+        "chat_template": "{{ bos_token }}{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}",
+    }  # fmt: skip
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+def test_pieces_bytes_and_special_tokens(tmp_path: Path) -> None:
+    chat = load_tokenizer(write(tmp_path), rules=TextRules(append="given", append_id=3))
+    first = 4 + 256
+    hello, hell = first, first + 1
+    assert [ids.tolist() for ids in chat.tokenize(["hello", "hell", "hello hell", "x"])] == [
+        [hello], [hell], [hello, first + 4, hell], [4 + ord("x")],
+    ]  # fmt: skip
+    ids = chat.encode([Message("user", "hello"), Message("assistant", "hell")])
+    assert ids == [1, hello, 4 + 10, hell, 4 + 10, 3]
+    assert chat.added_before == (1,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"charsmap": b"x"}, "normalises characters"),
+        ({"model_type": 1}, r"tokenizer\.model: cannot be read as a SentencePiece model of byte pairs"),
+    ],
+)
+def test_what_is_no_tokenizer_of_internlm2(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(write(tmp_path, **change))
+
+
+def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
+    path = write(tmp_path) / MODEL
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be read as a SentencePiece model"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_published_one_as_sentencepiece_reads_it(tmp_path: Path) -> None:
+    source, data = (
+        SHARED / "tokenizers" / "internlm2-reward",
+        SHARED / "data" / "personalised" / "prefeval.jsonl.gz",
+    )
+    if not source.exists() or not data.exists():
+        pytest.skip("needs the shared tokenizers and data beside the checkout")
+    import sentencepiece
+
+    for name in (CONFIG, MODEL):
+        shutil.copy(source / name, tmp_path / name)
+    chat = load_tokenizer(tmp_path, rules=TextRules(append="given", append_id=92527))
+    reference = sentencepiece.SentencePieceProcessor(str(source / MODEL))
+    with gzip.open(data, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines][::10]
+    texts = [*TEXTS, *(row[field] for row in rows for field in ("question", "chosen", "rejected"))]
+    for text, ids in zip(texts, chat.tokenize(texts), strict=True):
+        assert ids.tolist() == reference.encode(text), text
+    assert chat.tokenize(["Hello world"])[0].tolist() == [9843, 2028]
+    ids = chat.encode(CHAT)
+    turns = [f"user\n{CHAT[0].content}", f"assistant\n{CHAT[1].content}"]
+    expected = [1]
+    for turn in turns:
+        expected += [92543, *reference.encode(turn), 92542, *reference.encode("\n")]
+    assert ids == [*expected, 92527]
