@@ -7,7 +7,7 @@ shard elsewhere.
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +73,15 @@ def abstract_params(
       dtype: of every leaf.
       head_dtype: of the score head, if it differs.
     """
+    return abstract_leaves(leaf_maps(config), dtype=dtype, head_dtype=head_dtype)
+
+
+def abstract_leaves(
+    leaves: Iterable[LeafMap], *, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
+) -> dict[str, Any]:
+    """As :func:`abstract_params`, of any table of leaves."""
     return nest(
-        {
-            leaf.path: jax.ShapeDtypeStruct(leaf.shape, _dtype_of(leaf, dtype, head_dtype))
-            for leaf in leaf_maps(config)
-        }
+        {leaf.path: jax.ShapeDtypeStruct(leaf.shape, _dtype_of(leaf, dtype, head_dtype)) for leaf in leaves}
     )
 
 
@@ -88,7 +92,7 @@ def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
       CheckpointError: as :func:`load_params`.
     """
     index = index_folder(folder, side_files=config.layout.side_files)
-    return _report(index, match_tensors(index, config), bytes_read=0)
+    return report_match(index, match_tensors(index, config))
 
 
 def load_params(
@@ -121,18 +125,45 @@ def load_params(
     """
     index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
+    return load_matched(
+        index,
+        match,
+        dtype=dtype,
+        shardings=shardings,
+        head_dtype=head_dtype,
+        check=lambda reader: check_tied_embeddings(index, config, reader=reader),
+    )
+
+
+def load_matched(
+    index: WeightIndex,
+    match: Match,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    shardings: Mapping[str, Any] | Sharding | None = None,
+    head_dtype: DTypeLike | None = None,
+    check: Callable[[SliceReader], None] | None = None,
+) -> LoadedParams:
+    """Read the leaves of a match into arrays; arguments and errors as of :func:`load_params`.
+
+    Args:
+      index: of the folder.
+      match: its leaves, all of which the folder fills.
+      check: what else is to be looked at before anything is loaded.
+    """
     chosen = _shardings_by_path(match.leaves, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
     loaded: dict[tuple[str, ...], jax.Array] = {}
     readers = min(_MAX_READERS, os.cpu_count() or 1)
     with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
-        check_tied_embeddings(index, config, reader=reader)
+        if check is not None:
+            check(reader)
         for leaf in order:
             loaded[leaf.path] = _load_leaf(
                 leaf, chosen[leaf.path], _dtype_of(leaf, dtype, head_dtype), reader=reader, pool=pool
             )
-        report = _report(index, match, bytes_read=reader.bytes_read)
+        report = report_match(index, match, bytes_read=reader.bytes_read)
     return LoadedParams(nest({leaf.path: loaded[leaf.path] for leaf in match.leaves}), report)
 
 
@@ -232,7 +263,8 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
     return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
 
 
-def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
+def report_match(index: WeightIndex, match: Match, *, bytes_read: int = 0) -> LoadReport:
+    """What a match uses of a folder."""
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):

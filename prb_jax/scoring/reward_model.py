@@ -16,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError, DataError
+from prb_jax.errors import DataError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
+from prb_jax.models.shared_fields import choose_dtype
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
@@ -42,8 +43,6 @@ from prb_jax.trees.encode import encode_comparisons
 from prb_jax.trees.tree import Tree
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
-
-DTYPES = ("float32", "bfloat16")
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
 # out of the cache; accelerators need some thousand tokens to be busy.
@@ -285,7 +284,7 @@ def load(
     folder = locate(model, revision=revision)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
-    chosen_dtype = _choose_dtype(dtype, config, where=folder.name)
+    chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
     chat = load_tokenizer(
         folder.path if tokenizer is None else locate(tokenizer).path,
@@ -346,14 +345,6 @@ def make_score_fn(
 
     batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))
-
-
-def _choose_dtype(dtype: str | None, config: DecoderConfig, *, where: str) -> str:
-    if dtype is None:
-        return "float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16"
-    if dtype not in DTYPES:
-        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
-    return dtype
 
 
 def _attention_length(config: DecoderConfig) -> int:

@@ -105,16 +105,7 @@ class ChatTokenizer:
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text as it stands, int32, with no special token added and none cut off."""
-        if not texts:
-            return []
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        else:
-            rows = [
-                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
-        return [np.asarray(row, np.int32) for row in rows]
+        return tokenize(self.tokenizer, texts)
 
     def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
         """Ids of every conversation, where those of one group share most of their text.
@@ -224,31 +215,8 @@ def load_tokenizer(
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
         no chat template, or its template fails on a plain exchange or writes BOS twice.
     """
-    from transformers import AutoTokenizer
-
     name = str(path_or_id)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
-    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
-        # transformers makes up an empty tokenizer for some model types rather than miss the files.
-        raise CheckpointError(
-            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
-            " name another folder or hub id with --tokenizer"
-        )
-    if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
-        raise CheckpointError(
-            f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
-            " convert the tokenizer to a tokenizer.json"
-        )
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    tokenizer = open_tokenizer(name, revision=revision)
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         chat_template = rules.template
     template = choose_template(tokenizer, chat_template, where=name)
@@ -271,7 +239,7 @@ def load_tokenizer(
             f"{name}: the chat template leaves out message contents, such as {missing[0]!r}"
         )
     chat.encode(_PROBE)
-    before, after = _added_tokens(tokenizer, name)
+    before, after = added_tokens(tokenizer, name)
     return replace(
         chat,
         cut_tokens=independent_tokens(tokenizer, probe),
@@ -280,7 +248,52 @@ def load_tokenizer(
     )
 
 
-def _added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
+    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing.
+
+    Raises:
+      CheckpointError: it cannot be loaded, or not without running code from its repository.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        # transformers makes up an empty tokenizer for some model types rather than miss the files.
+        raise CheckpointError(
+            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
+            " name another folder or hub id with --tokenizer"
+        )
+    if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
+        raise CheckpointError(
+            f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
+            " convert the tokenizer to a tokenizer.json"
+        )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    """Ids of each text as it stands, int32, with no special token added and none cut off."""
+    if not texts:
+        return []
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    else:
+        rows = [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+    return [np.asarray(row, np.int32) for row in rows]
+
+
+def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
     plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
