@@ -74,9 +74,10 @@ def read_pooling(folder: Path) -> Pooling:
         raise CheckpointError(
             f"{sentence}: field 'max_seq_length': expected a positive number, found {limit!r}"
         )
+    cosine = _cosine(folder / "config_sentence_transformers.json")
     return Pooling(
         mode=_mode(folder / str(modules[1].get("path", "")) / "config.json"),
-        normalised=len(kinds) == 3 or _cosine(folder / "config_sentence_transformers.json"),
+        normalised=len(kinds) == 3 or cosine,
         lowercase=bool(settings.get("do_lower_case")),
         max_length=limit,
     )

@@ -70,6 +70,10 @@ def rank_profiles(
     given = [name for name, value in options.items() if value is not None]
     if encoder in RANKERS and given:
         raise DataError(f"{', '.join(given)}: for encoders that are models, not for {encoder}")
+    if encoder not in RANKERS and "/" not in encoder and not Path(encoder).exists():
+        raise DataError(
+            f"encoder {encoder!r}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
+        )
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
