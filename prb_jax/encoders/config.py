@@ -10,9 +10,11 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from prb_jax.errors import CheckpointError
 from prb_jax.models.config_fields import FieldReader
+from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 from prb_jax.models.shared_fields import (
     WITHOUT_EFFECT,
     parse_architectures,
@@ -21,19 +23,6 @@ from prb_jax.models.shared_fields import (
     refuse_unless_neutral,
 )
 from prb_jax.readouts.heads import Head
-
-Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
-
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
-    {
-        "gelu": "gelu",
-        "gelu_new": "gelu_tanh",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "relu": "relu",
-        "tanh": "tanh",
-    }
-)
-"""Names in ``config.json`` -> what they mean."""
 
 MODEL_TYPES = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2."""
@@ -120,7 +109,7 @@ class EncoderConfig:
     num_hidden_layers: int
     num_attention_heads: int
     layer_norm_eps: float
-    hidden_activation: Activation
+    hidden_activation: EncoderActivation
     max_position_embeddings: int
     absolute_positions: bool
     type_vocab_size: int
@@ -144,6 +133,20 @@ class EncoderConfig:
 def is_encoder(raw: Mapping[str, Any]) -> bool:
     """Whether a raw ``config.json`` is one of an encoder that :func:`parse_encoder_config` knows."""
     return raw.get("model_type") in MODEL_TYPES
+
+
+def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
+    """For what needs a decoder: training, conversion.
+
+    Raises:
+      CheckpointError: the raw ``config.json`` is that of an encoder.
+    """
+    if is_encoder(raw):
+        named = raw.get("architectures") or [raw["model_type"]]
+        raise CheckpointError(
+            f"{where}: '{named[0]}' is an encoder, which this command cannot use: `prb evaluate` scores with those "
+            "that have a known head, and `prb rank-profiles` ranks with those of single texts"
+        )
 
 
 def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig:

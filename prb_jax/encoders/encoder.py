@@ -16,9 +16,9 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.encoders.config import Activation, EncoderConfig
+from prb_jax.encoders.config import EncoderConfig
 from prb_jax.encoders.relative import distance_rows, distance_scores
-from prb_jax.models.layers import matmul_precision, project
+from prb_jax.models.layers import activate, matmul_precision, project
 from prb_jax.sharding import Constrain, constrainer
 
 Params = dict[str, Any]
@@ -202,15 +202,3 @@ def _layer_norm(x: jax.Array, params: Params, name: str, config: EncoderConfig) 
     )
     weight, bias = params[name].astype(jnp.float32), params[f"{name}_bias"].astype(jnp.float32)
     return (normed * weight + bias).astype(x.dtype)
-
-
-def activate(x: jax.Array, kind: Activation) -> jax.Array:
-    """A non-linearity, computed in float32, in x's dtype."""
-    wide = x.astype(jnp.float32)
-    if kind == "relu":
-        wide = jax.nn.relu(wide)
-    elif kind == "tanh":
-        wide = jnp.tanh(wide)
-    else:
-        wide = jax.nn.gelu(wide, approximate=kind == "gelu_tanh")
-    return wide.astype(x.dtype)

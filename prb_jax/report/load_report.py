@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from prb_jax.checkpoints.load import inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Message
+from prb_jax.encoders.config import is_encoder
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.readout import choose_readout
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.encoder_report import inspect_encoder
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
@@ -42,6 +44,12 @@ def inspect_model(
       CheckpointError: what loading the model would raise.
     """
     folder = locate(model, revision=revision)
+    if is_encoder(read_raw_config(folder.path)):
+        if chat_template is not None:
+            raise CheckpointError(
+                f"{folder.name}: an encoder has no use for a chat template: leave out chat_template"
+            )
+        return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
     weights = inspect_checkpoint(folder.path, config)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError
-from prb_jax.models.config import DecoderConfig
+from prb_jax.encoders.config import EncoderConfig, is_encoder
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.readout import choose_readout, read_out
 from prb_jax.models.shared_fields import choose_dtype
@@ -35,6 +36,7 @@ from prb_jax.sharding import (
     replicated,
     to_global,
 )
+from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import FACTS, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
@@ -62,7 +64,8 @@ class RewardModel:
       score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
         :class:`prb_jax.trees.batches.TreeBatch`; what it gives for absent rows and responses is
         meaningless. It compiles once for each shape (B, P, K, R).
-      tokenizer: tokenizer and chat template.
+      tokenizer: tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts,
+        the tokenizer of pairs.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
@@ -73,10 +76,10 @@ class RewardModel:
     """
 
     name: str
-    config: DecoderConfig
+    config: DecoderConfig | EncoderConfig
     params: Params = field(repr=False)
     score_fn: ScoreFn = field(repr=False)
-    tokenizer: ChatTokenizer
+    tokenizer: ChatTokenizer | PairTokenizer
     mesh: Mesh
     dtype: str
     readout: str
@@ -163,7 +166,7 @@ class RewardModel:
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
 
     def _check_readable(self, comparisons: Sequence[Comparison], trees: Sequence[Tree]) -> None:
-        needs = self.config.head.needs
+        needs = self.config.head.needs if self.config.head is not None else ()
         if not needs:
             return
         for comparison, tree in zip(comparisons, trees, strict=True):
@@ -244,6 +247,17 @@ class RewardModel:
         }
 
     @property
+    def decoder(self) -> DecoderConfig:
+        """The architecture of a model whose body is a decoder.
+
+        Raises:
+          TypeError: it is an encoder.
+        """
+        if not isinstance(self.config, DecoderConfig):
+            raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
+        return self.config
+
+    @property
     def _platform(self) -> str:
         return self.mesh.devices.flat[0].platform
 
@@ -282,6 +296,14 @@ def load(
       MeshError: the mesh does not fit the devices or the model.
     """
     folder = locate(model, revision=revision)
+    if is_encoder(read_raw_config(folder.path)):
+        if chat_template is not None:
+            raise CheckpointError(
+                f"{folder.name}: an encoder reads prompt and response as a pair of texts: leave out chat_template"
+            )
+        from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
+
+        return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
     chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
@@ -347,9 +369,12 @@ def make_score_fn(
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))
 
 
-def _attention_length(config: DecoderConfig) -> int:
+def _attention_length(config: DecoderConfig | EncoderConfig) -> int:
     """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
     width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    matrices = width * (2 * heads + 2 * kv + 3 * config.intermediate_size)
+    if isinstance(config, EncoderConfig):
+        matrices = width * (4 * heads + 2 * config.intermediate_size)
+    else:
+        kv = config.num_key_value_heads * config.head_dim
+        matrices = width * (2 * heads + 2 * kv + 3 * config.intermediate_size)
     return max(1, matrices // (2 * heads))
