@@ -78,7 +78,7 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     # The pure function on a batch of one's own.
     batch = rm.batch(rm.encode(rows[:3], profile_posts=0))
     again = np.asarray(rm.score_fn(rm.params, batch))
-    np.testing.assert_allclose(again[1, :2], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(again[1, :3], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
 
 
 def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> None:
