@@ -461,7 +461,9 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         _rank_profiles,
         about="write the same comparisons with each user's posts ordered by relevance to the question",
     )
-    sub.add_argument("--encoder", metavar="E", required=True, help="bm25 or recency")
+    sub.add_argument(
+        "--encoder", metavar="E", required=True, help="bm25, recency, or a model: folder or hub id"
+    )
     sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
     sub.add_argument("--out", metavar="FILE", required=True, help=".jsonl or .jsonl.gz")
     sub.add_argument(
@@ -470,13 +472,42 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         default="default",
         help="paper: ids stay where they are while posts move, as in the paper's script",
     )
+    sub.add_argument("--mesh", metavar="M", help="of a model: as data=4 (default: all devices)")
+    sub.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="of a model (default: the checkpoint's)"
+    )
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=_positive,
+        help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
+    )
+    sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
 
 
 def _rank_profiles(options: argparse.Namespace) -> int:
     from prb_jax.retrieval.rank_profiles import rank_profiles
+    from prb_jax.retrieval.rankers import RANKERS
 
-    ranked = rank_profiles(options.data, encoder=options.encoder, out=options.out, protocol=options.protocol)
+    if options.encoder not in RANKERS:
+        if options.own_process:
+            _hide_torch()
+        _prepare_jax(distributed=False)
+    ranked = rank_profiles(
+        options.data,
+        encoder=options.encoder,
+        out=options.out,
+        protocol=options.protocol,
+        mesh=options.mesh,
+        dtype=options.dtype,
+        max_length=options.max_length,
+        revision=options.revision,
+    )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
+    if ranked.texts:
+        print(
+            f"{ranked.texts:,} distinct texts embedded, {ranked.truncated:,} of them cut to the encoder's length"
+        )
     return 0
 
 

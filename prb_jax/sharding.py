@@ -64,6 +64,22 @@ PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "layers/k_norm": (None, None),
     "final_norm": (None,),
     "score": (None, None),
+    # Of encoders. Their vocabularies divide by little, so that words are split by width alone.
+    "words": (None, "model"),
+    "positions": (None, "model"),
+    "token_types": (None, "model"),
+    "embed_proj": (None, "model"),
+    "embed_norm": (None,),
+    "embed_norm_bias": (None,),
+    "relative": (None, "model"),
+    "relative_norm": (None,),
+    "relative_norm_bias": (None,),
+    "layers/relative_k": (None, "model", "heads"),
+    "layers/relative_q": (None, "model", "heads"),
+    "layers/relative_k_bias": (None, "heads"),
+    "layers/relative_q_bias": (None, "heads"),
+    "layers/post_attention_norm_bias": (None, None),
+    "layers/post_mlp_norm_bias": (None, None),
 }
 
 

@@ -246,7 +246,7 @@ def _bench(
     from prb_jax.bench.padded import BATCH, padded_batches
     from prb_jax.bench.scorer import TreePass, score_pass
 
-    config = model.config
+    config = model.decoder
     count = options.pairs or max(2, 64 // responses)
     workload = synthetic_workload(
         count,

@@ -105,7 +105,7 @@ class TreeTrainer:
         self.microbatches = shapes.deal(range(pairs), workload.trees)
         trainable, frozen = split_params(model.params, tuning="full")
         self._step = make_train_step(
-            model.config,
+            model.decoder,
             mesh=model.mesh,
             dtype=jnp.dtype(model.dtype),
             loss=LossConfig(),
@@ -169,8 +169,8 @@ def bench_training(
         responses=2,
         prefix_tokens=prefix_tokens,
         response_tokens=response_tokens,
-        vocab_size=model.config.vocab_size,
-        longest=model.config.max_position_embeddings,
+        vocab_size=model.decoder.vocab_size,
+        longest=model.decoder.max_position_embeddings,
     )
     rival = _rival(model, against_pairs) if against else None
     ours = TreeTrainer(model, workload, batch_tokens=batch_tokens, remat=remat)
@@ -192,7 +192,10 @@ def bench_training(
         "padding_waste": 1 - first.tokens / first.padded_tokens,
         "compiles": compiles,
         "compile_seconds": max(0.0, first.seconds - seconds),
-        "peak_share": training_flops(workload.trees, model.config, "full") / seconds / peak / model.mesh.size,
+        "peak_share": training_flops(workload.trees, model.decoder, "full")
+        / seconds
+        / peak
+        / model.mesh.size,
         "peak_gflops": peak / 1e9,
         "loss": first.loss,
     }
@@ -210,7 +213,7 @@ def bench_training(
 def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
     from prb_jax.bench.padded_training import TrlTrainer
 
-    return TrlTrainer(model.config, model.params, dtype=model.dtype, pairs=against_pairs)
+    return TrlTrainer(model.decoder, model.params, dtype=model.dtype, pairs=against_pairs)
 
 
 def line(result: TrainingResult) -> str:

@@ -8,7 +8,7 @@ shard elsewhere.
 import functools
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +88,23 @@ def abstract_params(
       head_dtype: of the score head, if it differs.
       quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
     """
-    form = None if quantize is None else quantization_form(quantize)
-    shapes = leaf_shapes(leaf_maps(config), dtype=dtype, head_dtype=head_dtype, form=form)
+    return abstract_leaves(
+        leaf_maps(config),
+        dtype=dtype,
+        head_dtype=head_dtype,
+        form=None if quantize is None else quantization_form(quantize),
+    )
+
+
+def abstract_leaves(
+    leaves: Iterable[LeafMap],
+    *,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    form: Form | None = None,
+) -> dict[str, Any]:
+    """As :func:`abstract_params`, of any table of leaves."""
+    shapes = leaf_shapes(tuple(leaves), dtype=dtype, head_dtype=head_dtype, form=form)
     return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
 
@@ -112,7 +127,7 @@ def inspect_checkpoint(
     index = index_folder(folder, side_files=config.layout.side_files)
     form = None if quantize is None else quantization_form(quantize)
     match = match_tensors(index, config)
-    return _report(index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=0)
+    return report_match(index, match, dtype=dtype, head_dtype=head_dtype, form=form)
 
 
 def load_params(
@@ -148,7 +163,35 @@ def load_params(
     """
     index = index_folder(folder, side_files=config.layout.side_files)
     match = match_tensors(index, config, head=head)
-    form = None if quantize is None else quantization_form(quantize)
+    return load_matched(
+        index,
+        match,
+        dtype=dtype,
+        shardings=shardings,
+        head_dtype=head_dtype,
+        form=None if quantize is None else quantization_form(quantize),
+        check=lambda reader: check_tied_embeddings(index, config, reader=reader),
+    )
+
+
+def load_matched(
+    index: WeightIndex,
+    match: Match,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    shardings: Mapping[str, Any] | Sharding | None = None,
+    head_dtype: DTypeLike | None = None,
+    form: Form | None = None,
+    check: Callable[[SliceReader], None] | None = None,
+) -> LoadedParams:
+    """Read the leaves of a match into arrays; arguments and errors as of :func:`load_params`.
+
+    Args:
+      index: of the folder.
+      match: its leaves, all of which the folder fills.
+      form: in which the matrices of layers are held; None for ``dtype``.
+      check: what else is to be looked at before anything is loaded.
+    """
     shapes = leaf_shapes(match.leaves, dtype=dtype, head_dtype=head_dtype, form=form)
     chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
     # The largest first: while its shard is handed over there is little else in memory.
@@ -156,7 +199,8 @@ def load_params(
     loaded: dict[tuple[str, ...], jax.Array] = {}
     readers = min(_MAX_READERS, os.cpu_count() or 1)
     with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
-        check_tied_embeddings(index, config, reader=reader)
+        if check is not None:
+            check(reader)
         for leaf in order:
             if form is None or not is_matrix(leaf):
                 loaded[leaf.path] = _load_leaf(
@@ -173,7 +217,7 @@ def load_params(
                 empty=_aligned_empty,
                 pool=pool,
             )
-        report = _report(
+        report = report_match(
             index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=reader.bytes_read
         )
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
@@ -270,15 +314,16 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
     return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
 
 
-def _report(
+def report_match(
     index: WeightIndex,
     match: Match,
     *,
-    dtype: DTypeLike,
-    head_dtype: DTypeLike | None,
-    form: Form | None,
-    bytes_read: int,
+    dtype: DTypeLike = jnp.float32,
+    head_dtype: DTypeLike | None = None,
+    form: Form | None = None,
+    bytes_read: int = 0,
 ) -> LoadReport:
+    """What a match uses of a folder, and what it takes in memory in these dtypes."""
     sized = functools.partial(leaf_shapes, match.leaves, dtype=dtype, head_dtype=head_dtype)
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []

@@ -5,7 +5,7 @@ leaf is filled: nothing is initialised in silence. A reward model without its he
 score at random without a word.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,32 +66,70 @@ def match_tensors(index: WeightIndex, config: DecoderConfig, *, head: bool = Tru
         missing, has no place in this architecture, has another shape, or is not floating-point.
     """
     leaves = tuple(leaf for leaf in leaf_maps(config) if head or not leaf.is_head)
+
+    def reason(name: str) -> str | None:
+        if not head and name == HEAD_KEY:
+            return "replaced by a new head"
+        return ignored_reason(name, config.layout)
+
+    def missing_head(missing: Sequence[str], extra: Sequence[str]) -> None:
+        if HEAD_KEY in missing:
+            raise _missing_head(index, extra)
+
+    return match_leaves(
+        index,
+        leaves,
+        model_type=config.model_type,
+        ignored=reason,
+        explain=missing_head,
+        hint=lambda key, shape: _labels_hint(key, shape, config),
+    )
+
+
+def match_leaves(
+    index: WeightIndex,
+    leaves: Sequence[LeafMap],
+    *,
+    model_type: str,
+    ignored: Callable[[str], str | None],
+    explain: Callable[[Sequence[str], Sequence[str]], None] = lambda missing, extra: None,
+    hint: Callable[[str, tuple[int, ...]], str] = lambda key, shape: "",
+) -> Match:
+    """Pair the tensors of a folder with any table of leaves.
+
+    Args:
+      index: of the folder.
+      leaves: all to be filled.
+      model_type: for messages.
+      ignored: why a tensor that fills no leaf may be left aside; None if it may not.
+      explain: may raise an error of its own for missing and superfluous tensors.
+      hint: what is added to the message on a tensor of another shape.
+
+    Raises:
+      CheckpointError: as :func:`match_tensors`.
+    """
     # A tensor may fill several leaves, as a fused matrix does.
     wanted = [(key, leaf) for leaf in leaves for key in leaf.file_keys]
     expected = dict.fromkeys(key for key, _ in wanted)
     others = [name for name in index.tensors if name not in expected]
-    ignored = {name: reason for name in others if (reason := ignored_reason(name, config.layout)) is not None}
-    if not head and HEAD_KEY in index.tensors:
-        ignored[HEAD_KEY] = "replaced by a new head"
-    extra = [name for name in others if name not in ignored]
+    aside = {name: reason for name in others if (reason := ignored(name)) is not None}
+    extra = [name for name in others if name not in aside]
     missing = [key for key in expected if key not in index.tensors]
-
-    if HEAD_KEY in missing:
-        raise _missing_head(index, extra)
+    explain(missing, extra)
     if missing or extra:
         parts = []
         if missing:
             parts.append(f"{len(missing)} missing: {_shown(missing)}")
         if extra:
-            parts.append(f"{len(extra)} that {config.model_type} has no place for: {_shown(extra)}")
+            parts.append(f"{len(extra)} that {model_type} has no place for: {_shown(extra)}")
         raise CheckpointError(
             f"{index.folder}: the tensors are not those of config.json: {'; '.join(parts)}; get weights and "
             "config.json of one model, or, if these are its head, name their row of the table of reward models with "
             "--readout"
         )
     for key, leaf in wanted:
-        _check_tensor(index, key, leaf, config)
-    return Match(leaves=leaves, used=tuple(expected), ignored=tuple(sorted(ignored.items())))
+        _check_tensor(index, key, leaf, hint)
+    return Match(leaves=tuple(leaves), used=tuple(expected), ignored=tuple(sorted(aside.items())))
 
 
 def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: SliceReader) -> None:
@@ -149,24 +187,30 @@ def _missing_head(index: WeightIndex, extra: Sequence[str]) -> CheckpointError:
     )
 
 
-def _check_tensor(index: WeightIndex, key: str, leaf: LeafMap, config: DecoderConfig) -> None:
+def _check_tensor(
+    index: WeightIndex, key: str, leaf: LeafMap, hint: Callable[[str, tuple[int, ...]], str]
+) -> None:
     tensor = index.tensors[key]
     if tensor.dtype not in FLOAT_DTYPES:
         raise CheckpointError(
             f"{tensor.path}: tensor '{key}': expected floating-point weights, found {tensor.dtype} "
             "(quantised weights are not supported)"
         )
-    if tensor.shape == leaf.file_shape:
-        return
-    hint = ""
-    if key == HEAD_KEY and len(tensor.shape) == 2 and tensor.shape[1] == config.hidden_size:
-        stated = "num_labels" in config.original or config.original.get("id2label") is not None
-        says = "says" if stated else "gives no num_labels, which means"
-        hint = f": config.json {says} {config.num_labels} labels; "
-        hint += f'if the head is right, set "num_labels": {tensor.shape[0]} there'
-    raise CheckpointError(
-        f"{tensor.path}: tensor '{key}': expected shape {list(leaf.file_shape)}, "
-        f"found {list(tensor.shape)}{hint}"
+    if tensor.shape != leaf.file_shape:
+        raise CheckpointError(
+            f"{tensor.path}: tensor '{key}': expected shape {list(leaf.file_shape)}, "
+            f"found {list(tensor.shape)}{hint(key, tensor.shape)}"
+        )
+
+
+def _labels_hint(key: str, shape: tuple[int, ...], config: DecoderConfig) -> str:
+    if key != HEAD_KEY or len(shape) != 2 or shape[1] != config.hidden_size:
+        return ""
+    stated = "num_labels" in config.original or config.original.get("id2label") is not None
+    says = "says" if stated else "gives no num_labels, which means"
+    return (
+        f": config.json {says} {config.num_labels} labels; "
+        f'if the head is right, set "num_labels": {shape[0]} there'
     )
 
 

@@ -7,7 +7,6 @@ names it. Absent fields take the value that transformers gives them for that fam
 
 import copy
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,14 @@ from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.families import FAMILIES, Family
 from prb_jax.models.layer_windows import parse_layer_windows
 from prb_jax.models.rope_config import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
+from prb_jax.models.shared_fields import (
+    WITHOUT_EFFECT,
+    choose_dtype,
+    parse_architectures,
+    parse_dtype,
+    parse_num_labels,
+    refuse_unless_neutral,
+)
 from prb_jax.readouts.heads import LINEAR, Head
 
 __all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
@@ -28,22 +35,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-# Fields that cannot change a score: initialisation, training, generation, bookkeeping.
-_WITHOUT_EFFECT = frozenset(
-    "|".join(
-        (
-            "_name_or_path|name_or_path|transformers_version|finetuning_task|torchscript|return_dict",
-            "initializer_range|attention_dropout|hidden_dropout|problem_type|label2id|pretraining_tp",
-            "use_cache|cache_implementation|output_attentions|output_hidden_states|chunk_size_feed_forward",
-            "bos_token_id|eos_token_id|sep_token_id|decoder_start_token_id|final_logit_softcapping",
-            "attn_implementation|_attn_implementation|_attn_implementation_autoset",
-            "use_sliding_window|max_window_layers|sliding_window_pattern|_sliding_window_pattern",
-            "rope_local_base_freq|hidden_act|hidden_activation",
-        )
-    ).split("|")
-)
 # Fields that would change scores unless they have one of these values (or are null).
 _ONLY_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
@@ -128,7 +119,7 @@ class DecoderConfig:
     @property
     def default_dtype(self) -> str:
         """In which the model is run if nothing else is asked for: as it was saved, bfloat16 for float16."""
-        return "float32" if self.torch_dtype in (None, "float32", "float64") else "bfloat16"
+        return choose_dtype(None, self.torch_dtype, where=self.model_type)
 
 
 def load_config(folder: str | Path) -> DecoderConfig:
@@ -175,7 +166,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     """
     fields = FieldReader(raw, where=where)
     family = _family(fields)
-    _refuse_what_would_change_numbers(fields)
+    refuse_unless_neutral(fields, _ONLY_NEUTRAL)
     defaults = family.defaults
 
     hidden_size = fields.integer("hidden_size")
@@ -220,23 +211,19 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         layer_windows=layer_windows,
         rope=_rope(fields, family, head_dim=head_dim, max_position_embeddings=max_positions),
         max_position_embeddings=max_positions,
-        num_labels=_num_labels(fields),
+        num_labels=parse_num_labels(fields),
         pad_token_id=fields.optional_integer("pad_token_id", default=defaults["pad_token_id"], minimum=None),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=defaults["tie_word_embeddings"]),
-        architectures=tuple(fields.value("architectures") or ()),
-        torch_dtype=_dtype(fields),
-        ignored_keys=tuple(sorted(set(raw) - fields.read - _WITHOUT_EFFECT)),
+        architectures=parse_architectures(fields),
+        torch_dtype=parse_dtype(fields),
+        ignored_keys=tuple(sorted(set(raw) - fields.read - WITHOUT_EFFECT)),
         original=copy.deepcopy(raw),
     )
 
 
 def _family(fields: FieldReader) -> Family:
     model_type = fields.text("model_type")
-    architectures = fields.value("architectures")
-    if architectures is not None and (
-        not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures)
-    ):
-        raise fields.error("architectures", "a list of class names")
+    architectures = parse_architectures(fields)
     supported = ", ".join(family.architecture for family in FAMILIES.values())
     named = architectures[0] if architectures else None
     if named is not None and named.endswith(("ForCausalLM", "LMHeadModel")):
@@ -264,20 +251,6 @@ def _family(fields: FieldReader) -> Family:
             )
         )
     return family
-
-
-def _refuse_what_would_change_numbers(fields: FieldReader) -> None:
-    for name in ("quantization_config", "compression_config"):
-        if fields.has(name):
-            raise CheckpointError(
-                f"{fields.where}: field '{name}': quantised weights are not supported; "
-                "use the checkpoint in its original precision"
-            )
-    for name, neutral in _ONLY_NEUTRAL.items():
-        if fields.has(name) and fields.value(name) not in neutral:
-            raise fields.error(
-                name, f"{neutral[0]!r} or no such field, as this decoder does not follow another value"
-            )
 
 
 def _head_dim(fields: FieldReader, family: Family, *, hidden_size: int, heads: int) -> int:
@@ -336,28 +309,3 @@ def _rope(
         default_theta=family.defaults["rope_theta"],
         default_local=family.defaults["rope_local_base_freq"],
     )
-
-
-def _num_labels(fields: FieldReader) -> int:
-    """From ``id2label`` or ``num_labels``; transformers writes neither for its default of 2."""
-    labels = fields.value("id2label")
-    if labels is None:
-        return fields.integer("num_labels", default=2)
-    if not isinstance(labels, Mapping) or not labels:
-        raise fields.error("id2label", "an object with one entry a label")
-    count = fields.integer("num_labels", default=len(labels))
-    if count != len(labels):
-        raise fields.error("num_labels", f"{len(labels)}, the number of entries of id2label")
-    return count
-
-
-def _dtype(fields: FieldReader) -> str | None:
-    """``dtype`` (transformers 5) or ``torch_dtype``; the first wins, as in transformers."""
-    fields.read |= {"dtype", "torch_dtype"}
-    for name in ("dtype", "torch_dtype"):
-        if fields.has(name):
-            found = fields.text(name).removeprefix("torch.")
-            if found not in _DTYPES:
-                raise fields.error(name, f"one of {', '.join(_DTYPES)}")
-            return found
-    return None

@@ -5,6 +5,8 @@ Statistics of norms, rotary angles and every accumulation are float32, also when
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -13,6 +15,18 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
+EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+
+ACTIVATIONS: Mapping[str, EncoderActivation] = MappingProxyType(
+    {
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "relu": "relu",
+        "tanh": "tanh",
+    }
+)
+"""What encoders' ``config.json`` calls an activation -> which one it is."""
 
 
 def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
@@ -118,3 +132,15 @@ def activation(x: jax.Array, kind: Activation) -> jax.Array:
 def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:
     """activation(gate) * up, computed in float32, in gate's dtype."""
     return (activation(gate.astype(jnp.float32), kind) * up.astype(jnp.float32)).astype(gate.dtype)
+
+
+def activate(x: jax.Array, kind: EncoderActivation) -> jax.Array:
+    """An encoder's non-linearity, computed in float32, in x's dtype."""
+    wide = x.astype(jnp.float32)
+    if kind == "relu":
+        wide = jax.nn.relu(wide)
+    elif kind == "tanh":
+        wide = jnp.tanh(wide)
+    else:
+        wide = jax.nn.gelu(wide, approximate=kind == "gelu_tanh")
+    return wide.astype(x.dtype)

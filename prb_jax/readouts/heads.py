@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
 from prb_jax.errors import CheckpointError
+from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 from prb_jax.readouts.layers import HeadTensor, Shapes, Stack, dense
 from prb_jax.readouts.states import TreeStates
 
@@ -128,6 +129,62 @@ class Mlp(_ReadsAnything):
 
     def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
         return self.stack(params["head"], states.read())
+
+
+@dataclass(frozen=True)
+class Pooled(_ReadsAnything):
+    """A pooler and a classifier over the state of an encoder's first token: W2 act(W1 x + b1) + b2.
+
+    Attributes:
+      pooler, classifier: names of the two linear layers.
+      activation: between them; the field ``pooler_hidden_act`` of ``config.json``.
+      width, labels: D, n; 0 until :meth:`bound`.
+    """
+
+    pooler: str = "pooler.dense"
+    classifier: str = "classifier"
+    activation: EncoderActivation = "gelu"
+    width: int = 0
+    labels: int = 0
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
+        named = config.get("pooler_hidden_act", "gelu")
+        if named not in ACTIVATIONS:
+            raise CheckpointError(
+                f"{where}: field 'pooler_hidden_act' of config.json: expected one of {', '.join(ACTIVATIONS)}, "
+                f"found {named!r}"
+            )
+        labels = stored.get(f"{self.classifier}.weight", (1,))[0]
+        bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)
+        for tensor in bound.tensors():
+            if tensor.key not in stored:
+                raise CheckpointError(
+                    f"{where}: the head tensor '{tensor.key}' of the read-out '{what}' is missing and would have to be "
+                    "made up at random: get the whole checkpoint"
+                )
+            if stored[tensor.key] != tensor.shape:
+                raise CheckpointError(
+                    f"{where}: tensor '{tensor.key}': expected shape {list(tensor.shape)}, found "
+                    f"{list(stored[tensor.key])}"
+                )
+        return bound
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        sizes = ((self.pooler, self.width), (self.classifier, self.labels))
+        return tuple(
+            tensor
+            for name, size in sizes
+            for tensor in (
+                HeadTensor(key=f"{name}.weight", shape=(size, self.width), transposed=True),
+                HeadTensor(key=f"{name}.bias", shape=(size,)),
+            )
+        )
+
+    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+        tensors = params["head"]
+        x = dense(states.read(), tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"])
+        x = activate(x, self.activation)
+        return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from prb_jax.checkpoints.layout import STANDARD, Layout
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import LINEAR, Head, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import LINEAR, Head, Linear, Mlp, Pooled, Steps, Vocabulary
 from prb_jax.readouts.layers import Stack
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 
@@ -300,6 +300,17 @@ REGISTRY: tuple[ModelRow, ...] = (
         models=("exports of OpenRLHF that say value_head_prefix",),
         head=Linear(("score.weight", "value_head.weight")),
         fields=("value_head_prefix",),
+    ),
+    ModelRow(
+        name="deberta-pair",
+        models=(
+            "OpenAssistant/reward-model-deberta-v3-large",
+            "OpenAssistant/reward-model-deberta-v3-large-v2",
+            "OpenAssistant/reward-model-deberta-v3-base",
+        ),
+        head=Pooled(),
+        classes=("DebertaV2ForSequenceClassification",),
+        notes=("prompt and response are encoded as a pair of texts, without a chat template",),
     ),
     ModelRow(
         name="skywork-v2",

@@ -11,6 +11,7 @@ from typing import Any
 
 from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
+from prb_jax.encoders.config import refuse_encoder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.families import FAMILIES
@@ -70,6 +71,7 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
     """
     folder = Path(folder)
     raw = read_raw_config(folder)
+    refuse_encoder(raw, where=str(folder / "config.json"))
     rule = readout if readout in READOUTS else None
     asked = _asked_for(readout) if readout is not None and rule is None else None
     stored = _Stored(folder, raw, name or str(folder))

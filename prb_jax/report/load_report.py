@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import RunError
-from prb_jax.models.config import DecoderConfig
+from prb_jax.encoders.config import is_encoder
+from prb_jax.errors import CheckpointError, RunError
+from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.readout import choose_readout
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.encoder_report import inspect_encoder
 from prb_jax.report.length_report import length_report, length_rule
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
@@ -69,6 +71,12 @@ def inspect_model(
     if data is None and (profile_posts is not None or limit is not None):
         raise RunError("profile_posts and limit are for data: name some with --data")
     folder = locate(model, revision=revision)
+    if is_encoder(read_raw_config(folder.path)):
+        if chat_template is not None:
+            raise CheckpointError(
+                f"{folder.name}: an encoder has no use for a chat template: leave out chat_template"
+            )
+        return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
     weights = inspect_checkpoint(

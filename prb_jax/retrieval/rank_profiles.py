@@ -21,15 +21,33 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 @dataclass(frozen=True)
 class Ranked:
-    """What was ranked: the file, its records, and how many of them have a profile."""
+    """What was ranked.
+
+    Attributes:
+      path: the file that was written.
+      records: in it.
+      profiles: records with a profile.
+      texts: distinct questions and posts that an encoder embedded; 0 for rankers without one.
+      truncated: of these, how many lost their end because they are too long for the encoder.
+    """
 
     path: Path
     records: int
     profiles: int
+    texts: int = 0
+    truncated: int = 0
 
 
 def rank_profiles(
-    data: str | Path, *, encoder: str, out: str | Path, protocol: str = Protocol.DEFAULT
+    data: str | Path,
+    *,
+    encoder: str,
+    out: str | Path,
+    protocol: str = Protocol.DEFAULT,
+    mesh: str | None = None,
+    dtype: str | None = None,
+    max_length: int | None = None,
+    revision: str | None = None,
 ) -> Ranked:
     """Writes the records of ``data`` with their profiles reordered, most relevant post first.
 
@@ -37,18 +55,25 @@ def rank_profiles(
 
     Args:
       data: a file, or any other source of ``read_comparisons``.
-      encoder: "bm25" or "recency".
+      encoder: "bm25", "recency", or a model: a folder or hub id of an encoder, as Contriever.
       out: the file to write, JSON lines, also gzipped; replaced if it is there.
       protocol: "default"; or "paper", which does what the ranking script of Personalised RewardBench
         does: the i-th post gets category and text of the i-th best one, but keeps its own id.
+      mesh, dtype, max_length, revision: for :func:`prb_jax.encoders.text_encoder.load_text_encoder`.
 
     Raises:
-      DataError: for an encoder that does not exist, or a record that is not of the format.
+      DataError: a record that is not of the format, or an option that means nothing to the encoder.
+      CheckpointError, MeshError: the model cannot be loaded.
       RunError: ``out`` cannot be written.
     """
-    ranker = RANKERS.get(encoder)
-    if ranker is None:
-        raise DataError(f"encoder {encoder!r}: expected one of {', '.join(RANKERS)}")
+    options = {"mesh": mesh, "dtype": dtype, "max_length": max_length, "revision": revision}
+    given = [name for name, value in options.items() if value is not None]
+    if encoder in RANKERS and given:
+        raise DataError(f"{', '.join(given)}: for encoders that are models, not for {encoder}")
+    if encoder not in RANKERS and "/" not in encoder and not Path(encoder).exists():
+        raise DataError(
+            f"encoder {encoder!r}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
+        )
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
@@ -63,14 +88,30 @@ def rank_profiles(
         )
         for row in rows
     ]
+    texts = truncated = 0
+    if encoder in RANKERS:
+        orders = RANKERS[encoder](queries)
+    else:
+        # Here, so that rankers without a model start no JAX.
+        from prb_jax.encoders.text_encoder import load_text_encoder
+        from prb_jax.retrieval.similarity import rank_by_similarity
+
+        ranking = rank_by_similarity(queries, load_text_encoder(encoder, **options))
+        orders, texts, truncated = ranking.orders, ranking.texts, ranking.truncated
     lines = []
-    for row, query, order in zip(rows, queries, ranker(queries), strict=True):
+    for row, query, order in zip(rows, queries, orders, strict=True):
         record = dict(row.value)
         if query.posts:
             record["profile"] = _reordered(query.posts, order, protocol=rules)
         lines.append(json.dumps(record, default=str) + "\n")
     _write(target, "".join(lines).encode())
-    return Ranked(path=target, records=len(rows), profiles=sum(bool(query.posts) for query in queries))
+    return Ranked(
+        path=target,
+        records=len(rows),
+        profiles=sum(bool(query.posts) for query in queries),
+        texts=texts,
+        truncated=truncated,
+    )
 
 
 def _reordered(

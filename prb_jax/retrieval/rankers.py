@@ -51,7 +51,7 @@ def bm25(queries: Sequence[Query]) -> list[list[int]]:
         collection = collections.get(texts)
         if collection is None:
             collection = collections[texts] = _collection(texts)
-        orders.append(_best_first(_scores(query.question, collection)))
+        orders.append(best_first(_scores(query.question, collection)))
     return orders
 
 
@@ -63,7 +63,7 @@ def recency(queries: Sequence[Query]) -> list[list[int]]:
     Raises:
       DataError: for a profile whose posts have dates of both kinds, or of another one.
     """
-    return [_best_first(_ages(query)) for query in queries]
+    return [best_first(_ages(query)) for query in queries]
 
 
 RANKERS: Final[Mapping[str, Ranker]] = MappingProxyType({"bm25": bm25, "recency": recency})
@@ -120,7 +120,8 @@ def _ages(query: Query) -> Sequence[Any]:
     return dates
 
 
-def _best_first(values: Sequence[Any]) -> list[int]:
+def best_first(values: Sequence[Any]) -> list[int]:
+    """Positions of the values, the largest first; equal ones keep their order."""
     # stable in both directions: reverse=True keeps the order of equal values
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)
 

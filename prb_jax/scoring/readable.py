@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.encoders.config import EncoderConfig
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.readouts.registry import PLACEHOLDERS
@@ -30,7 +31,9 @@ def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -
         )
 
 
-def check_readable(comparison: Comparison, tree: Tree, config: DecoderConfig, *, name: str) -> None:
+def check_readable(
+    comparison: Comparison, tree: Tree, config: DecoderConfig | EncoderConfig, *, name: str
+) -> None:
     """Refuses a tree that would not be scored as it reads.
 
     Args:
@@ -49,6 +52,8 @@ def check_readable(comparison: Comparison, tree: Tree, config: DecoderConfig, *,
             f"comparison {comparison.id!r}: token id {top}, but {name} has only {config.vocab_size} embeddings: this "
             "is not the tokenizer of this model"
         )
+    if isinstance(config, EncoderConfig):  # its read-out is that of the first token
+        return
     for field in PLACEHOLDERS:
         mark = config.original.get(field)
         if mark is not None and any((ids == mark).any() for ids in (tree.prefix, *tree.responses)):

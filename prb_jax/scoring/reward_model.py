@@ -16,12 +16,14 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.encoders.config import EncoderConfig, is_encoder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.attention_choice import choose_attention
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readout import choose_readout, read_out
+from prb_jax.models.shared_fields import choose_dtype
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
@@ -37,6 +39,7 @@ from prb_jax.sharding import (
     replicated,
     to_global,
 )
+from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import length_limit, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
@@ -46,8 +49,6 @@ from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
-
-DTYPES = ("float32", "bfloat16")
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
 # out of the cache; accelerators need some thousand tokens to be busy.
@@ -67,7 +68,8 @@ class RewardModel:
       score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
         :class:`prb_jax.trees.batches.TreeBatch`; what it gives for absent rows and responses is
         meaningless. It compiles once for each shape (B, P, K, R).
-      tokenizer: tokenizer and chat template.
+      tokenizer: tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts,
+        the tokenizer of pairs.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
@@ -80,10 +82,10 @@ class RewardModel:
     """
 
     name: str
-    config: DecoderConfig
+    config: DecoderConfig | EncoderConfig
     params: Params = field(repr=False)
     score_fn: ScoreFn = field(repr=False)
-    tokenizer: ChatTokenizer
+    tokenizer: ChatTokenizer | PairTokenizer
     mesh: Mesh
     dtype: str
     readout: str
@@ -259,6 +261,17 @@ class RewardModel:
         return replace(self, params={})
 
     @property
+    def decoder(self) -> DecoderConfig:
+        """The architecture of a model whose body is a decoder.
+
+        Raises:
+          TypeError: it is an encoder.
+        """
+        if not isinstance(self.config, DecoderConfig):
+            raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
+        return self.config
+
+    @property
     def _platform(self) -> str:
         return self.mesh.devices.flat[0].platform
 
@@ -301,9 +314,17 @@ def load(
       MeshError: the mesh does not fit the devices or the model.
     """
     folder = locate(model, revision=revision)
+    if is_encoder(read_raw_config(folder.path)):
+        if chat_template is not None:
+            raise CheckpointError(
+                f"{folder.name}: an encoder reads prompt and response as a pair of texts: leave out chat_template"
+            )
+        from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
+
+        return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
-    chosen_dtype = _choose_dtype(dtype, config, where=folder.name)
+    chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
     chat = load_tokenizer(
         folder.path if tokenizer is None else locate(tokenizer).path,
@@ -372,17 +393,12 @@ def make_score_fn(
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))
 
 
-def _choose_dtype(dtype: str | None, config: DecoderConfig, *, where: str) -> str:
-    if dtype is None:
-        return config.default_dtype
-    if dtype not in DTYPES:
-        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
-    return dtype
-
-
-def _attention_length(config: DecoderConfig) -> int:
+def _attention_length(config: DecoderConfig | EncoderConfig) -> int:
     """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
     width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    matrices = width * (2 * heads + 2 * kv + 3 * config.intermediate_size)
+    if isinstance(config, EncoderConfig):
+        matrices = width * (4 * heads + 2 * config.intermediate_size)
+    else:
+        kv = config.num_key_value_heads * config.head_dim
+        matrices = width * (2 * heads + 2 * kv + 3 * config.intermediate_size)
     return max(1, matrices // (2 * heads))

@@ -113,16 +113,7 @@ class ChatTokenizer:
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text as it stands, int32, with no special token added and none cut off."""
-        if not texts:
-            return []
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        else:
-            rows = [
-                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
-        return [np.asarray(row, np.int32) for row in rows]
+        return tokenize(self.tokenizer, texts)
 
     def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
         """Ids of every conversation, where those of one group share most of their text.
@@ -232,10 +223,48 @@ def load_tokenizer(
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
         no chat template, or its template fails on a plain exchange or writes BOS twice.
     """
+    name = str(path_or_id)
+    tokenizer = open_tokenizer(name, revision=revision)
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        chat_template = rules.template
+    template = choose_template(tokenizer, chat_template, where=name)
+    chat = ChatTokenizer(
+        name=name,
+        template=template,
+        tokenizer=tokenizer,
+        ends_with=rules.last_token(tokenizer, where=name),
+        response_suffix=rules.checked_suffix(tokenizer, where=name),
+    )
+    try:
+        probe = chat.render([_PROBE])[0]
+        again = chat.render([_PROBE])[0]
+    except DataError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    if probe != again:
+        raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
+    if missing := [message.content for message in _PROBE if message.content not in probe]:
+        raise CheckpointError(
+            f"{name}: the chat template leaves out message contents, such as {missing[0]!r}"
+        )
+    chat.encode(_PROBE)
+    before, after = added_tokens(tokenizer, name)
+    return replace(
+        chat,
+        cut_tokens=independent_tokens(tokenizer, probe),
+        added_before=before,
+        added_after=after,
+    )
+
+
+def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
+    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing.
+
+    Raises:
+      CheckpointError: it cannot be loaded, or not without running code from its repository.
+    """
     from transformers import AutoTokenizer
 
-    name = str(path_or_id)
-    folder = Path(path_or_id)
+    folder = Path(name)
     if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise _no_tokenizer(name)
     try:
@@ -262,35 +291,7 @@ def load_tokenizer(
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    if chat_template is None and not getattr(tokenizer, "chat_template", None):
-        chat_template = rules.template
-    template = choose_template(tokenizer, chat_template, where=name)
-    chat = ChatTokenizer(
-        name=name,
-        template=template,
-        tokenizer=tokenizer,
-        ends_with=rules.last_token(tokenizer, where=name),
-        response_suffix=rules.checked_suffix(tokenizer, where=name),
-    )
-    try:
-        probe = chat.render([_PROBE])[0]
-        again = chat.render([_PROBE])[0]
-    except DataError as error:
-        raise CheckpointError(f"{name}: {error}") from error
-    if probe != again:
-        raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
-    if missing := [message.content for message in _PROBE if message.content not in probe]:
-        raise CheckpointError(
-            f"{name}: the chat template leaves out message contents, such as {missing[0]!r}"
-        )
-    chat.encode(_PROBE)
-    before, after = _added_tokens(tokenizer, name)
-    return replace(
-        chat,
-        cut_tokens=independent_tokens(tokenizer, probe),
-        added_before=before,
-        added_after=after,
-    )
+    return tokenizer
 
 
 def _no_tokenizer(name: str) -> CheckpointError:
@@ -300,7 +301,19 @@ def _no_tokenizer(name: str) -> CheckpointError:
     )
 
 
-def _added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    """Ids of each text as it stands, int32, with no special token added and none cut off."""
+    if not texts:
+        return []
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    else:
+        rows = [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+    return [np.asarray(row, np.int32) for row in rows]
+
+
+def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
     plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])

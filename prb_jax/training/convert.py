@@ -14,6 +14,7 @@ from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
+from prb_jax.models.shared_fields import DTYPES
 from prb_jax.readouts.heads import Linear, Vocabulary
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.readouts.standard import (
@@ -23,7 +24,6 @@ from prb_jax.readouts.standard import (
     check_convertible,
     standard_tokenizer,
 )
-from prb_jax.scoring.reward_model import DTYPES
 from prb_jax.scoring.runs import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.tokenizer import load_tokenizer

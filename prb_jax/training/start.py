@@ -18,8 +18,9 @@ from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.data.comparison import Comparison
+from prb_jax.encoders.config import refuse_encoder
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import DecoderConfig, parse_config
+from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.families import FAMILIES
 from prb_jax.scoring.processes import on_first_process
@@ -71,6 +72,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         return _from_scratch(settings, train, out=out)
     assert settings.model is not None
     folder = locate(settings.model, revision=settings.revision)
+    refuse_encoder(read_raw_config(folder.path), where=str(folder.path / "config.json"))
     raw, new_head = _with_one_head(folder.path, settings)
     tokenizer_folder = locate(settings.tokenizer).path if settings.tokenizer else folder.path
     tokenizer = load_tokenizer(tokenizer_folder, chat_template=settings.chat_template)

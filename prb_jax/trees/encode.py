@@ -22,6 +22,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
+from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.visible import Visible, render_profile, visible
@@ -38,7 +39,7 @@ ESTIMATE_SLACK = 8
 
 def encode_comparison(
     comparison: Comparison,
-    tokenizer: ChatTokenizer,
+    tokenizer: ChatTokenizer | PairTokenizer,
     *,
     profile_posts: int,
     protocol: Protocol = Protocol.DEFAULT,
@@ -58,7 +59,7 @@ def encode_comparison(
 
 def encode_comparisons(
     comparisons: Sequence[Comparison],
-    tokenizer: ChatTokenizer,
+    tokenizer: ChatTokenizer | PairTokenizer,
     *,
     profile_posts: int,
     protocol: Protocol = Protocol.DEFAULT,
@@ -69,7 +70,7 @@ def encode_comparisons(
 
     Args:
       comparisons: what to encode.
-      tokenizer: tokenizer and chat template.
+      tokenizer: tokenizer and chat template, or a tokenizer of pairs.
       profile_posts: at most this many posts of each profile are shown.
       protocol: default or paper.
       max_length: most tokens of a prompt with one response; None for the protocol's own limit
@@ -99,7 +100,7 @@ def encode_comparisons(
 
 def encode_each(
     comparisons: Sequence[Comparison],
-    tokenizer: ChatTokenizer,
+    tokenizer: ChatTokenizer | PairTokenizer,
     *,
     profile_posts: int,
     protocol: Protocol = Protocol.DEFAULT,
@@ -121,10 +122,15 @@ def encode_each(
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
         if facts.cuts_responses:
+            if isinstance(tokenizer, PairTokenizer):
+                raise DataError(
+                    f"protocol {protocol}: its scripts put every conversation through a chat template, which "
+                    f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"
+                )
             if pad_token_id is None:
                 pad = tokenizer.pad_token_id
                 pad_token_id = tokenizer.eos_token_id if pad is None else pad
-            yield from encoder.paper(chunk, pad_token_id)
+            yield from encoder.paper(chunk, tokenizer, pad_token_id)
         else:
             yield from encoder.default(chunk)
 
@@ -148,7 +154,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Encoder:
-    tokenizer: ChatTokenizer
+    tokenizer: ChatTokenizer | PairTokenizer
     profile_posts: int
     protocol: Protocol
     limit: int | None
@@ -254,17 +260,20 @@ class _Encoder:
         sequences = encode(short)
         return sequences, whole - longest(sequences)
 
-    def paper(self, comparisons: Sequence[Comparison], pad_token_id: int | None) -> list[Tree]:
+    def paper(
+        self, comparisons: Sequence[Comparison], chat: ChatTokenizer, pad_token_id: int | None
+    ) -> list[Tree]:
         seen = [self._visible(comparison, self.profile_posts) for comparison in comparisons]
-        return [self._cut_ends(sequences, pad_token_id) for sequences in self._encode(comparisons, seen)]
+        encoded = self._encode(comparisons, seen)
+        return [self._cut_ends(sequences, chat, pad_token_id) for sequences in encoded]
 
-    def _cut_ends(self, sequences: list[np.ndarray], pad_token_id: int | None) -> Tree:
-        whole = [self.tokenizer.with_special_tokens(ids, max_length=None) for ids in sequences]
-        cut = [self.tokenizer.with_special_tokens(ids, max_length=self.limit) for ids in sequences]
+    def _cut_ends(self, sequences: list[np.ndarray], chat: ChatTokenizer, pad_token_id: int | None) -> Tree:
+        whole = [chat.with_special_tokens(ids, max_length=None) for ids in sequences]
+        cut = [chat.with_special_tokens(ids, max_length=self.limit) for ids in sequences]
         lost = [len(before) - len(after) for before, after in zip(whole, cut, strict=True)]
         responses = [len(response) for response in build_tree(whole).responses]
         of_responses = [min(n, r) for n, r in zip(lost, responses, strict=True)]
-        if self.tokenizer.tokenizer.truncation_side == "left":
+        if chat.tokenizer.truncation_side == "left":
             prompts = [len(ids) - r for ids, r in zip(whole, responses, strict=True)]
             of_responses = [max(n - p, 0) for n, p in zip(lost, prompts, strict=True)]
         truncation = Truncation(

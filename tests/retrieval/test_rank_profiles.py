@@ -133,8 +133,10 @@ def test_what_cannot_be_ranked(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     with pytest.raises(DataError, match=r"x\.jsonl:2: field 'profile\[0\].text': missing"):
         rank_profiles(data, encoder="bm25", out=out)
-    with pytest.raises(DataError, match="encoder 'none': expected one of bm25, recency"):
+    with pytest.raises(DataError, match="encoder 'none': expected bm25, recency, a model folder"):
         rank_profiles(data, encoder="none", out=out)
+    with pytest.raises(DataError, match="mesh, max_length: for encoders that are models, not for recency"):
+        rank_profiles(data, encoder="recency", out=out, mesh="data=1", max_length=8)
     with pytest.raises(RunError, match=r"out\.txt: expected a name ending in \.jsonl"):
         rank_profiles(data, encoder="bm25", out=tmp_path / "out.txt")
     with pytest.raises(RunError, match="is the data itself"):

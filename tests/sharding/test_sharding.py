@@ -48,6 +48,21 @@ GOLDEN = {
     "layers/k_norm": "-, -",
     "final_norm": "-",
     "score": "-, -",
+    "words": "-, fsdp",
+    "positions": "-, fsdp",
+    "token_types": "-, fsdp",
+    "embed_proj": "-, fsdp",
+    "embed_norm": "-",
+    "embed_norm_bias": "-",
+    "relative": "-, fsdp",
+    "relative_norm": "-",
+    "relative_norm_bias": "-",
+    "layers/relative_k": "-, fsdp, tensor",
+    "layers/relative_q": "-, fsdp, tensor",
+    "layers/relative_k_bias": "-, tensor",
+    "layers/relative_q_bias": "-, tensor",
+    "layers/post_attention_norm_bias": "-, -",
+    "layers/post_mlp_norm_bias": "-, -",
 }
 """Every parameter of every family, and the mesh axis that splits each of its axes."""
 

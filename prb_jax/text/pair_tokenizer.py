@@ -1,0 +1,115 @@
+"""Prompt and response as a pair of texts: what encoders with a classifier read, as BERT's next sentence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import CheckpointError
+from prb_jax.text.tokenizer import open_tokenizer, tokenize
+
+TURN_SEPARATOR = "\n\n"
+"""Between the turns of a prompt with several, a system message among them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairTokenizer:
+    """A transformers tokenizer used for pairs. Build with :func:`load_pair_tokenizer`.
+
+    Attributes:
+      name: the folder or hub id it was loaded from.
+      tokenizer: the transformers tokenizer.
+      before, between, after: ids around the two texts, as ``[CLS] prompt [SEP] response [SEP]``.
+    """
+
+    name: str
+    tokenizer: Any = field(repr=False)
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def template_hash(self) -> str:
+        """ "sha256:..." of how a pair is put together."""
+        rule = f"pair {self.before} {self.between} {self.after} {TURN_SEPARATOR!r}"
+        return f"sha256:{hashlib.sha256(rule.encode()).hexdigest()}"
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.tokenizer.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.tokenizer.pad_token_id
+
+    def texts(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The two texts of a conversation: what comes before its last message, and that message."""
+        return TURN_SEPARATOR.join(message.content for message in messages[:-1]), messages[-1].content
+
+    def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text as it stands, int32, with no special token added and none cut off."""
+        return tokenize(self.tokenizer, texts)
+
+    def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
+        """Ids of every conversation; those of a group share their prompt, which is tokenised once.
+
+        A prompt is the contents of its messages, with a blank line between two of them.
+        """
+        pairs = [[self.texts(conversation) for conversation in group] for group in groups]
+        distinct = list(dict.fromkeys(text for group in pairs for pair in group for text in pair))
+        ids = dict(zip(distinct, self.tokenize(distinct), strict=True))
+        before, between, after = (
+            np.asarray(added, np.int32) for added in (self.before, self.between, self.after)
+        )
+        return [
+            [
+                np.concatenate([before, ids[prompt], between, ids[response], after])
+                for prompt, response in group
+            ]
+            for group in pairs
+        ]
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of one conversation."""
+        return self.encode_together([[messages]])[0][0].tolist()
+
+
+def load_pair_tokenizer(path_or_id: str | Path) -> PairTokenizer:
+    """Loads a tokenizer and finds out what it puts around two texts.
+
+    Raises:
+      CheckpointError: the tokenizer cannot be loaded, or does not put a pair together from its two texts.
+    """
+    name = str(path_or_id)
+    tokenizer = open_tokenizer(name)
+    first, second = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("a b", "c"))
+    whole = list(tokenizer("a b", "c")["input_ids"])
+    for start in range(len(whole) - len(first) + 1):
+        stop = start + len(first)
+        if whole[start:stop] != first:
+            continue
+        for other in range(stop, len(whole) - len(second) + 1):
+            if whole[other : other + len(second)] == second:
+                end = other + len(second)
+                return PairTokenizer(
+                    name, tokenizer, tuple(whole[:start]), tuple(whole[stop:other]), tuple(whole[end:])
+                )
+    raise CheckpointError(
+        f"{name}: a pair of texts is not its texts with special tokens around them: {first}, {second} -> {whole}"
+    )

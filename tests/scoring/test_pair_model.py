@@ -1,0 +1,228 @@
+"""A DeBERTa reward model from load to score: the pair as transformers makes it, its classifier, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.readouts.registry import ROWS
+from prb_jax.readouts.resolve import resolve_model
+from prb_jax.text.pair_tokenizer import load_pair_tokenizer
+from prb_jax.training.convert import convert
+from tests.encoders.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
+
+TOLERANCE = 1e-5
+ONE_LABEL = {"num_labels": 1}
+
+
+def write(folder: Path, **config) -> torch.nn.Module:
+    """A random DebertaV2ForSequenceClassification in a file of torch.save, under the names of the real ones."""
+    model = write_encoder(folder, "DebertaV2ForSequenceClassification", **{**ONE_LABEL, **config})
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return model
+
+
+def comparison(number: int, responses: int = 2, *, longest: int = 18) -> prb.Comparison:
+    rng = np.random.default_rng(number)
+
+    def text(most: int) -> str:
+        return " ".join(rng.choice(WORDS[:28], int(rng.integers(1, most))))
+
+    return prb.Comparison(
+        id=f"c{number}",
+        question=text(12) + " ?",
+        responses=[f"{WORDS[k % 20]} {text(longest)}" for k in range(responses)],
+        labels=[float(k == 0) for k in range(responses)],
+        user_id=f"u{number % 3}",
+        profile=[{"id": str(i), "category": "", "text": text(9)} for i in range(number % 3)],
+    )
+
+
+def reference(folder: Path, model, question: str, response: str) -> list[float]:
+    from transformers import AutoTokenizer
+
+    inputs = AutoTokenizer.from_pretrained(folder)(question, response, return_tensors="pt")
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    with torch.inference_mode():
+        return model(**inputs).logits[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    path = tmp_path_factory.mktemp("deberta")
+    return path, write(path)
+
+
+@pytest.fixture(scope="module")
+def rm(folder: tuple[Path, torch.nn.Module]) -> prb.RewardModel:
+    return prb.load(folder[0], mesh="data=1")
+
+
+def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None:
+    path, model = folder
+    rows = [comparison(number, 2 + number % 3) for number in range(9)]
+    for row, scores in zip(rows, rm.score(rows, profile_posts=0), strict=True):
+        expected = [reference(path, model, row.question, response)[0] for response in row.responses]
+        np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+    assert rm.readout == "deberta-pair"
+    assert rm.report is not None
+    assert rm.report.files == ("pytorch_model.bin",)
+    assert "classifier.weight [1, 32] F32" in rm.report.head
+    # The pure function on a batch of one's own.
+    batch = rm.batch(rm.encode(rows[:3], profile_posts=0))
+    again = np.asarray(rm.score_fn(rm.params, batch))
+    np.testing.assert_allclose(again[1, :3], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
+
+
+def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> None:
+    path, model = folder
+    row = comparison(5)
+    heading, ask = "What this user wrote before, most relevant first:", "What the user asks now:"
+    posts = "\n".join(f"Post {i}:\n{post.text}" for i, post in enumerate(row.profile, start=1))
+    question = f"{heading}\n\n{posts}\n\n{ask}\n\n{row.question}"
+    (scores,) = rm.score([row], profile_posts=10, max_length=64)
+    (tree,) = rm.encode([row], profile_posts=10)
+    assert not tree.truncation.any
+    expected = [reference(path, model, question, response)[0] for response in row.responses]
+    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_what_does_not_fit_is_taken_from_the_prompt(folder, rm: prb.RewardModel) -> None:
+    path, model = folder
+    row = prb.Comparison(id="x", question="soup " * 90 + "rain ?", responses=["tea", "bread " * 20])
+    (tree,) = rm.encode([row])
+    assert tree.truncation.prompt_tokens_dropped > 0
+    assert max(len(tree.sequence(k)) for k in range(2)) == 64
+    cut = "soup " * (64 - 20 - 3 - 2) + "rain ?"
+    expected = [reference(path, model, cut, response)[0] for response in row.responses]
+    np.testing.assert_allclose(rm.score([row])[0], expected, atol=TOLERANCE, rtol=0)
+    turns = [
+        {"role": "user", "content": "tea"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "why"},
+    ]
+    assert rm.tokenizer.encode([prb.Message(**turn) for turn in turns]) == load_pair_tokenizer(path).tokenizer(
+        "tea\n\nno", "why"
+    )["input_ids"]  # fmt: skip
+
+
+def test_several_labels_need_a_rule(tmp_path: Path) -> None:
+    model = write(tmp_path, num_labels=2, pooler_hidden_act="tanh")
+    with pytest.raises(prb.CheckpointError, match=r"has 2 labels, .*choose --readout first-logit"):
+        prb.load(tmp_path)
+    row = comparison(1)
+    logits = np.asarray([reference(tmp_path, model, row.question, text) for text in row.responses])
+    (found,) = prb.load(tmp_path, readout="first-logit").score([row], profile_posts=0)
+    np.testing.assert_allclose(found, logits[:, 0], atol=TOLERANCE, rtol=0)
+    (found,) = prb.load(tmp_path, readout="last-softmax").score([row], profile_posts=0)
+    expected = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[:, 1]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_commands(folder, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, model = folder
+    assert cli.main(["inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "DebertaV2ForSequenceClassification", "encoder, 3 layers, width 32", "64 tokens",
+        "classifier.weight [1, 32] F32",
+        "deberta-pair: pooler and classifier of the first token's state, logit",
+        "1 files", "distances up to 64 in 16 embeddings (content to position and position to content)",
+    ):  # fmt: skip
+        assert part in said
+    rows = [comparison(number) for number in range(7)]
+    data = tmp_path / "x.jsonl"
+    data.write_text("".join(json.dumps(row.to_row()) + "\n" for row in rows))
+    command = ["evaluate", str(path), "--data", str(data), "--out", str(tmp_path / "run"), "--no-progress"]
+    assert cli.main([*command, "--profile-posts", "0"]) == 0
+    written = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
+    for row, line in zip(rows, written, strict=True):
+        expected = [reference(path, model, row.question, response)[0] for response in row.responses]
+        np.testing.assert_allclose(line["scores"], expected, atol=TOLERANCE, rtol=0)
+    capsys.readouterr()
+    again = [
+        "evaluate",
+        str(path),
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "paper"),
+        "--protocol",
+        "paper",
+    ]
+    assert cli.main(again) == 2
+    assert "chat template" in capsys.readouterr().err
+
+
+def test_an_encoder_of_texts_is_inspected_and_not_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    write_encoder(tmp_path)
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "mean of the last states, not normalised" in said
+    assert "pooler.dense.weight: pooler, not used for embeddings" in said
+    with pytest.raises(
+        prb.CheckpointError, match=r"'BertModel' is not a reward model on an encoder; .*deberta-pair"
+    ):
+        prb.load(tmp_path)
+
+
+def test_what_is_refused(folder, tmp_path: Path) -> None:
+    path, _ = folder
+    with pytest.raises(prb.CheckpointError, match="leave out chat_template"):
+        prb.load(path, chat_template="plain")
+    with pytest.raises(prb.CheckpointError, match="readout 'armorm' is not a reward model on an encoder"):
+        prb.load(path, readout="armorm")
+    with pytest.raises(prb.CheckpointError, match="'DebertaV2ForSequenceClassification' is an encoder"):
+        resolve_model(path)
+    with pytest.raises(prb.CheckpointError, match="is an encoder, which this command cannot use"):
+        convert(path, tmp_path / "out")
+    model = write(tmp_path, type_vocab_size=2)
+    with pytest.raises(prb.CheckpointError, match="'type_vocab_size': expected 0, found 2"):
+        prb.load(tmp_path)
+    model = write(tmp_path)
+    tensors = model.state_dict()
+    torch.save(
+        {k: v for k, v in tensors.items() if k != "pooler.dense.weight"}, tmp_path / "pytorch_model.bin"
+    )
+    with pytest.raises(
+        prb.CheckpointError, match=r"'pooler\.dense\.weight' of the read-out 'deberta-pair' is missing"
+    ):
+        prb.load(tmp_path)
+    torch.save(tensors | {"pooler.dense.bias": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        prb.CheckpointError, match=r"'pooler\.dense\.bias': expected shape \[32\], found \[3\]"
+    ):
+        prb.load(tmp_path)
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    configure(tmp_path, id2label={"0": "a", "1": "b"}, num_labels=None)
+    with pytest.raises(
+        prb.CheckpointError, match=r"'classifier\.weight' has 1 labels, but config\.json says 2"
+    ):
+        prb.load(tmp_path)
+    configure(tmp_path, id2label=None, num_labels=1, architectures=None)
+    with pytest.raises(prb.CheckpointError, match="'deberta-v2' is not a reward model on an encoder"):
+        prb.load(tmp_path)
+    assert prb.load(tmp_path, readout="deberta-pair").readout == "deberta-pair"
+    configure(tmp_path, pooler_hidden_act="silu")
+    with pytest.raises(prb.CheckpointError, match=r"'pooler_hidden_act' .*found 'silu'"):
+        prb.load(tmp_path, readout="deberta-pair")
+    assert ROWS["deberta-pair"].models[0] == "OpenAssistant/reward-model-deberta-v3-large"
+
+
+def test_a_tokenizer_without_a_separator(tmp_path: Path) -> None:
+    write_wordpiece(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    raw["post_processor"] = None
+    path.write_text(json.dumps(raw))
+    pairs = load_pair_tokenizer(tmp_path)
+    assert (pairs.before, pairs.between, pairs.after) == ((), (), ())
