@@ -1,13 +1,13 @@
 """Weights from a Hugging Face folder straight into sharded arrays.
 
-Each process reads only the bytes of its own shards. A shard is filled in place, layer by layer, from
-slices of the file, so peak host memory is the shards themselves plus a few megabytes on CPU, and one
+Each process reads only the bytes of its own shards. A shard is filled in place, by several threads, from
+slices of the files, so peak host memory is the shards themselves plus a few megabytes on CPU, and one
 shard elsewhere.
 """
 
-import os
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,10 @@ from prb_jax.models.config import DecoderConfig
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.
 _ALIGNMENT = 64
-_MAX_READERS = 4
+# Readers wait for the storage, so there may be more of them than cores.
+_READERS = 8
+# A large tensor is read by several of them.
+_TASK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class LoadReport:
       dtypes: how many of the used tensors are stored in each safetensors dtype.
       parameters: number of parameters of the whole model.
       bytes_read: bytes of weights that this process read.
+      seconds: that it took until they were on the devices; 0 where nothing was read.
       head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
         the body's.
     """
@@ -53,6 +57,7 @@ class LoadReport:
     dtypes: Mapping[str, int]
     parameters: int
     bytes_read: int
+    seconds: float
     head: str
 
 
@@ -88,7 +93,7 @@ def inspect_checkpoint(folder: str | Path, config: DecoderConfig) -> LoadReport:
       CheckpointError: as :func:`load_params`.
     """
     index = index_folder(folder, side_files=config.layout.side_files)
-    return _report(index, match_tensors(index, config), bytes_read=0)
+    return _report(index, match_tensors(index, config))
 
 
 def load_params(
@@ -125,14 +130,15 @@ def load_params(
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
     loaded: dict[tuple[str, ...], jax.Array] = {}
-    readers = min(_MAX_READERS, os.cpu_count() or 1)
-    with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
+    begun = time.perf_counter()
+    with SliceReader(index) as reader, ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
         check_tied_embeddings(index, config, reader=reader)
         for leaf in order:
             loaded[leaf.path] = _load_leaf(
                 leaf, chosen[leaf.path], _dtype_of(leaf, dtype, head_dtype), reader=reader, pool=pool
             )
-        report = _report(index, match, bytes_read=reader.bytes_read)
+        seconds = time.perf_counter() - begun
+        report = _report(index, match, bytes_read=reader.bytes_read, seconds=seconds)
     return LoadedParams(nest({leaf.path: loaded[leaf.path] for leaf in match.leaves}), report)
 
 
@@ -162,29 +168,41 @@ def _fill(
     reader: SliceReader,
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Read one shard: the given part of a leaf, from as many tensors as it has layers."""
+    """Read one shard: the given part of a leaf, from as many tensors as it has layers, many at a time."""
+    jobs = [pool.submit(reader.read_into, *task) for task in _tasks(buffer, leaf, part)]
+    try:
+        for job in jobs:
+            job.result()
+    finally:
+        for job in jobs:
+            job.cancel()
 
-    def fill_one(key: str, target: np.ndarray, region: tuple[slice, ...]) -> None:
-        if leaf.transposed:
-            target, region = target.T, region[::-1]
-        if leaf.pieces is None:
-            reader.read_into(target, key, region)
-            return
-        first, last, done = region[0].start, region[0].stop, 0
-        for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
-            low, high = max(first, done), min(last, done + stop - start)
-            if low < high:
-                rows = slice(start + low - done, start + high - done)
-                reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
-            done += stop - start
 
+Task = tuple[np.ndarray, str, tuple[slice, ...]]
+
+
+def _tasks(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Task]:
+    """What is read into where: (part of the buffer, tensor, its region)."""
     if not leaf.stacked:
-        fill_one(leaf.key, buffer, part)
+        yield from _tasks_of_one(leaf.key, buffer, part, leaf)
         return
-    keys = leaf.file_keys[part[0]]
-    jobs = [pool.submit(fill_one, key, buffer[number], part[1:]) for number, key in enumerate(keys)]
-    for job in jobs:
-        job.result()
+    for number, key in enumerate(leaf.file_keys[part[0]]):
+        yield from _tasks_of_one(key, buffer[number], part[1:], leaf)
+
+
+def _tasks_of_one(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:
+    """One tensor's, in the file's orientation."""
+    if leaf.transposed:
+        target, region = target.T, region[::-1]
+    first, last, done = region[0].start, region[0].stop, 0
+    for start, stop in leaf.pieces or ((0, last),):  # each is rows done .. done + (stop - start) of the leaf
+        low, high = max(first, done), min(last, done + stop - start)
+        size = max(1, _TASK_BYTES // max(1, target[:1].nbytes))
+        for row in range(low, high, size):
+            end = min(high, row + size)
+            rows = slice(start + row - done, start + end - done)
+            yield target[row - first : end - first], key, (rows, *region[1:])
+        done += stop - start
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -232,7 +250,7 @@ def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
     return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
 
 
-def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
+def _report(index: WeightIndex, match: Match, *, bytes_read: int = 0, seconds: float = 0.0) -> LoadReport:
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):
@@ -246,5 +264,6 @@ def _report(index: WeightIndex, match: Match, *, bytes_read: int) -> LoadReport:
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
+        seconds=seconds,
         head="\n".join(heads) or "none read",
     )
