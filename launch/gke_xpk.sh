@@ -112,7 +112,7 @@ case $VERB in
     need_number --grace "$GRACE"
     need_distributed "$@"
     need_cluster
-    # `exec`: signals reach the worker script. 75: SIGTERM ended it; 1: a neighbour was lost. By itself xpk starts
+    # `exec`: signals reach the worker script. 75: SIGTERM ended it; 1: a neighbour is gone. By itself xpk starts
     # again only after 42 and 127-255. 2 is not among them: the command line is wrong.
     mounted=("--storage=$STORAGE")
     [ "$STORAGE" != none ] || mounted=()

@@ -109,7 +109,7 @@ job() {
   local state="exit $STATUS"
   if [ -f "$FOLDER/stopped" ]; then
     state=stopped
-  elif [ "$TERMINATED" = 1 ]; then
+  elif [ "$TERMINATED" = 1 ] || [ "$STATUS" = "$INTERRUPTED" ]; then # of `prb`: it, or another of its processes
     state=interrupted
   fi
   printf '=== %s: %s\n' "$(date -u +%FT%TZ)" "$state"

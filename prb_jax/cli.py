@@ -4,14 +4,21 @@ Nothing heavy is imported before it is known what to do: `prb --help` starts no 
 """
 
 import argparse
+import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from prb_jax import __version__
 from prb_jax.errors import PrbError, RunError
+from prb_jax.job import INTERRUPTED, leave_job, start_job
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.evaluate import Evaluation
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -24,7 +31,8 @@ Verb = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status.
 
-    0 done, 2 for anything the user can put right (one line on standard error), 130 for Ctrl-C.
+    0 done, 2 for anything the user can put right (one line on standard error), 75 for a run that SIGTERM stopped and
+    the same command continues, 130 for Ctrl-C. Of several processes, one that ends before its time does not return.
     """
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
     options, rest = parser().parse_known_args(arguments)
@@ -42,14 +50,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return options.verb(options)
     except PrbError as error:
-        print(f"prb: error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return _ended(EXIT_USER_ERROR, f"error: {error}")
     except KeyboardInterrupt:
-        print(f"prb: interrupted; {options.after_interrupt}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _ended(EXIT_INTERRUPTED, f"interrupted; {options.after_interrupt}")
+    except _Terminated:
+        return _ended(INTERRUPTED, f"SIGTERM; {options.after_interrupt}")
     except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _until_terminated(options: argparse.Namespace) -> Iterator[None]:
+    """SIGTERM as an exception, so that it is answered as Ctrl-C is; only where the process is ours."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if not options.own_process:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        # JAX has a handler of its own where there are several processes, which Python does not know.
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _ended(status: int, text: str) -> int:
+    """The exit status, after one line on standard error; of several processes, the others end too."""
+    leave_job(status, text)
+    print(f"prb: {text}", file=sys.stderr)
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -204,15 +241,27 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    if not options.model.startswith("baseline:"):
-        if options.own_process:
-            _hide_torch()
+    baseline = options.model.startswith("baseline:")
+    if not baseline and options.own_process:
+        _hide_torch()
+    if not baseline or options.distributed:
         _prepare_jax(distributed=options.distributed)
     from prb_jax.report.table import render_summary
-    from prb_jax.scoring.evaluate import evaluate
     from prb_jax.scoring.processes import process_index
 
-    result = evaluate(
+    with _until_terminated(options):
+        result = _evaluated(options)
+    if process_index() == 0:
+        title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
+        _print(render_summary({result.summary["model"]: result.summary}, title=title))
+        print(f"written to {result.out}")
+    return 0
+
+
+def _evaluated(options: argparse.Namespace) -> "Evaluation":
+    from prb_jax.scoring.evaluate import evaluate
+
+    return evaluate(
         options.model,
         options.data,
         out=options.out,
@@ -235,11 +284,6 @@ def _evaluate(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
         command=options.command,
     )
-    if process_index() == 0:
-        title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
-        _print(render_summary({result.summary["model"]: result.summary}, title=title))
-        print(f"written to {result.out}")
-    return 0
 
 
 def _add_train(verbs: argparse._SubParsersAction) -> None:
@@ -284,16 +328,20 @@ def _train(options: argparse.Namespace) -> int:
     from prb_jax.scoring.processes import process_index
     from prb_jax.training.loop import train
 
-    result = train(
-        options.config,
-        out=options.out,
-        overrides=options.overrides,
-        progress=not options.no_progress,
-        command=options.command,
-    )
+    # Several processes leave SIGTERM to JAX, and stop at the same step.
+    with contextlib.nullcontext() if options.distributed else _until_terminated(options):
+        result = train(
+            options.config,
+            out=options.out,
+            overrides=options.overrides,
+            progress=not options.no_progress,
+            command=options.command,
+        )
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
-    if process_index() == 0 and result.stopped_by is None:
+    if result.stopped_by is not None:
+        return INTERRUPTED  # what was saved is said already
+    if process_index() == 0:
         _print(training_table(result.summary, title=str(options.out)))
         print(f"written to {result.out}; `prb evaluate {result.out} --data ...` scores with it")
     return 0
@@ -530,12 +578,14 @@ def _quickstart(options: argparse.Namespace) -> int:
     _prepare_jax(distributed=False)
     from prb_jax.quickstart import quickstart, quickstart_table
 
-    result = quickstart(out=options.out, progress=not options.no_progress, command=options.command)
+    with _until_terminated(options):
+        result = quickstart(out=options.out, progress=not options.no_progress, command=options.command)
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
-    if result.stopped_by is None:
-        _print(quickstart_table(result.summary))
-        print(f"written to {result.report} and {result.path}")
+    if result.stopped_by is not None:
+        return INTERRUPTED
+    _print(quickstart_table(result.summary))
+    print(f"written to {result.report} and {result.path}")
     return 0
 
 
@@ -563,7 +613,12 @@ def _add_plan(verbs: argparse._SubParsersAction) -> None:
         "model", metavar="MODEL_OR_CONFIG", help="config.json, model folder, or a shape such as qwen3-8b"
     )
     sub.add_argument("--topology", metavar="T", required=True, help="as v5e:4x4 or v5p:2x2x4")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips)")
+    sub.add_argument(
+        "--slices", metavar="N", type=_positive, default=1, help="such slices, each with a copy (default: 1)"
+    )
+    sub.add_argument(
+        "--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)"
+    )
     sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
     sub.add_argument("--tuning", choices=("head", "lora", "full"), help="with --train (default: full)")
     sub.add_argument("--remat", choices=("none", "dots", "full"), help="with --train (default: none)")
@@ -601,13 +656,7 @@ def _prepare_jax(*, distributed: bool) -> None:
 
     enable_compilation_cache()
     if distributed:
-        import jax
-
-        # On a TPU pod, Slurm or GKE all is found out; elsewhere these name the processes.
-        count, index = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-        jax.distributed.initialize(
-            num_processes=int(count) if count else None, process_id=int(index) if index else None
-        )
+        start_job()
 
 
 def _hide_torch() -> None:

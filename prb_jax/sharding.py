@@ -3,6 +3,10 @@
 Axes of the mesh, always all four: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
 layer by layer), ``sequence`` (the tokens of a tree split, for long profiles) and ``tensor`` (heads and mlp
 split). Trees are dealt over ``data`` and ``fsdp``.
+
+Slices of TPUs are joined by a network (DCN) that is much slower than the links within one. One axis crosses it:
+``data``, over which scoring exchanges nothing but scores, and training one sum of gradients a microbatch; or
+``fsdp`` where it is asked for, which sends every layer's parameters over it.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
@@ -103,32 +109,26 @@ class MeshShape:
         return self.data * self.fsdp
 
 
-def parse_mesh(text: str | None, *, devices: int) -> MeshShape:
+CROSSING = ("data", "fsdp")
+"""Axes that may cross from slice to slice: ``dcn=NAME`` in a mesh's text, ``data`` where it says nothing."""
+
+
+def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
     """Sizes from ``"fsdp=4,tensor=2"``; -1 takes what is left; ``None`` splits parameters over all devices.
 
+    Args:
+      text: sizes of axes; of several slices, also ``dcn=fsdp`` for the axis that crosses them.
+      devices: how many there are.
+      slices: how many slices they make up; ``None`` then splits parameters over the devices of each slice, and
+        each slice has a copy.
+
     Raises:
-        MeshError: unknown or repeated axis, bad size, or a product that is not the number of devices.
+      MeshError: unknown or repeated axis, bad size, a product that is not the number of devices, or an axis that
+        should cross the slices and is no multiple of their number.
     """
     if not text:
-        return MeshShape(fsdp=devices)
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in MESH_AXES:
-            raise MeshError(f"mesh '{text}': unknown axis '{name}': expected {', '.join(MESH_AXES)}")
-        if name in sizes:
-            raise MeshError(f"mesh '{text}': axis '{name}' is given twice")
-        try:
-            sizes[name] = int(value)
-        except ValueError:
-            raise MeshError(
-                f"mesh '{text}': axis '{name}': expected a whole number or -1, found '{value}'"
-            ) from None
-        if sizes[name] < 1 and sizes[name] != -1:
-            raise MeshError(
-                f"mesh '{text}': axis '{name}': expected a size of at least 1, or -1 for what is left, "
-                f"found {sizes[name]}"
-            )
+        return MeshShape(data=slices, fsdp=devices // slices)
+    sizes, crossing = _read_mesh(text)
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise MeshError(f"mesh '{text}': only one axis may be -1, found {' and '.join(open_axes)}")
@@ -143,19 +143,82 @@ def parse_mesh(text: str | None, *, devices: int) -> MeshShape:
             f"mesh '{text}' takes {shape.devices} devices, but {devices} are present: "
             f"write -1 for one axis to use all of them"
         )
+    if crossing is not None and slices == 1:
+        raise MeshError(
+            f"mesh '{text}': dcn={crossing} is for several slices of TPUs, but these devices are one"
+        )
+    axis = crossing or "data"
+    if getattr(shape, axis) % slices:
+        remedy = "" if axis == "fsdp" or shape.fsdp % slices else ", or add dcn=fsdp, which is slow"
+        raise MeshError(
+            f"mesh '{text}': axis {axis}={getattr(shape, axis)} crosses the {slices} slices of "
+            f"{devices // slices} devices, so it must be a multiple of {slices}{remedy}"
+        )
     return shape
 
 
+def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
+    """Sizes by axis, -1 for one that takes what is left, and the axis of ``dcn=``."""
+    sizes: dict[str, int] = {}
+    crossing: str | None = None
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name in sizes or (name == "dcn" and crossing is not None):
+            raise MeshError(f"mesh '{text}': axis '{name}' is given twice")
+        if name == "dcn":
+            if value not in CROSSING:
+                raise MeshError(f"mesh '{text}': dcn: expected {' or '.join(CROSSING)}, found '{value}'")
+            crossing = value
+            continue
+        if name not in MESH_AXES:
+            raise MeshError(f"mesh '{text}': unknown axis '{name}': expected {', '.join(MESH_AXES)}")
+        try:
+            sizes[name] = int(value)
+        except ValueError:
+            raise MeshError(
+                f"mesh '{text}': axis '{name}': expected a whole number or -1, found '{value}'"
+            ) from None
+        if sizes[name] < 1 and sizes[name] != -1:
+            raise MeshError(
+                f"mesh '{text}': axis '{name}': expected a size of at least 1, or -1 for what is left, "
+                f"found {sizes[name]}"
+            )
+    return sizes, crossing
+
+
+def crossing_axis(text: str | None) -> str | None:
+    """The axis that a mesh's text names to cross from slice to slice, if it names one."""
+    return _read_mesh(text)[1] if text else None
+
+
 def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices (or the given ones); see :func:`parse_mesh`."""
+    """The mesh over all devices (or the given ones); see :func:`parse_mesh`.
+
+    Devices of several slices of TPUs are laid out so that all axes but one stay within a slice.
+
+    Raises:
+      MeshError: as :func:`parse_mesh`; slices of different sizes.
+    """
     found = list(jax.devices() if devices is None else devices)
-    shape = parse_mesh(text, devices=len(found))
-    return jax.make_mesh(
-        dataclasses.astuple(shape),
-        MESH_AXES,
-        axis_types=(AxisType.Auto,) * len(MESH_AXES),
-        devices=found,
+    by_slice = Counter(getattr(device, "slice_index", 0) for device in found if device.platform == "tpu")
+    slices = max(1, len(by_slice))
+    if len(set(by_slice.values())) > 1:
+        counts = ", ".join(f"{count} in slice {index}" for index, count in sorted(by_slice.items()))
+        raise MeshError(f"mesh: the slices have different numbers of devices: {counts}")
+    shape = parse_mesh(text, devices=len(found), slices=slices)
+    sizes = {name: getattr(shape, name) for name in MESH_AXES}
+    axis_types = (AxisType.Auto,) * len(MESH_AXES)
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=found)
+    crossing = crossing_axis(text) or "data"
+    outer = {name: slices if name == crossing else 1 for name in MESH_AXES}
+    layout = mesh_utils.create_hybrid_device_mesh(
+        tuple(sizes[name] // outer[name] for name in MESH_AXES),
+        tuple(outer.values()),
+        found,
+        allow_split_physical_axes=True,
     )
+    return Mesh(layout, MESH_AXES, axis_types=axis_types)
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:

@@ -112,7 +112,7 @@ def test_sigterm_saves_and_another_mesh_continues(model, data, environment, whol
     wait_for_step(process, out, 4)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    assert process.returncode == 75, said
     assert "SIGTERM: saved at step" in said
     assert "the same command continues the run" in said
     assert not (out / "model").exists()
@@ -160,7 +160,7 @@ def test_two_processes_give_the_same_curve_and_stop_together(model, data, enviro
     wait_for_step(both[0], out, 4)
     both[1].send_signal(signal.SIGTERM)  # told to one of them only
     said = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    assert [process.returncode for process in both] == [75, 75], said
     assert "SIGTERM: saved at step" in said[0]
     both = processes(arguments, environment)
     said = [process.communicate(timeout=300)[1] for process in both]

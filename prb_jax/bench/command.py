@@ -71,13 +71,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prb bench",
         allow_abbrev=False,
-        description="Times scoring or training on this machine. Tokens are random, of the lengths of "
+        description="Times scoring, training or loading on this machine. Tokens are random, of the lengths of "
         "personalised data.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a Hugging Face folder, or a config.json (random weights)"
     )
     parser.add_argument("--train", action="store_true", help="time steps that train all weights, of pairs")
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="time loading the folder's weights, beside plain reading of its files",
+    )
     parser.add_argument(
         "--against",
         choices=["transformers", "trl"],
@@ -137,6 +142,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(arguments))
     _check(parser, options)
+    if options.load:
+        return _load(options)
     from prb_jax.bench.scorer import load_for_bench
 
     source = _source(options.model)
@@ -168,6 +175,14 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             parser.error(f"--{name.replace('_', '-')}: expected at least 1, found {value}")
     if min(options.responses) < 1:
         parser.error(f"--responses: expected at least 1, found {min(options.responses)}")
+    if options.load:
+        kept = ("model", "load", "mesh", "dtype", "rounds", "json")
+        for name, value in vars(options).items():
+            if name not in kept and value != parser.get_default(name):
+                parser.error(f"--{name.replace('_', '-')} does not go with --load")
+        if options.model in SHAPES or options.model.endswith(".json"):
+            parser.error(f"--load: expected a model with weights, found {options.model}")
+        return
     fits = "trl" if options.train else "transformers"
     if options.against not in (None, fits):
         parser.error(
@@ -178,6 +193,18 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         if getattr(options, name) != parser.get_default(name):
             word = "scoring only, not with" if options.train else "training only: it needs"
             parser.error(f"--{name.replace('_', '-')} is for {word} --train")
+
+
+def _load(options: argparse.Namespace) -> int:
+    """The part with `--load`."""
+    from prb_jax.bench.loading import LoadingResult, bench_loading, print_table
+
+    results: list[LoadingResult] = []
+    for dtype in options.dtype or [None]:
+        results += bench_loading(options.model, mesh=options.mesh, dtype=dtype, rounds=options.rounds)
+    print_table(results)
+    _write(results, options.json)
+    return 0
 
 
 def _train(source: Path | DecoderConfig, options: argparse.Namespace) -> int:

@@ -1,14 +1,14 @@
 """Weights from a Hugging Face folder straight into sharded arrays.
 
-Each process reads only the bytes of its own shards. A shard is filled in place, layer by layer, from
-slices of the file, so peak host memory is the shards themselves plus a few megabytes on CPU, and one
+Each process reads only the bytes of its own shards. A shard is filled in place, by several threads, from
+slices of the files, so peak host memory is the shards themselves plus a few megabytes on CPU, and one
 shard elsewhere.
 """
 
 import functools
-import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,10 @@ from prb_jax.models.quantization import Form, quantization_form
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.
 _ALIGNMENT = 64
-_MAX_READERS = 4
+# Readers wait for the storage, so there may be more of them than cores.
+_READERS = 8
+# A large tensor is read by several of them.
+_TASK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class LoadReport:
       dtypes: how many of the used tensors are stored in each safetensors dtype.
       parameters: number of parameters of the whole model.
       bytes_read: bytes of weights that this process read.
+      seconds: that it took until they were on the devices; 0 where nothing was read.
       head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
         the body's.
       quantize: the form in which the layers' matrices are held, if they are quantised.
@@ -60,6 +64,7 @@ class LoadReport:
     dtypes: Mapping[str, int]
     parameters: int
     bytes_read: int
+    seconds: float
     head: str
     quantize: str | None
     bytes_unquantized: int
@@ -197,8 +202,8 @@ def load_matched(
     # The largest first: while its shard is handed over there is little else in memory.
     order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
     loaded: dict[tuple[str, ...], jax.Array] = {}
-    readers = min(_MAX_READERS, os.cpu_count() or 1)
-    with SliceReader(index) as reader, ThreadPoolExecutor(readers) as pool:
+    begun = time.perf_counter()
+    with SliceReader(index) as reader, ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
         if check is not None:
             check(reader)
         for leaf in order:
@@ -218,7 +223,13 @@ def load_matched(
                 pool=pool,
             )
         report = report_match(
-            index, match, dtype=dtype, head_dtype=head_dtype, form=form, bytes_read=reader.bytes_read
+            index,
+            match,
+            dtype=dtype,
+            head_dtype=head_dtype,
+            form=form,
+            bytes_read=reader.bytes_read,
+            seconds=time.perf_counter() - begun,
         )
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
@@ -245,37 +256,55 @@ def _fill(
     reader: SliceReader,
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Read one shard: the given part of a leaf, from as many tensors as it has layers."""
+    """Read one shard: the given part of a leaf, from as many tensors as it has layers, many at a time."""
+    jobs = [pool.submit(reader.read_into, *task) for task in _tasks(buffer, leaf, part)]
+    try:
+        for job in jobs:
+            job.result()
+    finally:
+        for job in jobs:
+            job.cancel()
 
-    def fill_one(key: str, target: np.ndarray, region: tuple[slice, ...]) -> None:
-        if leaf.transposed:
-            target, region = target.T, region[::-1]
-        _read_region(leaf, key, target, region, reader=reader)
 
+Task = tuple[np.ndarray, str, tuple[slice, ...]]
+
+
+def _tasks(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Task]:
+    """What is read into where: (part of the buffer, tensor, its region)."""
     if not leaf.stacked:
-        fill_one(leaf.key, buffer, part)
+        yield from _tasks_of_one(leaf.key, buffer, part, leaf)
         return
-    keys = leaf.file_keys[part[0]]
-    jobs = [pool.submit(fill_one, key, buffer[number], part[1:]) for number, key in enumerate(keys)]
-    for job in jobs:
-        job.result()
+    for number, key in enumerate(leaf.file_keys[part[0]]):
+        yield from _tasks_of_one(key, buffer[number], part[1:], leaf)
+
+
+def _tasks_of_one(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:
+    """One tensor's."""
+    if leaf.transposed:
+        target, region = target.T, region[::-1]
+    yield from _tasks_in_file(key, target, region, leaf)
+
+
+def _tasks_in_file(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:
+    """One tensor's, target and region both as the file has them; of a tensor that holds more than the leaf, the
+    region is one of the leaf's own rows."""
+    first, last, done = region[0].start, region[0].stop, 0
+    for start, stop in leaf.pieces or ((0, last),):  # each is rows done .. done + (stop - start) of the leaf
+        low, high = max(first, done), min(last, done + stop - start)
+        size = max(1, _TASK_BYTES // max(1, target[:1].nbytes))
+        for row in range(low, high, size):
+            end = min(high, row + size)
+            rows = slice(start + row - done, start + end - done)
+            yield target[row - first : end - first], key, (rows, *region[1:])
+        done += stop - start
 
 
 def _read_region(
     leaf: LeafMap, key: str, target: np.ndarray, region: tuple[slice, ...], *, reader: SliceReader
 ) -> None:
-    """Fill ``target`` with a region of the tensor ``key``, both as the file has them; of a tensor that holds
-    more than the leaf, the region is one of the leaf's own rows."""
-    if leaf.pieces is None:
-        reader.read_into(target, key, region)
-        return
-    first, last, done = region[0].start, region[0].stop, 0
-    for start, stop in leaf.pieces:  # each is rows done .. done + (stop - start) of the leaf
-        low, high = max(first, done), min(last, done + stop - start)
-        if low < high:
-            rows = slice(start + low - done, start + high - done)
-            reader.read_into(target[low - first : high - first], key, (rows, *region[1:]))
-        done += stop - start
+    """Fill ``target`` with a region of the tensor ``key``, as :func:`_tasks_in_file` has them."""
+    for task in _tasks_in_file(key, target, region, leaf):
+        reader.read_into(*task)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -322,6 +351,7 @@ def report_match(
     head_dtype: DTypeLike | None = None,
     form: Form | None = None,
     bytes_read: int = 0,
+    seconds: float = 0.0,
 ) -> LoadReport:
     """What a match uses of a folder, and what it takes in memory in these dtypes."""
     sized = functools.partial(leaf_shapes, match.leaves, dtype=dtype, head_dtype=head_dtype)
@@ -338,6 +368,7 @@ def report_match(
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
         parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
         bytes_read=bytes_read,
+        seconds=seconds,
         head="\n".join(heads) or "none read",
         quantize=None if form is None else form.name,
         bytes_unquantized=total_bytes(sized(form=None)),

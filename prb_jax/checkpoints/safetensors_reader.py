@@ -28,6 +28,8 @@ _PICKLE_SUFFIXES = (*_TORCH_SUFFIXES, ".pkl", ".ckpt")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
 # Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
 _BLOCK_BYTES = 2 << 20
+# Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
+_STRIP_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class SliceReader:
                     part = data[number * width : (number + 1) * width]
                     self._read(descriptor, part, start + number * row_size * dtype.itemsize, tensor)
             if not direct:
-                target[...] = block
+                _copy(target, block)
 
     def _read(self, descriptor: int, data: np.ndarray, start: int, tensor: TensorInfo) -> None:
         done = 0
@@ -213,6 +215,25 @@ class SliceReader:
                 except OSError as error:
                     raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
             return self._descriptors[path]
+
+
+def _copy(target: np.ndarray, block: np.ndarray) -> None:
+    """``target[...] = block``, fast where the target is transposed, and without Python's lock for bfloat16."""
+    strip = len(block)
+    if abs(target.strides[0]) < abs(target.strides[1]):
+        strip = _STRIP_ROWS
+    widened = block.dtype == FLOAT_DTYPES["BF16"] and target.dtype == np.float32
+    if widened or block.dtype == target.dtype:
+        # As whole numbers: a bfloat16 is the upper half of the float32 of the same value.
+        target = target.view(f"u{target.dtype.itemsize}")
+        block = block.view(f"u{block.dtype.itemsize}")
+    for row in range(0, len(block), strip):
+        rows = block[row : row + strip]
+        if widened:
+            rows = np.left_shift(rows, 16, dtype=np.uint32)
+        elif rows.dtype != target.dtype:
+            rows = rows.astype(target.dtype)
+        target[row : row + strip] = rows
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

@@ -52,10 +52,10 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Slice:
-    """Connected chips of one generation.
+    """Connected chips of one generation; or several equal slices, joined by their hosts' network.
 
     Attributes:
-      name: as in "v5e:4x4".
+      name: of one, as in "v5e:4x4".
       chip: their figures.
       devices: what a mesh is made of.
     """
@@ -80,20 +80,23 @@ def parse_topology(name: str) -> tuple[Chip, int]:
     return CHIPS[found[1]], math.prod(int(size) for size in found[2].split("x"))
 
 
-def describe_slice(name: str) -> Slice:
-    """The devices of a slice, for compiling only.
+def describe_slice(name: str, *, slices: int = 1) -> Slice:
+    """The devices of a slice, or of several equal ones, for compiling only.
 
     Raises:
-      MeshError: a name that cannot be read, or a shape that libtpu does not know.
+      MeshError: a name that cannot be read, no slice, or a shape that libtpu does not know.
       RunError: libtpu, the compiler for TPUs, is missing.
     """
+    if slices < 1:
+        raise MeshError(f"slices: expected at least 1, found {slices}")
     chip, chips = parse_topology(name)
     for key, value in _OFFLINE.items():
         os.environ.setdefault(key, value)
     from jax.experimental import topologies
 
+    several = {"num_slices": slices} if slices > 1 else {}
     try:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **several).devices
     except Exception as error:
         message = str(error).strip().split("\n")[0]
         if _without_libtpu(error):
@@ -102,10 +105,10 @@ def describe_slice(name: str) -> Slice:
                 "pip install 'prb-jax[plan]'"
             ) from error
         raise MeshError(f"topology '{name}': libtpu knows no such slice: {message}") from error
-    if len(devices) != chips:
+    if len(devices) != chips * slices:
         raise MeshError(
-            f"topology '{name}': {chips} chips, but libtpu describes it as {len(devices)} cores, each with its "
-            "part of the memory: programs there run on whole chips, so this would say nothing of them"
+            f"topology '{name}': {chips * slices} chips, but libtpu describes it as {len(devices)} cores, each with "
+            "its part of the memory: programs there run on whole chips, so this would say nothing of them"
         )
     return Slice(name, chip, list(devices))
 

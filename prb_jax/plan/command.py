@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> Group | None:
     """Plans; returns what is to be shown, or prints JSON and returns None."""
     common: dict[str, Any] = {
         "topology": options.topology,
+        "slices": options.slices,
         "train": options.train,
         "tuning": options.tuning or "full",
         "prefix": options.prefix,
@@ -110,8 +111,9 @@ def _verdict(each: Plan) -> str:
 
 def _title(options: argparse.Namespace) -> str:
     work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
+    place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
     return (
-        f"{work} of {options.model} on {options.topology}: prefix {options.prefix:,}, "
+        f"{work} of {options.model} on {place}: prefix {options.prefix:,}, "
         f"{options.responses} responses of {options.response_length:,}, {options.dtype}"
     )
 

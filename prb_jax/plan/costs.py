@@ -1,4 +1,5 @@
-"""What one run of a compiled program moves: over the links between chips, and to and from a chip's memory.
+"""What one run of a compiled program moves: over the links between chips, between slices, and to and from a
+chip's memory.
 
 Loop bodies count as often as they run; of a conditional the dearest branch counts. All figures are those
 of one chip.
@@ -18,6 +19,9 @@ KINDS = (
     "collective-broadcast",
 )  # fmt: skip
 
+DCN = "dcn "
+"""Before the kind of a collective between slices: it goes through the hosts and their network."""
+
 # Instructions that move nothing themselves. "-done" halves are counted with their "-start".
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id",
@@ -34,7 +38,8 @@ class Collective:
       count: how many are run.
       bytes: what a chip sends in them, if each goes the shortest way round a ring: of an array of S bytes
         on each of n chips, all-gather (S - 1/n of it arrives, S the result), reduce-scatter and
-        all-to-all send (n - 1)/n, all-reduce twice that, a permute all.
+        all-to-all send (n - 1)/n, all-reduce twice that, a permute all. Between slices n is their number, and
+        what is sent there is besides what the same collective sends within each slice.
     """
 
     count: int
@@ -57,8 +62,8 @@ class Costs:
 
     @property
     def link_bytes(self) -> float:
-        """What a chip sends in all collectives."""
-        return sum(each.bytes for each in self.collectives.values())
+        """What a chip sends over its links in all collectives."""
+        return sum(each.bytes for kind, each in self.collectives.items() if not kind.startswith(DCN))
 
     def __add__(self, other: Costs) -> Costs:
         both = dict(self.collectives)
@@ -110,6 +115,8 @@ def program_costs(module: Module, *, chips: int) -> Costs:
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
             costs += Costs({kind: Collective(1, _sent(kind, each, inside, chips))})
+        elif opcode == "send" and (between := _between_slices(each, inside)) is not None:
+            costs += Costs({between[0]: Collective(1, between[1])})
         elif called is not None:  # a fusion
             for kind, channel, sent in _fused(called, module, chips):
                 if channel not in seen:
@@ -140,16 +147,39 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
             yield from _fused(called, module, chips)
 
 
+def _between_slices(each: Instruction, inside: Computation) -> tuple[str, float] | None:
+    """(kind, bytes) that a chip hands to its host for other slices; None for any other send."""
+    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
+    if found is None:
+        return None
+    kind = found[1].lower().replace("_", "-")
+    slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', each.rest)
+    return DCN + kind, _ring(kind, _operand_bytes(each, inside), _listed(slices[1]) if slices else 2)
+
+
+def _listed(text: str) -> int:
+    """How many numbers "1,2" or "0:3" names."""
+    ranges = [part.split(":") for part in text.split(",")]
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
+
+
 def _size(costs: Costs) -> tuple[float, float]:
     return costs.memory_bytes, costs.link_bytes
 
 
 def _sent(kind: str, each: Instruction, inside: Computation, chips: int) -> float:
     """Bytes that a chip sends."""
-    own = sum(array.bytes for operand in inside.operands(each) for array in operand.arrays)
+    return _ring(kind, _operand_bytes(each, inside), group_size(each.rest, chips=chips))
+
+
+def _operand_bytes(each: Instruction, inside: Computation) -> float:
+    return sum(array.bytes for operand in inside.operands(each) for array in operand.arrays)
+
+
+def _ring(kind: str, own: float, group: int) -> float:
+    """Bytes that each of a group sends of its own, the shortest way round a ring."""
     if kind in ("collective-permute", "collective-broadcast"):
         return own
-    group = group_size(each.rest, chips=chips)
     if kind == "all-gather":
         return own * (group - 1)
     share = own * (group - 1) / group
@@ -183,6 +213,9 @@ def _memory(each: Instruction, inside: Computation, module: Module) -> float:
     if each.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in each.rest:
         return 0.0
     operands = inside.operands(each)
+    if each.opcode in ("send", "recv"):  # the result also names the operand, and a number to wait for
+        moved = operands[0].arrays if each.opcode == "send" else each.arrays
+        return moved[0].bytes if moved[0].space == 0 else 0.0
     if each.opcode == "fusion":
         called = each.called("calls")
         fusion = module.computations[called] if called else None

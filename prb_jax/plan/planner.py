@@ -24,7 +24,7 @@ from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
 from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
-from prb_jax.sharding import make_mesh
+from prb_jax.sharding import crossing_axis, make_mesh
 from prb_jax.training.step import TUNINGS, Tuning
 
 Bound = Literal["matrix products", "memory", "links"]
@@ -47,7 +47,8 @@ class Plan:
       flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
       estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
       estimated_mfu: ``flops`` over that time and the chips' peak.
-      collectives: by kind; see :class:`prb_jax.plan.costs.Collective`.
+      collectives: by kind; see :class:`prb_jax.plan.costs.Collective`. Those between slices are called "dcn ...";
+        the time that they take is not in the estimate.
       compile_seconds: on this machine.
       mesh, batch: what was planned.
       seconds_by: each side of the roofline.
@@ -86,6 +87,7 @@ def plan(
     model: str | Path | DecoderConfig,
     *,
     topology: str,
+    slices: int = 1,
     mesh: str | None = None,
     train: bool = False,
     tuning: Tuning = "full",
@@ -102,7 +104,8 @@ def plan(
       model: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration. No
         weights are read.
       topology: as in "v5e:4x4".
-      mesh: as in "fsdp=4,tensor=4"; parameters split over all chips if not given.
+      slices: how many such slices, joined by their hosts' network.
+      mesh: as in "fsdp=4,tensor=4"; parameters split over all chips of a slice if not given.
       train: training instead of scoring.
       tuning: what is trained: "head", "lora" or "full".
       prefix, responses, response_length: P, K, R of the trees.
@@ -116,8 +119,8 @@ def plan(
       CheckpointError: a configuration that cannot be used.
     """
     return plan_on(
-        describe_slice(topology), read_model(model), mesh=mesh, train=train, tuning=tuning, prefix=prefix,
-        responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
+        describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
+        prefix=prefix, responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
     )  # fmt: skip
 
 
@@ -148,6 +151,8 @@ def plan_on(
     else:
         program = scoring_program(config, shape, mesh=devices, dtype=dtype)
     sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
+    if crossing := crossing_axis(mesh):
+        sizes += f",dcn={crossing}"
     found = _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
     return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
 

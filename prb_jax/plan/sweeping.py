@@ -36,6 +36,7 @@ def sweep(
     model: str | Path | DecoderConfig,
     *,
     topology: str,
+    slices: int = 1,
     batches: tuple[int, ...] = (),
     train: bool = False,
     tuning: Tuning = "full",
@@ -46,30 +47,33 @@ def sweep(
     remat: str = "none",
     report: Callable[[Plan], None] = lambda found: None,
 ) -> Sweep:
-    """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size.
+    """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size; of several
+    slices each has a copy of the model.
 
     Args:
       batches: trees of a step; one, two and four for each part that the mesh splits a batch into if none
         are given. A batch size that one mesh does not divide is left out for that mesh. After one that
         does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, train, tuning, prefix, responses, response_length, dtype, remat: as in
+      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat: as in
         :func:`prb_jax.plan.plan`.
 
     Raises:
       As :func:`prb_jax.plan.plan`; MeshError also if no mesh at all divides the model and a batch.
     """
-    place, config = describe_slice(topology), read_model(model)
+    place, config = describe_slice(topology, slices=slices), read_model(model)
     options: dict[str, Any] = {
         "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
         "response_length": response_length, "dtype": dtype, "remat": remat,
     }  # fmt: skip
     plans: list[Plan] = []
     refused: dict[str, str] = {}
-    for tensor in _divisors(len(place.devices), at_most=8):
-        fsdp = len(place.devices) // tensor
-        mesh = f"fsdp={fsdp},tensor={tensor}"
-        for batch in sorted(batches) or (fsdp, 2 * fsdp, 4 * fsdp):
+    chips = len(place.devices) // slices
+    for tensor in _divisors(chips, at_most=8):
+        rows = len(place.devices) // tensor
+        mesh = f"fsdp={chips // tensor},tensor={tensor}"
+        mesh = mesh if slices == 1 else f"data={slices},{mesh}"
+        for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
             try:
                 found = plan_on(place, config, mesh=mesh, batch=batch, **options)
             except MeshError as error:

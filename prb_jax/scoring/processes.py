@@ -4,13 +4,18 @@ One process is the normal case, and costs nothing here: JAX is asked only where
 ``jax.distributed.initialize`` was called.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prb_jax import errors
 from prb_jax.errors import PrbError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def process_index() -> int:
@@ -43,6 +48,27 @@ def share_json(value: Any) -> Any:
     buffer = np.zeros(length, np.uint8)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer)).tobytes())
+
+
+def gather_int32(own: np.ndarray) -> list[np.ndarray]:
+    """The vectors int32 [any length] of all processes, in their order; a collective."""
+    if process_count() == 1:
+        return [own]
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(own))))
+    # Powers of two: each length of its own would be a program of its own.
+    padded = np.zeros(1 << int(lengths.max()).bit_length(), np.int32)
+    padded[: len(own)] = own
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def own_part(count: int) -> range:
+    """Which of so many items are this process's, of a division into equal parts in order."""
+    first, last = (index * count // process_count() for index in (process_index(), process_index() + 1))
+    return range(first, last)
 
 
 def on_first_process(action: Callable[[], Any]) -> Any:

@@ -1,13 +1,14 @@
 """Scores a list of comparisons: tokenise, batch and dispatch ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
-before the results of earlier ones are waited for.
+before the results of earlier ones are waited for. Of several processes each tokenises a part of a window, and
+all get the whole, so that all plan the same batches.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from prb_jax.scoring.plan import (
     windows,
 )
 from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts
 from prb_jax.trees.batches import PlannedBatch, TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import Tree
@@ -31,7 +33,6 @@ from prb_jax.trees.tree import Tree
 IN_FLIGHT = 2
 """Batches given to the device and not yet read back: one that runs, one that waits."""
 
-Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Dispatch = Callable[[TreeBatch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]
 
@@ -50,6 +51,7 @@ def stream_scores(
     dispatch: Dispatch,
     options: ShapeOptions,
     skip: Skip = lambda indices: False,
+    divide: bool = True,
 ) -> Iterator[ScoredBatch]:
     """Scores every comparison once; batches come in the order of the plan.
 
@@ -60,6 +62,11 @@ def stream_scores(
       options: how batches are shaped.
       skip: tells of a batch's indices that they need no scores. It is asked for whole windows first,
         whose comparisons are then not even tokenised.
+      divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
+        for trees that are there already.
+
+    Raises:
+      PrbError: as `encode`.
     """
     if not comparisons:
         return
@@ -67,21 +74,31 @@ def stream_scores(
     waiting: deque[_Pending] = deque()
     # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
     with ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool:
-        buckets, known = _choose_buckets(comparisons, encode, options, skip)
+
+        def part_of(indices: Sequence[int]) -> Part:
+            if not divide:
+                return encode([comparisons[index] for index in indices])
+            return encode_part(comparisons, indices, encode)
+
+        buckets, known = _choose_buckets(len(comparisons), part_of, options, skip)
         wanted = [part for part in parts if not skip(part)]
-        encoded: deque[Future[list[Tree]]] = deque()
+        encoded: deque[Future[Part]] = deque()
         upcoming = iter(wanted)
 
         def prepare() -> None:
             part = next(upcoming, None)
             if part is not None:
-                encoded.append(pool.submit(_encode_window, part, comparisons, encode, known))
+                encoded.append(pool.submit(part_of, _missing(part, known)))
 
         try:
             prepare()
             for part in wanted:
                 prepare()
-                trees = encoded.popleft().result()
+                # Gathered here and not in the thread: all processes must start their collectives in one order.
+                fresh = dict(
+                    zip(_missing(part, known), gather_parts(encoded.popleft().result()), strict=True)
+                )
+                trees = [fresh[index] if index in fresh else known[index] for index in part]
                 plan = plan_window(
                     [tree.shape for tree in trees],
                     buckets,
@@ -105,25 +122,21 @@ def stream_scores(
 
 
 def _choose_buckets(
-    comparisons: Sequence[Comparison], encode: Encode, options: ShapeOptions, skip: Skip
+    count: int, part_of: Callable[[Sequence[int]], Part], options: ShapeOptions, skip: Skip
 ) -> tuple[Sequence[Bucket], dict[int, Tree]]:
     """Shapes from a sample, and the sample's trees, which need not be encoded again."""
-    if skip(range(len(comparisons))):
+    if skip(range(count)):
         return (), {}
-    sample = sample_indices(len(comparisons))
-    trees = encode([comparisons[index] for index in sample])
+    sample = sample_indices(count)
+    trees = gather_parts(part_of(sample))
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-    repeat = max(1, min(len(comparisons), WINDOW) // len(sample))
+    repeat = max(1, min(count, WINDOW) // len(sample))
     chosen = choose([tree.shape for tree in trees] * repeat, options=options)
     return chosen.buckets, dict(zip(sample, trees, strict=True))
 
 
-def _encode_window(
-    part: range, comparisons: Sequence[Comparison], encode: Encode, known: dict[int, Tree]
-) -> list[Tree]:
-    missing = [index for index in part if index not in known]
-    trees = dict(zip(missing, encode([comparisons[index] for index in missing]), strict=True))
-    return [trees[index] if index in trees else known[index] for index in part]
+def _missing(part: range, known: Mapping[int, Tree]) -> list[int]:
+    return [index for index in part if index not in known]
 
 
 def _finish(pending: _Pending) -> ScoredBatch:

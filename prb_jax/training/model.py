@@ -20,6 +20,7 @@ from prb_jax.personal.embedding import StepUsers, Users
 from prb_jax.personal.prompts import save_prompts
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
+from prb_jax.scoring.tokenising import encode_together
 from prb_jax.training.config import flat_settings
 from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
@@ -110,7 +111,7 @@ class Trainer:
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = self._encode(comparisons)
+        trees = encode_together(comparisons, self._encode)
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
@@ -144,13 +145,14 @@ class Trainer:
         """Rewards by the weights of now, one float32 array [K] a comparison; each is tokenised once a run."""
         fresh = [one for one in comparisons if id(one) not in self._trees]
         if fresh:
-            self._trees.update(zip(map(id, fresh), self._encode(fresh), strict=True))
+            self._trees.update(zip(map(id, fresh), encode_together(fresh, self._encode), strict=True))
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
         for batch in stream_scores(
             comparisons,
             encode=lambda part: [self._trees[id(one)] for one in part],
             dispatch=lambda batch: self._rewards({}, batch),
             options=self.scorer.shape_options(self.settings.batch.tokens),
+            divide=False,
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row

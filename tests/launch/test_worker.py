@@ -50,7 +50,7 @@ def test_lost_after_a_restart_of_the_machine(stubs: Stubs):
 
 
 def test_sigterm_of_a_shutdown_is_an_interruption(stubs: Stubs):
-    # `prb train` saves and ends with status 0; that must not look like the end of the run.
+    # A command may save and end with status 0; that must not look like the end of the run.
     save = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     stubs.run(WORKER, "start", "a", "--", "bash", "-c", save)
     wait_for(lambda: "ready\n" in (job(stubs) / "log").read_text())
@@ -60,6 +60,11 @@ def test_sigterm_of_a_shutdown_is_an_interruption(stubs: Stubs):
     os.kill(int((job(stubs) / "child").read_text()), signal.SIGTERM)
     wait_for(lambda: report(stubs) == "interrupted")
     assert "saved\n" in (job(stubs) / "log").read_text()
+
+
+def test_a_command_that_was_interrupted_elsewhere_says_so_by_its_status(stubs: Stubs):
+    stubs.run(WORKER, "start", "a", "--", "bash", "-c", "exit 75")
+    wait_for(lambda: report(stubs) == "interrupted")
 
 
 def test_stop_reaches_what_the_command_started(stubs: Stubs):

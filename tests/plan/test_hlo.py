@@ -232,3 +232,37 @@ def test_a_real_program_on_four_devices():
         [sys.executable, "-c", REAL], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+# Two slices: scores are summed over all chips of a slice, then between slices, through the hosts.
+BETWEEN = """\
+HloModule slices, is_scheduled=true
+
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+  %x = f32[8,128]{1,0} parameter(0)
+  %token = token[] after-all()
+  %send = (f32[8,128]{1,0}, u32[], token[]) send(%x, %token), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target="{SLICES}x{0:3}",_xla_megascale_transfer_type="KIND"}
+  %recv = (f32[8,128]{1,0}, u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target="{SLICES}x{0:3}",_xla_megascale_transfer_type="KIND"}
+  %sent = token[] send-done(%send), channel_id=2
+  %came = (f32[8,128]{1,0}, token[]) recv-done(%recv), channel_id=1
+  ROOT %y = f32[8,128]{1,0} get-tuple-element(%came), index=0
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("slices", "kind", "name", "factor"),
+    [
+        ("1,2", "ALL_REDUCE", "dcn all-reduce", 1.0),
+        ("1:4", "ALL_REDUCE", "dcn all-reduce", 1.5),
+        ("1:4", "ALL_GATHER", "dcn all-gather", 3.0),
+        ("1,2", "ALL_TO_ALL", "dcn all-to-all", 0.5),
+    ],
+)
+def test_collectives_between_slices(slices: str, kind: str, name: str, factor: float) -> None:
+    size = 8 * 128 * 4
+    text = BETWEEN.replace("SLICES", slices).replace("KIND", kind)
+    costs = program_costs(parse_module(text), chips=8)
+    assert costs.collectives == {name: Collective(1, factor * size)}
+    assert costs.link_bytes == 0
+    assert costs.memory_bytes == 2 * size  # read to be sent, written when it came

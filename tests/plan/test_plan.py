@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -96,6 +97,52 @@ def test_products_of_the_traced_programs():
     assert 4.0 < products(again) < 4.4
 
 
+def compiled_costs(program: Any) -> np.ndarray:
+    """[3]: products of the traced program; FLOPs and bytes by the compiler's own count."""
+    traced = program.function.trace(*program.arguments)
+    counted = traced.lower().compile().cost_analysis()
+    return np.array([executed_flops(traced.jaxpr), counted["flops"], counted["bytes accessed"]])
+
+
+def test_work_grows_linearly_with_comparisons():
+    """What ten comparisons cost more than five, twenty cost twice as much more: weights are read once."""
+    config = parse_config(TINY, where="tiny")
+    mesh = make_mesh(devices=jax.devices()[:1])
+
+    def of(batch: int) -> np.ndarray:
+        shape = BatchShape(batch=batch, **SHAPE)
+        return compiled_costs(scoring_program(config, shape, mesh=mesh, dtype="float32"))
+
+    few, more, most = of(5), of(10), of(20)
+    added, twice = more - few, most - more
+    np.testing.assert_allclose(twice[:2], 2 * added[:2], rtol=1e-3)
+    # The compiler fuses a few operations in another way at another size.
+    np.testing.assert_allclose(twice[2], 2 * added[2], rtol=0.1)
+    products, flops, read = most / more
+    assert products == 2
+    assert flops <= 2
+    assert read < 2
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_twice_the_responses_are_less_than_twice_the_work(train: bool):
+    """A prefix is computed once: of trees with P = 128 and R = 16, P + 8 R is 4/3 of P + 4 R."""
+    config = parse_config(TINY, where="tiny")
+    mesh = make_mesh(devices=jax.devices()[:1])
+
+    def of(responses: int) -> np.ndarray:
+        shape = BatchShape(batch=4, prefix=128, responses=responses, response_length=16)
+        if not train:
+            return compiled_costs(scoring_program(config, shape, mesh=mesh, dtype="float32"))
+        options: Any = {"tuning": "full", "remat": "none"}
+        return compiled_costs(training_program(config, shape, mesh=mesh, dtype="float32", **options))
+
+    products, flops, read = of(8) / of(4)
+    assert products == pytest.approx(4 / 3, rel=0.03)
+    assert flops < 1.5
+    assert read < 1.6
+
+
 @pytest.mark.parametrize("name", ["v5e", "v5e:", "v5e:4", "v9:2x2", "v5e:4x0", "v5e:4x4x4x4", "4x4"])
 def test_topologies_that_cannot_be(name: str):
     with pytest.raises(MeshError, match=r"expected GENERATION:SHAPE as in v5e:4x4.*v4, v5e, v5p, v6e"):
@@ -163,7 +210,7 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
 
     monkeypatch.setattr("prb_jax.plan.sweeping.plan_on", planned)
     monkeypatch.setattr(
-        "prb_jax.plan.sweeping.describe_slice", lambda name: Slice(name, CHIPS["v5e"], [None] * 4)
+        "prb_jax.plan.sweeping.describe_slice", lambda name, slices: Slice(name, CHIPS["v5e"], [None] * 4)
     )
     seen: list[Plan] = []
     result = sweep("qwen3-40m", topology="v5e:2x2", report=seen.append)
@@ -182,7 +229,8 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
 
 def test_a_sweep_without_any_mesh(monkeypatch):
     monkeypatch.setattr(
-        "prb_jax.plan.sweeping.describe_slice", lambda name: Slice(name, CHIPS["v5e"], jax.devices()[:1])
+        "prb_jax.plan.sweeping.describe_slice",
+        lambda name, slices: Slice(name, CHIPS["v5e"], jax.devices()[:1]),
     )
     with pytest.raises(MeshError, match=r"no mesh of v5e:1x1 can be: .*max_position_embeddings"):
         sweep("qwen3-40m", topology="v5e:1x1", prefix=100_000)
@@ -215,6 +263,26 @@ class TestOnTpus:
     @pytest.fixture(autouse=True)
     def _libtpu(self):
         pytest.importorskip("libtpu")
+
+    def test_two_slices_exchange_scores_alone(self, config_file, capsys):
+        """Between slices scoring sends the scores of its trees, float32, and nothing else."""
+        options: dict[str, Any] = {**SHAPE, "topology": "v5e:2x2", "slices": 2, "batch": 16}
+        found = plan(config_file, **options)
+        assert (found.chips, found.mesh) == (8, "data=2,fsdp=4")
+        between = {kind: each for kind, each in found.collectives.items() if kind.startswith("dcn ")}
+        assert sum(each.count for each in between.values()) == 1
+        assert sum(each.bytes for each in between.values()) < 16 * 1024
+        inside = sum(each.bytes for kind, each in found.collectives.items() if kind not in between)
+        assert found.seconds_by["links"] == pytest.approx(inside / CHIPS["v5e"].link_bandwidth)
+        asked = plan(config_file, mesh="fsdp=8,dcn=fsdp", **options)
+        assert asked.mesh == "fsdp=8,dcn=fsdp"
+        # now every layer's matrices cross: an eighth of each chip's to the one beside it in the other slice
+        layers = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512) * 2
+        crossing = sum(each.bytes for kind, each in asked.collectives.items() if kind.startswith("dcn "))
+        assert crossing > layers / 8
+        command = ["plan", str(config_file), "--topology", "v5e:2x2", "--slices", "2", "--mesh", "fsdp=8"]
+        assert cli.main(command) == 2
+        assert "axis data=1 crosses the 2 slices of 4 devices" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -328,3 +396,8 @@ class TestLargeModels:
         # The weights move in the forward pass, when it is computed again, and in the backward pass.
         moved = sum(each.bytes for each in found.collectives.values())
         assert 2.8 < moved / self.weights < 3.4
+
+
+def test_slices_that_cannot_be():
+    with pytest.raises(MeshError, match="slices: expected at least 1, found 0"):
+        describe_slice("v5e:2x2", slices=0)

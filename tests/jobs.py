@@ -1,0 +1,72 @@
+"""Jobs of several processes on this machine, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextlib.contextmanager
+def job(
+    arguments: Sequence[object], *, count: int, devices: int = 1, environment: Mapping[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts ``python ARGUMENTS`` in so many processes on the CPU; what is left of them is killed at the end.
+
+    Args:
+      arguments: of the interpreter.
+      count: of processes.
+      devices: of each.
+      environment: more variables.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    shared = plain | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        **(environment or {}),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=ROOT, env=shared | {"JAX_PROCESS_ID": str(index)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def ended(processes: Sequence[subprocess.Popen[str]], *, seconds: float = 120) -> list[tuple[int, str, str]]:
+    """(status, output, errors) of each, when all have ended."""
+    said = [process.communicate(timeout=seconds) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+def wait_for(condition: Callable[[], bool], processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Until the condition holds; an error where one of the processes ends before."""
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> int:
+    """How many whole lines a file has by now."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0

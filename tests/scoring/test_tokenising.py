@@ -1,0 +1,60 @@
+"""Several processes: each tokenises its part once, and all score the same as one alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prb_jax.scoring.tokenising import _packed, _unpacked, encode_part, encode_together, gather_parts
+from tests.jobs import ended, job
+from tests.scoring.slow_scorer import comparisons
+from tests.scoring.tokenising_process import Counting, digest
+
+PROGRAM = ("-m", "tests.scoring.tokenising_process")
+COUNT = 1200  # three windows, so that one is tokenised while another is scored
+
+
+def last_lines(count: int, *arguments: object) -> list[str]:
+    with job([*PROGRAM, *arguments], count=count) as processes:
+        found = ended(processes)
+    assert [status for status, *_ in found] == [0] * count, found
+    return [output.splitlines()[-1] for _, output, _ in found]
+
+
+@pytest.mark.timeout(200)
+def test_four_processes_share_the_work_and_score_alike() -> None:
+    alone = Counting()
+    expected = digest(COUNT, alone)
+    assert alone.seen == COUNT
+    found = [line.split() for line in last_lines(4, COUNT)]
+    assert [line[1] for line in found] == [expected] * 4
+    for place in (0, 2):
+        counts = [int(line[place]) for line in found]
+        assert sum(counts) == COUNT
+        assert max(counts) - min(counts) <= 3  # one for each exchange
+    assert [line[3] for line in found] == [str(COUNT)] * 4
+
+
+@pytest.mark.timeout(200)
+def test_what_one_process_cannot_tokenise_all_refuse() -> None:
+    first, second = last_lines(2, 40, "c3")
+    assert first == "refused comparison 'c3' cannot be tokenised"
+    assert second == "refused process 0: comparison 'c3' cannot be tokenised"
+
+
+def test_trees_survive_the_way() -> None:
+    trees = Counting()(comparisons(9))
+    for one, two in zip(trees, _unpacked(_packed(trees)), strict=True):
+        assert (one.read, one.truncation, one.shape) == (two.read, two.truncation, two.shape)
+        for k in range(len(one.responses)):
+            np.testing.assert_array_equal(one.sequence(k), two.sequence(k))
+            assert two.responses[k].dtype == np.int32
+    assert _unpacked(_packed([])) == []
+
+
+def test_one_process_exchanges_nothing() -> None:
+    encode = Counting()
+    some = comparisons(5)
+    assert [tree.shape for tree in gather_parts(encode_part(some, [4, 0], encode))] == [
+        tree.shape for tree in encode_together([some[4], some[0]], encode)
+    ]

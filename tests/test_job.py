@@ -1,0 +1,130 @@
+"""Several processes: one that ends before its time ends all, with one message; nothing is left hanging."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prb_jax import evaluate
+from prb_jax.cli import main
+from prb_jax.errors import MeshError
+from prb_jax.job import leave_job, start_job
+from tests.jobs import ended, job, lines, wait_for
+from tests.scoring.slow_scorer import SlowScorer, comparisons
+
+COUNT = 60
+PROGRAM = ("-m", "tests.job_process")
+
+
+def of_prb(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if line.startswith("prb: ")]
+
+
+def test_one_process_needs_none_of_it() -> None:
+    """Nothing is started, and an error is left to the caller."""
+    leave_job(2, "error")
+    code = "import sys, prb_jax.cli; print('jax' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_process_ends_all_and_another_number_of_processes_continues(tmp_path: Path) -> None:
+    evaluate(SlowScorer(), comparisons(COUNT), out=tmp_path / "whole", progress=False)
+    out = tmp_path / "killed"
+    with job([*PROGRAM, out, COUNT, 0.5], count=4) as processes:
+        wait_for(lambda: lines(out / "scores.jsonl") >= 4, processes)
+        processes[2].kill()
+        killed = time.monotonic()
+        found = ended(processes)
+        assert time.monotonic() - killed < 30  # JAX alone: 100 seconds and more
+    assert [status for status, *_ in found] == [1, 1, -9, 1]
+    for status, output, errors in found:
+        assert "done" not in output
+        if status == 1:
+            (said,) = of_prb(errors)
+            assert said.startswith(f"prb: error: process 2 of 4 (pid {processes[2].pid} on ")
+            assert "is gone" in said
+            assert "the same command continues the run" in said
+    assert 4 <= lines(out / "scores.jsonl") < COUNT
+    with job([*PROGRAM, out, COUNT, 0.0], count=3) as processes:
+        found = ended(processes)
+    assert [status for status, *_ in found] == [0, 0, 0], found
+    assert (out / "scores.jsonl").read_bytes() == (tmp_path / "whole" / "scores.jsonl").read_bytes()
+
+
+@pytest.mark.timeout(200)
+def test_without_the_first_process_the_others_end(tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    with job([*PROGRAM, out, COUNT, 0.5], count=2) as processes:
+        wait_for(lambda: lines(out / "scores.jsonl") >= 4, processes)
+        processes[0].kill()
+        _, (status, _, errors) = ended(processes, seconds=30)
+    assert status != 0
+    assert "process 0 of 2 (127.0.0.1) is gone" in errors
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("failing", "failure", "status", "message"),
+    [
+        (
+            0,
+            "full",
+            2,
+            "stopped with status 2, and this process with it: error: cannot write scores.jsonl: No space",
+        ),
+        (1, "bug", 1, "stopped with status 1, and this process with it: error: ZeroDivisionError: a bug"),
+    ],
+)
+def test_a_failure_is_told_to_the_others(
+    tmp_path: Path, failing: int, failure: str, status: int, message: str
+) -> None:
+    with job([*PROGRAM, tmp_path / "run", COUNT, 0.5, failing, failure], count=2) as processes:
+        found = ended(processes, seconds=60)
+    assert [each[0] for each in found] == [status, status], found
+    (own,) = (found[failing][2],)
+    assert ("Traceback" in own) == (failure == "bug")
+    (said,) = of_prb(found[1 - failing][2])
+    assert f"process {failing} of 2 (pid {processes[failing].pid} on " in said
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"),
+        ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a whole number, found 'two'"),
+    ],
+)
+def test_processes_that_are_not_known(variables: dict[str, str], message: str, monkeypatch) -> None:
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def refuse(**_: object) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr("jax.distributed.initialize", refuse)
+    with pytest.raises(MeshError) as refused:
+        start_job()
+    assert message in str(refused.value)
+
+
+@pytest.mark.timeout(200)
+def test_a_baseline_is_written_by_process_0_alone(tmp_path: Path, capsys) -> None:
+    command = ["evaluate", "baseline:length", "--data", "personas:generic-test", "--limit", "20"]
+    with job(["-m", "prb_jax", *command, "--out", tmp_path / "two", "--distributed"], count=2) as processes:
+        found = ended(processes)
+    assert [status for status, *_ in found] == [0, 0], found
+    assert "written to" in found[0][1]
+    assert "written to" not in found[1][1]
+    assert main([*command, "--out", str(tmp_path / "one")]) == 0
+    assert (tmp_path / "two" / "scores.jsonl").read_bytes() == (
+        tmp_path / "one" / "scores.jsonl"
+    ).read_bytes()
