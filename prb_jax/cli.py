@@ -198,6 +198,12 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
     _add_quantize(sub)
     sub.add_argument(
+        "--attention",
+        choices=("auto", "blockwise", "kernel"),
+        default="auto",
+        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
+    )
+    sub.add_argument(
         "--no-reference",
         action="store_true",
         help="with --quantize: do not score the same rows with the unquantised model too",
@@ -279,6 +285,7 @@ def _evaluated(options: argparse.Namespace) -> "Evaluation":
         chat_template=options.chat_template,
         readout=options.readout,
         quantize=options.quantize,
+        attention=options.attention,
         reference=False if options.no_reference else None,
         batch_tokens=options.batch_tokens,
         progress=not options.no_progress,

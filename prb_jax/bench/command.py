@@ -29,6 +29,7 @@ class BenchResult:
     Attributes:
       workload, dtype: what was timed.
       quantize: how the matrices were quantised, if they were.
+      attention: the implementation of attention.
       trees, responses: how many a pass scores.
       pairs_per_second: comparisons a second.
       tokens_per_second: real tokens a second (the prefix counted once).
@@ -60,6 +61,7 @@ class BenchResult:
     against_padding_waste: float | None = None
     largest_difference: float | None = None
     quantize: str | None = None
+    attention: str | None = None
 
     @property
     def kind(self) -> str:
@@ -130,6 +132,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=["int8", "int8-weights", "fp8"],
         help="scoring only: a second row with the layers' matrices in eight bits",
     )
+    parser.add_argument(
+        "--attention",
+        choices=["auto", "blockwise", "kernel"],
+        default="auto",
+        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
+    )
     parser.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
     parser.add_argument("--batch-tokens", type=int, metavar="N", help="padded tokens computed at a time")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="side-by-side repetitions")
@@ -152,7 +160,9 @@ def main(arguments: Sequence[str]) -> int:
     results: list[BenchResult] = []
     forms = [None] if options.quantize is None else [None, options.quantize]
     for dtype, form in itertools.product(options.dtype or [None], forms):
-        model = load_for_bench(source, mesh=options.mesh, dtype=dtype, quantize=form)
+        model = load_for_bench(
+            source, mesh=options.mesh, dtype=dtype, quantize=form, attention=options.attention
+        )
         rival = _rival(options, source, model.dtype)
         for responses in options.responses:
             results.append(_bench(model, rival, responses, options))
@@ -214,7 +224,7 @@ def _train(source: Path | DecoderConfig, options: argparse.Namespace) -> int:
 
     results = []
     for dtype in options.dtype or [None]:
-        model = load_for_bench(source, mesh=options.mesh, dtype=dtype)
+        model = load_for_bench(source, mesh=options.mesh, dtype=dtype, attention=options.attention)
         result = bench_training(
             model,
             pairs=options.pairs or 8,
@@ -307,6 +317,7 @@ def _bench(
         "workload": workload.name,
         "dtype": model.dtype,
         "quantize": model.quantize,
+        "attention": model.attention,
         "trees": len(workload.trees),
         "responses": workload.responses,
         "pairs_per_second": len(workload.trees) / seconds,

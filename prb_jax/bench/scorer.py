@@ -43,13 +43,18 @@ class TreePass:
 
 
 def load_for_bench(
-    model: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, quantize: str | None = None
+    model: Path | DecoderConfig,
+    *,
+    mesh: str | None,
+    dtype: str | None,
+    quantize: str | None = None,
+    attention: str = "auto",
 ) -> RewardModel:
     """A reward model without a tokenizer: token ids go in.
 
     Args:
       model: a folder with weights; or a configuration, for random weights made on the devices.
-      mesh, dtype, quantize: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.reward_model.load`.
     """
     config = model if isinstance(model, DecoderConfig) else load_config(model)
     devices = make_mesh(mesh)
@@ -58,6 +63,13 @@ def load_for_bench(
     kind = jnp.dtype(chosen)
     form = None if quantize is None else quantization_form(quantize, mesh=devices)
     shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
+    name = config.model_type if isinstance(model, DecoderConfig) else str(model)
+    readout = choose_readout(
+        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
+    )
+    score_fn = make_score_fn(
+        config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
+    )
     if isinstance(model, DecoderConfig):
 
         def make() -> Params:
@@ -70,20 +82,17 @@ def load_for_bench(
         params = load_params(
             model, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
         ).params
-    name = config.model_type if isinstance(model, DecoderConfig) else str(model)
-    readout = choose_readout(
-        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
-    )
     return RewardModel(
         name=name,
         config=config,
         params=params,
-        score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=readout, shardings=shardings),
+        score_fn=score_fn,
         tokenizer=cast(Any, None),
         mesh=devices,
         dtype=chosen,
         readout=readout,
         quantize=quantize,
+        wanted_attention=attention,
     )
 
 

@@ -113,6 +113,7 @@ class TreeTrainer:
             trainable=trainable,
             frozen=frozen,
             remat=remat,
+            attention=model.wanted_attention,
         )
         self._frozen: Params = frozen
         self._state: TrainState = self._step.init(trainable)

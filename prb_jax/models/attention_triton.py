@@ -46,9 +46,9 @@ LEAST = 16  # tokens or columns: the least side of a product that tensor cores t
 # of 128 x 128 float32 numbers over 8 warps take 64 of a thread's 255 registers.
 BLOCKS: Mapping[int, tuple[KernelBlocks, KernelBlocks]] = MappingProxyType(
     {
-        64: (KernelBlocks(128, 64, warps=4, stages=3), KernelBlocks(64, 64, warps=4, stages=2)),
-        128: (KernelBlocks(128, 64, warps=8, stages=2), KernelBlocks(64, 32, warps=4, stages=2)),
-        256: (KernelBlocks(64, 32, warps=8, stages=2), KernelBlocks(32, 32, warps=4, stages=1)),
+        64: (KernelBlocks(128, 64, warps=8, stages=3), KernelBlocks(64, 32, warps=4, stages=2)),
+        128: (KernelBlocks(128, 64, warps=8, stages=2), KernelBlocks(64, 32, warps=8, stages=2)),
+        256: (KernelBlocks(64, 32, warps=8, stages=2), KernelBlocks(32, 32, warps=8, stages=1)),
     }
 )
 

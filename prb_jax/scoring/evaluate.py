@@ -99,6 +99,7 @@ def evaluate(
     chat_template: str | None = None,
     readout: str | None = None,
     quantize: str | None = None,
+    attention: str = "auto",
     reference: bool | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -109,7 +110,7 @@ def evaluate(
     A run that was killed is continued by the same call. It is refused where anything that decides the
     result differs: the model (its `identity` but for the name), the data (names and contents of its files, `subset`,
     `limit`), `profile_posts`, `protocol`, `max_length`, `seed` and the versions of the libraries that
-    compute. The mesh, the devices, `batch_tokens`, `progress` and the folder of the data may differ.
+    compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, the name of a baseline ("baseline:length",
@@ -127,8 +128,8 @@ def evaluate(
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the bootstrap.
-      mesh, dtype, revision, tokenizer, chat_template, readout, quantize: for `prb_jax.load`, where `model` is
-        a name.
+      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
+        `model` is a name.
       reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
         summary can say what quantising changes; it does unless this is False. It is loaded afterwards, when
         the other is freed, and its run folder is `out`/unquantized.
@@ -158,6 +159,7 @@ def evaluate(
         "tokenizer": tokenizer,
         "chat_template": chat_template,
         "readout": readout,
+        "attention": None if attention == "auto" else attention,
     }
     scorer = _scorer(model, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
@@ -326,7 +328,7 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if isinstance(model, str | Path):
         from prb_jax.scoring.reward_model import load
 
-        return load(str(model), **options)
+        return load(str(model), **{name: options[name] for name in given})
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
     return model

@@ -18,7 +18,7 @@ from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.encoders.config import EncoderConfig, is_encoder
 from prb_jax.errors import CheckpointError
-from prb_jax.models.attention_choice import choose_attention
+from prb_jax.models.attention_choice import choose_attention, wanted_attention
 from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.quantization import quantization_form
@@ -79,6 +79,7 @@ class RewardModel:
       source: revision and file fingerprints, for ``run.json``.
       prompts: the soft prompts of its users, where the model has any; they are further rows of the
         embedding in ``params``.
+      wanted_attention: which implementation of attention was asked for; :attr:`attention` says which one it is.
     """
 
     name: str
@@ -93,6 +94,7 @@ class RewardModel:
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prompts: UserPrompts | None = field(default=None, repr=False)
     quantize: str | None = None
+    wanted_attention: str = "auto"
 
     def score(
         self,
@@ -187,8 +189,8 @@ class RewardModel:
 
     @property
     def attention(self) -> str:
-        """The implementation of attention in its programs: the machine's and the dtype's."""
-        return choose_attention(self.mesh, jnp.dtype(self.dtype)).name
+        """The implementation of attention in its programs: what was asked for, or the machine's and the dtype's."""
+        return choose_attention(self.mesh, jnp.dtype(self.dtype), self.wanted_attention).name
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
         """One batch that holds all the trees, for use with ``score_fn``; rows beyond ``len(trees)`` are empty.
@@ -290,6 +292,7 @@ def load(
     readout: str | None = None,
     tokenizer: str | Path | None = None,
     quantize: str | None = None,
+    attention: str = "auto",
 ) -> RewardModel:
     """Loads a reward model from a Hugging Face folder or hub id.
 
@@ -308,6 +311,8 @@ def load(
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
+      attention: "auto", the machine's own choice; "blockwise", the XLA program; or "kernel", the machine's
+        kernel: see :func:`prb_jax.models.attention_choice.choose_attention`.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -319,6 +324,8 @@ def load(
             raise CheckpointError(
                 f"{folder.name}: an encoder reads prompt and response as a pair of texts: leave out chat_template"
             )
+        if attention != "auto":
+            raise CheckpointError(f"{folder.name}: an encoder has one form of attention: leave out attention")
         from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
 
         return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)
@@ -341,6 +348,9 @@ def load(
     source = describe(folder)
     if tokenizer is not None:
         source["tokenizer"] = describe(locate(tokenizer))
+    score_fn = make_score_fn(
+        config, mesh=devices, dtype=kind, readout=rule, shardings=shardings, attention=attention
+    )
     saved = load_prompts(folder.path, width=config.hidden_size)
     loaded = load_params(
         folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
@@ -354,7 +364,7 @@ def load(
         name=folder.name,
         config=config,
         params=params,
-        score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=rule, shardings=shardings),
+        score_fn=score_fn,
         tokenizer=chat,
         mesh=devices,
         dtype=chosen_dtype,
@@ -363,6 +373,7 @@ def load(
         source=source,
         prompts=prompts,
         quantize=quantize,
+        wanted_attention=attention,
     )
 
 
@@ -373,6 +384,7 @@ def make_score_fn(
     dtype: jnp.dtype,
     readout: str = "logit",
     shardings: Mapping[str, NamedSharding] | None = None,
+    attention: str = "auto",
 ) -> ScoreFn:
     """The jitted scorer: (params, TreeBatch) -> rewards float32 [B, K], the same on every device.
 
@@ -382,12 +394,18 @@ def make_score_fn(
       dtype: of activations.
       readout: see :func:`prb_jax.models.readout.choose_readout`.
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+      attention: one of :data:`prb_jax.models.attention_choice.ATTENTIONS`.
+
+    Raises:
+      CheckpointError, MeshError: these devices or this dtype have no such attention.
     """
+    attend = wanted_attention(mesh, dtype, attention)
     if shardings is None:
         shardings = parameter_shardings(abstract_params(config), mesh)
 
     def score(params: Params, batch: TreeBatch) -> jax.Array:
-        return read_out(score_tree(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
+        scores = score_tree(params, batch, config=config, dtype=dtype, mesh=mesh, attention=attend)
+        return read_out(scores, readout)
 
     batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
     return jax.jit(score, in_shardings=(shardings, batch_shardings), out_shardings=replicated(mesh))

@@ -136,7 +136,7 @@ def _convert_run(
 
 def _settings_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was started with the last time, on whatever devices are here now."""
-    return {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None}
+    return {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None, "attention": "auto"}
 
 
 def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -> int:

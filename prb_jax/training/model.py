@@ -287,6 +287,7 @@ def make_trainer(settings: TrainSettings, start: Start, *, mesh: Mesh, users: Us
         frozen=frozen,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
+        attention=settings.attention,
         users=None if table is None else table.rows(optimizer),
     )
     shapes = jax.eval_shape(step.init, trainable, *(() if table is None else (table.abstract(),)))

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 import prb_jax
+from prb_jax.models.attention_choice import choose_attention
 from prb_jax.scoring.processes import process_count
 from prb_jax.training.config import flat_settings
 from prb_jax.training.settings import TrainSettings
@@ -19,9 +21,9 @@ from prb_jax.training.start import Start
 # Where and how fast, what is kept and what is shown: the result does not depend on them. The model and the
 # data are known by their contents instead.
 _WITHOUT_EFFECT = (
-    "model", "data", "mesh", "tokenizer", "chat_template", "revision", "batch.tokens", "validation.data",
-    "validation.test", "scratch.tokenizer", "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_best",
-    "log.tensorboard", "log.wandb", "log.plot",
+    "model", "data", "mesh", "attention", "tokenizer", "chat_template", "revision", "batch.tokens",
+    "validation.data", "validation.test", "scratch.tokenizer", "checkpoint.every", "checkpoint.keep_last",
+    "checkpoint.keep_best", "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
@@ -52,6 +54,7 @@ def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
         "python": platform.python_version(),
         "settings": {name: flat_settings(settings)[name] for name in _WITHOUT_EFFECT},
         "mesh": dict(mesh.shape),
+        "attention": choose_attention(mesh, jnp.dtype(settings.dtype), settings.attention).name,
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

@@ -241,6 +241,7 @@ class TrainSettings:
       init_head: makes a new score head where the checkpoint has none (or one with several outputs).
       revision, tokenizer, chat_template: as for `prb evaluate`.
       remat: what the backward pass computes again instead of keeping it.
+      attention: the machine's own choice ("auto"), the block-wise XLA program, or the machine's kernel.
     """
 
     model: str | None = None
@@ -260,6 +261,7 @@ class TrainSettings:
     tokenizer: str | None = None
     chat_template: str | None = None
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "blockwise", "kernel"] = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)

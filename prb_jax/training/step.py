@@ -22,6 +22,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import CheckpointError
+from prb_jax.models.attention_choice import wanted_attention
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
 from prb_jax.models.lora import LoraConfig, init_lora
@@ -154,6 +155,7 @@ def make_train_step(
     frozen: Params,
     lora_scale: float = 1.0,
     remat: str = "none",
+    attention: str = "auto",
     users: UserRows | None = None,
 ) -> TrainStep:
     """Compiled functions for one model, one way of tuning and one mesh.
@@ -166,10 +168,11 @@ def make_train_step(
         trainable, frozen: of :func:`split_params`; only their shapes are looked at.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
+        attention: one of :data:`prb_jax.models.attention_choice.ATTENTIONS`.
         users: how user rows are trained, if they are.
 
     Raises:
-        CheckpointError: a head with several labels.
+        CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
         ValueError: an unknown policy of rematerialisation.
         MeshError: a mesh axis does not divide a parameter.
     """
@@ -179,6 +182,7 @@ def make_train_step(
         )
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {remat!r}")
+    attend = wanted_attention(mesh, dtype, attention)
     transformation = make_optimizer(optimizer)
     schedule = learning_rate(optimizer)
     shardings = _state_shardings(transformation, trainable, mesh, users)
@@ -216,6 +220,7 @@ def make_train_step(
             config=config,
             dtype=dtype,
             mesh=mesh,
+            attention=attend,
             lora_scale=lora_scale,
             remat=remat,
             soft_prompt=soft_prompt,
