@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.attention import ATTENTION_RESULTS
 from prb_jax.models.attention_triton_kernels import (
     KernelBlocks,
@@ -39,11 +39,11 @@ from prb_jax.sharding import RULES
 
 LEAST = 16  # tokens or columns: the least side of a product that tensor cores take
 
-
-# The largest head dim of a row -> blocks forward and backward. A program has what it holds and ``stages`` times
-# what it visits in shared memory, two arrays of either backward: at most 96 KiB with two bytes a number, which fits
-# beside nothing else into the 99 KiB of the smallest Ampere and Ada chips, and twice into the 227 KiB of Hopper. Sums
-# of 128 x 128 float32 numbers over 8 warps take 64 of a thread's 255 registers.
+# The largest head dim of a row -> blocks forward and backward. What a program holds, and ``stages`` times what it
+# visits, lies in shared memory, two arrays of each but for the queries of the forward pass: at most 96 KiB with two
+# bytes a number, which fits into the 99 KiB of the smallest Ampere and Ada chips, and twice into the 227 KiB of
+# Hopper. Sums and scores lie in registers: 128 x 128 float32 numbers over 8 warps are 64 of a thread's 255. Triton
+# 3.9 compiles all of them within these limits for compute capabilities 8.0 and 9.0; none of them has been timed.
 BLOCKS: Mapping[int, tuple[KernelBlocks, KernelBlocks]] = MappingProxyType(
     {
         64: (KernelBlocks(128, 64, warps=8, stages=3), KernelBlocks(64, 32, warps=4, stages=2)),
@@ -87,7 +87,7 @@ def triton_attention(
 
     Raises:
         MeshError: the mesh splits the tokens of a tree.
-        ValueError: a head dim beyond that of :data:`BLOCKS`.
+        CheckpointError: a head dim beyond those of :data:`BLOCKS`.
     """
     check_kernel_mesh(mesh)
     head_dim = q.shape[-1]
@@ -130,7 +130,10 @@ def _blocks(head_dim: int, dtype: jnp.dtype, tokens: int) -> tuple[KernelBlocks,
     """Of the table; half as large for factors of four bytes, and never much larger than the tree."""
     rows = [row for row in BLOCKS if head_dim <= row]
     if not rows:
-        raise ValueError(f"attention kernel: expected a head dim of at most {max(BLOCKS)}, found {head_dim}")
+        raise CheckpointError(
+            f"attention: the kernel for GPUs has heads of at most {max(BLOCKS)} numbers, found {head_dim}: "
+            "use 'blockwise'"
+        )
     most, parts = pl.next_power_of_2(tokens), 2 if jnp.dtype(dtype).itemsize > 2 else 1
 
     def fitted(blocks: KernelBlocks) -> KernelBlocks:
