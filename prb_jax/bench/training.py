@@ -50,6 +50,7 @@ class TrainingResult:
       peak_gflops: that peak.
       against_pairs_per_second, speedup, against_padding_waste: the padded way, and how many times faster
         trees are.
+      attention: the implementation of attention.
       loss, loss_difference: of the first step, and between the two ways, which start from the same
         weights.
     """
@@ -69,6 +70,7 @@ class TrainingResult:
     speedup: float | None = None
     against_padding_waste: float | None = None
     loss_difference: float | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ def bench_training(
     result: dict[str, Any] = {
         "workload": workload.name,
         "dtype": model.dtype,
+        "attention": model.attention,
         "pairs": pairs,
         "pairs_per_second": pairs / seconds,
         "tokens_per_second": first.tokens / seconds,

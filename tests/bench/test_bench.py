@@ -84,6 +84,7 @@ def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
     assert main(arguments) == 0
     rows = json.loads(report.read_text())
     assert [row["dtype"] for row in rows] == ["bfloat16", "float32"]
+    assert all(row["attention"] for row in rows)
     assert all(row["pairs_per_second"] > 0 for row in rows)
     assert all(row["speedup"] is None for row in rows)
 

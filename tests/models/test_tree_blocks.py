@@ -13,9 +13,8 @@ def meeting(mask: TreeMask, queries: int, keys: int) -> np.ndarray:
     """bool [blocks of queries, blocks of keys]: whether any query of the one sees a key of the other."""
     tokens = mask.layout.tokens
     index = np.arange(tokens)
-    sees = mask.sees(index[:, None], index[None])
-    sees = np.pad(sees, ((0, -tokens % queries), (0, -tokens % keys)))
-    return sees.reshape(sees.shape[0] // queries, queries, -1, keys).any(axis=(1, 3))
+    sees = np.pad(mask.sees(index[:, None], index[None]), ((0, -tokens % queries), (0, -tokens % keys)))
+    return np.any(sees.reshape(len(sees) // queries, queries, -1, keys), axis=(1, 3))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,93 @@
+"""Which implementation of attention a user asks for: it reaches the program and the record, or is an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.bench.command import main as bench
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.errors import CheckpointError, RunError
+from prb_jax.scoring.reward_model import RewardModel, make_score_fn
+from prb_jax.sharding import make_mesh
+from prb_jax.training.config import load_settings
+from prb_jax.training.record import run_session
+from tests.training.small_batches import batch_of, build, random_trees, small_config
+
+ON_A_CPU = "attention: there are kernels for GPUs, and for TPUs in bfloat16, found cpu in float32"
+
+
+def only_on_cpus() -> None:
+    if jax.default_backend() != "cpu":
+        pytest.skip("about programs for CPUs")
+
+
+def test_it_is_loaded_evaluated_and_recorded(folder: Path, model: RewardModel, tmp_path: Path) -> None:
+    only_on_cpus()
+    asked = prb.load(folder, attention="blockwise")
+    assert asked.attention == model.attention == "block-wise XLA, head by head"
+    labelled = [prb.Comparison(id="a", question="?", chosen="yes", rejected="no")]
+    prb.evaluate(folder, labelled, out=tmp_path, attention="blockwise", progress=False)
+    (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    assert session["attention"] == "block-wise XLA, head by head"
+
+
+def test_it_reaches_the_program() -> None:
+    """By itself a model of one layer computes attention from the places that are read, and nowhere else."""
+    config, batch = small_config(num_hidden_layers=1), batch_of(random_trees(2))
+
+    def program(attention: str) -> str:
+        mesh = make_mesh(devices=jax.devices()[:1])
+        run: Callable = make_score_fn(config, mesh=mesh, dtype=jnp.dtype("float32"), attention=attention)
+        return run.lower(abstract_params(config), batch).as_text()
+
+    assert program("blockwise") != program("auto")
+
+
+def test_it_is_a_setting_of_training() -> None:
+    only_on_cpus()
+    settings = load_settings({"model": "m", "data": "d", "attention": "blockwise"})
+    session = run_session(settings, make_mesh(devices=jax.devices()[:1]))
+    assert session["attention"] == "block-wise XLA, head by head"
+    assert session["settings"]["attention"] == "blockwise"
+    with pytest.raises(RunError, match=r"'attention'.*kernel"):
+        load_settings({"model": "m", "data": "d", "attention": "flash"})
+    with pytest.raises(CheckpointError, match=ON_A_CPU):
+        build(small_config(num_hidden_layers=1), attention="kernel")
+
+
+def test_what_it_cannot_be_is_one_line(
+    folder: Path, model: RewardModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_on_cpus()
+    with pytest.raises(CheckpointError, match=ON_A_CPU):
+        prb.load(folder, attention="kernel")
+    labelled = [prb.Comparison(id="a", question="?", chosen="yes", rejected="no")]
+    with pytest.raises(RunError, match="attention: decided where the model was loaded"):
+        prb.evaluate(model, labelled, out=tmp_path / "x", attention="blockwise", progress=False)
+    with pytest.raises(RunError, match="attention: baseline:length"):
+        prb.evaluate("baseline:length", labelled, out=tmp_path / "x", attention="blockwise", progress=False)
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"id": "a", "question": "?", "chosen": "yes", "rejected": "no"}) + "\n")
+    arguments = [str(folder), "--data", str(data), "--out", str(tmp_path / "x"), "--attention", "kernel"]
+    assert cli.main(["evaluate", *arguments]) == 2
+    assert cli.main(["bench", str(folder / "config.json"), "--attention", "kernel", "--pairs", "2"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert all(ON_A_CPU in line for line in errors)
+    with pytest.raises(SystemExit):
+        bench([str(folder), "--load", "--attention", "blockwise"])
+    assert "--attention does not go with --load" in capsys.readouterr().err
+
+
+def test_an_encoder_has_one_form(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+    with pytest.raises(CheckpointError, match="an encoder has one form of attention: leave out attention"):
+        prb.load(tmp_path, attention="blockwise")
