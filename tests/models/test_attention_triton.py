@@ -106,11 +106,10 @@ def test_blocks_that_nobody_sees_are_not_read(window: int | None) -> None:
 
 
 def test_a_decoder_with_it_scores_and_learns_as_with_blocks() -> None:
-    """Layers with and without a window, scanned, and computed again in the backward pass."""
+    """Layers with a window, scanned, and computed again in the backward pass."""
     config = small_config(
-        model_type="qwen2", architectures=["Qwen2ForSequenceClassification"],
-        use_sliding_window=True, sliding_window=24, max_window_layers=1,
-    )  # fmt: skip
+        model_type="mistral", architectures=["MistralForSequenceClassification"], sliding_window=24
+    )
     params, batch = initial_params(config), batch_of(random_trees(2), rows=2)
 
     def loss(params, attention):

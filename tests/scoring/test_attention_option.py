@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_it_reaches_the_program() -> None:
 
     def program(attention: str) -> str:
         mesh = make_mesh(devices=jax.devices()[:1])
-        run: Callable = make_score_fn(config, mesh=mesh, dtype=jnp.dtype("float32"), attention=attention)
+        run: Any = make_score_fn(config, mesh=mesh, dtype=jnp.dtype("float32"), attention=attention)
         return run.lower(abstract_params(config), batch).as_text()
 
     assert program("blockwise") != program("auto")
