@@ -628,6 +628,7 @@ def _add_plan(verbs: argparse._SubParsersAction) -> None:
         "--response-length", metavar="R", type=_positive, default=128, help="tokens (default: 128)"
     )
     sub.add_argument("--batch", metavar="B", type=_positive, help="trees (default: 2 for each batch shard)")
+    _add_quantize(sub)
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     sub.add_argument(
         "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
@@ -640,6 +641,8 @@ def _plan(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if not options.train and (options.tuning or options.remat):
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
+    if options.train and options.quantize:
+        raise RunError("--quantize is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
     from prb_jax.plan.command import run
