@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prb_jax.checkpoints.load import inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import RunError
+from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.readout import choose_readout
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
@@ -66,6 +66,10 @@ def inspect_model(
     """
     if data is None and (profile_posts is not None or limit is not None):
         raise RunError("profile_posts and limit are for data: name some with --data")
+    if model.startswith("baseline:"):
+        raise CheckpointError(
+            f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
+        )
     folder = locate(model, revision=revision)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
