@@ -70,6 +70,10 @@ def inspect_model(
     """
     if data is None and (profile_posts is not None or limit is not None):
         raise RunError("profile_posts and limit are for data: name some with --data")
+    if model.startswith("baseline:"):
+        raise CheckpointError(
+            f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
+        )
     folder = locate(model, revision=revision)
     if is_encoder(read_raw_config(folder.path)):
         if chat_template is not None:
