@@ -241,16 +241,17 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    baseline = options.model.startswith("baseline:")
-    if not baseline and options.own_process:
-        _hide_torch()
-    if not baseline or options.distributed:
-        _prepare_jax(distributed=options.distributed)
-    from prb_jax.report.table import render_summary
-    from prb_jax.scoring.processes import process_index
-
     with _until_terminated(options):
-        result = _evaluated(options)
+        baseline = options.model.startswith("baseline:")
+        if not baseline and options.own_process:
+            _hide_torch()
+        if not baseline or options.distributed:
+            _prepare_jax(distributed=options.distributed)
+        from prb_jax.report.table import render_summary
+        from prb_jax.scoring.processes import process_index
+
+        with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
+            result = _evaluated(options)
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
