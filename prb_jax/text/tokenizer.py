@@ -264,8 +264,8 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         # transformers makes up an empty tokenizer for some model types rather than miss the files.
         raise CheckpointError(
-            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
-            " name another folder or hub id with --tokenizer"
+            f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model beside"
+            " its weights; commands with --tokenizer take those of another folder or hub id"
         )
     if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
         raise CheckpointError(
