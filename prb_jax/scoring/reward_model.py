@@ -17,7 +17,6 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.encoders.config import EncoderConfig, is_encoder, refuse_for_encoder
-from prb_jax.errors import CheckpointError
 from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
