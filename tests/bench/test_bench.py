@@ -57,7 +57,8 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
     rows = json.loads(report.read_text())
     assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
     for row in rows:
-        numbers = [value for value in row.values() if not isinstance(value, str)]
+        assert row["quantize"] is None
+        numbers = [value for value in row.values() if isinstance(value, int | float)]
         assert all(math.isfinite(value) for value in numbers)
         assert row["largest_difference"] < 1e-5
         assert 0 < row["peak_share"] < 1
@@ -114,6 +115,11 @@ def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Pa
         (["--train", "--quantize", "int8"], "--quantize is for scoring only, not with --train"),
         (["--quantize", "int4"], "--quantize"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
+        (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
+        (
+            ["--train", "--tuning", "lora", "--against", "trl"],
+            "--against trl trains all weights: leave out --tuning",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
@@ -145,6 +151,18 @@ def test_training_beside_trl_starts_from_the_same_loss(
     shown = capsys.readouterr().out
     for word in ("pairs/s in training", "x of TRL", "loss difference"):
         assert word in shown
+
+
+def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
+    """Adapters start as nothing, so the first loss is the same; less is computed."""
+    found = {}
+    for tuning in ("full", "lora"):
+        report = tmp_path / f"{tuning}.json"
+        more = ["--train", "--tuning", tuning, "--dtype", "float32", "--json", str(report)]
+        assert prb(["bench", str(folder), *more, *SMALL]) == 0
+        (found[tuning],) = json.loads(report.read_text())
+        assert found[tuning]["tuning"] == tuning
+    assert found["lora"]["loss"] == pytest.approx(found["full"]["loss"], abs=1e-5)
 
 
 def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
