@@ -247,16 +247,17 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    baseline = options.model.startswith("baseline:")
-    if not baseline and options.own_process:
-        _hide_torch()
-    if not baseline or options.distributed:
-        _prepare_jax(distributed=options.distributed)
-    from prb_jax.report.table import render_summary
-    from prb_jax.scoring.processes import process_index
-
     with _until_terminated(options):
-        result = _evaluated(options)
+        baseline = options.model.startswith("baseline:")
+        if not baseline and options.own_process:
+            _hide_torch()
+        if not baseline or options.distributed:
+            _prepare_jax(distributed=options.distributed)
+        from prb_jax.report.table import render_summary
+        from prb_jax.scoring.processes import process_index
+
+        with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
+            result = _evaluated(options)
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
@@ -635,6 +636,7 @@ def _add_plan(verbs: argparse._SubParsersAction) -> None:
         "--response-length", metavar="R", type=_positive, default=128, help="tokens (default: 128)"
     )
     sub.add_argument("--batch", metavar="B", type=_positive, help="trees (default: 2 for each batch shard)")
+    _add_quantize(sub)
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     sub.add_argument(
         "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
@@ -647,6 +649,8 @@ def _plan(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if not options.train and (options.tuning or options.remat):
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
+    if options.train and options.quantize:
+        raise RunError("--quantize is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
     from prb_jax.plan.command import run

@@ -221,7 +221,14 @@ def test_real_data_from_the_terminal(tmp_path):
     assert summary["users"] > 100
 
 
-def test_interrupt_of_a_real_process(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [
+        (signal.SIGINT, 130, "prb: interrupted; what was scored is kept"),
+        (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
+    ],
+)
+def test_interrupt_of_a_real_process(tmp_path, number: signal.Signals, status: int, message: str):
     pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(200_000))
     data = tmp_path / "many.jsonl"
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -233,7 +240,7 @@ def test_interrupt_of_a_real_process(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert error.strip().splitlines()[-1].startswith("prb: interrupted; what was scored is kept")
+    assert process.returncode == status, error
+    assert error.strip().splitlines()[-1].startswith(message)

@@ -119,6 +119,12 @@ def _parser() -> argparse.ArgumentParser:
         help="pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)",
     )
     parser.add_argument(
+        "--tuning",
+        choices=["full", "lora", "head"],
+        default="full",
+        help="what training trains (default: full)",
+    )
+    parser.add_argument(
         "--remat",
         choices=["none", "dots", "full"],
         default="none",
@@ -194,11 +200,17 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             parser.error(f"--load: expected a model with weights, found {options.model}")
         return
     fits = "trl" if options.train else "transformers"
+    if options.against == "trl" and options.tuning != "full":
+        parser.error(f"--against trl trains all weights: leave out --tuning {options.tuning}")
     if options.against not in (None, fits):
         parser.error(
             f"--against {options.against}: {'with' if options.train else 'without'} --train, only {fits}"
         )
-    foreign = ("responses", "against_sequences", "quantize") if options.train else ("against_pairs", "remat")
+    foreign = (
+        ("responses", "against_sequences", "quantize")
+        if options.train
+        else ("against_pairs", "remat", "tuning")
+    )
     for name in foreign:
         if getattr(options, name) != parser.get_default(name):
             word = "scoring only, not with" if options.train else "training only: it needs"
@@ -228,6 +240,7 @@ def _train(source: Path | DecoderConfig, options: argparse.Namespace) -> int:
         result = bench_training(
             model,
             pairs=options.pairs or 8,
+            tuning=options.tuning,
             prefix_tokens=options.prefix_tokens,
             response_tokens=options.response_tokens,
             rounds=options.rounds,

@@ -1,7 +1,8 @@
 """`prb bench --train`: how fast a model is trained on this machine, beside the usual way of training.
 
-A step is a forward and a backward pass over all pairs of the workload and one update of all weights by
-AdamW: float32 weights and moments, activations in the dtype that is timed.
+A step is a forward and a backward pass over all pairs of the workload and one update by AdamW of all
+weights, of adapters or of the head: float32 weights that are trained and moments, activations and weights
+that are not trained in the dtype that is timed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from prb_jax.bench.table import Column, print_results
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
+from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
 from prb_jax.training.losses import LossConfig
 from prb_jax.training.optimizer import OptimizerConfig
-from prb_jax.training.step import TrainState, make_train_step, split_params
+from prb_jax.training.step import TrainState, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import training_flops
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class TrainingResult:
 
     Attributes:
       workload, dtype, pairs: what a step trains on.
+      tuning: what it trains.
       pairs_per_second, tokens_per_second: of whole steps (real tokens, the prefix counted once).
       padding_waste: share of the computed tokens that is padding.
       compiles, compile_seconds: programs of a step, and the time of the first step beyond that of another.
@@ -58,6 +61,7 @@ class TrainingResult:
     workload: str
     dtype: str
     pairs: int
+    tuning: str
     pairs_per_second: float
     tokens_per_second: float
     padding_waste: float
@@ -84,10 +88,10 @@ class TimedStep:
 
 
 class TreeTrainer:
-    """Our side: the step of `prb train`, on all weights, over a fixed set of pairs."""
+    """Our side: the step of `prb train` over a fixed set of pairs."""
 
     def __init__(
-        self, model: RewardModel, workload: Workload, *, batch_tokens: int | None, remat: str
+        self, model: RewardModel, workload: Workload, *, tuning: Tuning, batch_tokens: int | None, remat: str
     ) -> None:
         options = model.shape_options(batch_tokens)
         pairs = len(workload.trees)
@@ -105,7 +109,8 @@ class TreeTrainer:
         )
         self.trees = workload.trees
         self.microbatches = shapes.deal(range(pairs), workload.trees)
-        trainable, frozen = split_params(model.params, tuning="full")
+        lora = LoraConfig()
+        trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
         self._step = make_train_step(
             model.decoder,
             mesh=model.mesh,
@@ -114,6 +119,7 @@ class TreeTrainer:
             optimizer=OPTIMIZER,
             trainable=trainable,
             frozen=frozen,
+            lora_scale=lora.scale if tuning == "lora" else 1.0,
             remat=remat,
             attention=model.wanted_attention,
         )
@@ -147,6 +153,7 @@ def bench_training(
     model: RewardModel,
     *,
     pairs: int,
+    tuning: Tuning = "full",
     prefix_tokens: int,
     response_tokens: int,
     rounds: int,
@@ -160,6 +167,7 @@ def bench_training(
     Args:
       model: of :func:`prb_jax.bench.scorer.load_for_bench`; both sides start from its weights.
       pairs: of a step.
+      tuning: what is trained: "head", "lora" (of rank 16 on every matrix) or "full".
       prefix_tokens, response_tokens: mean lengths.
       rounds: steps of each side after the first.
       batch_tokens: padded tokens of a microbatch of ours.
@@ -176,7 +184,7 @@ def bench_training(
         longest=model.decoder.max_position_embeddings,
     )
     rival = _rival(model, against_pairs) if against else None
-    ours = TreeTrainer(model, workload, batch_tokens=batch_tokens, remat=remat)
+    ours = TreeTrainer(model, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat)
     first = ours.run()
     compiles, peak = ours.compiles, measured_peak(model.dtype)
     their_first = rival.run(workload.trees) if rival else None
@@ -191,12 +199,13 @@ def bench_training(
         "dtype": model.dtype,
         "attention": model.attention,
         "pairs": pairs,
+        "tuning": tuning,
         "pairs_per_second": pairs / seconds,
         "tokens_per_second": first.tokens / seconds,
         "padding_waste": 1 - first.tokens / first.padded_tokens,
         "compiles": compiles,
         "compile_seconds": max(0.0, first.seconds - seconds),
-        "peak_share": training_flops(workload.trees, model.decoder, "full")
+        "peak_share": training_flops(workload.trees, model.decoder, tuning)
         / seconds
         / peak
         / model.mesh.size,
@@ -233,7 +242,7 @@ def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) ->
     print_results(
         results,
         title="training",
-        workload=lambda r: f"{r.pairs} pairs, {r.workload}",
+        workload=lambda r: f"{r.tuning}, {r.pairs} pairs, {r.workload}",
         rate=Column("pairs/s", lambda r: f"{r.pairs_per_second:.3f}"),
         more=[Column("loss", lambda r: f"{r.loss:.4f}")],
         rival_name=rival_name,

@@ -149,6 +149,23 @@ def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
         )
 
 
+def refuse_for_encoder(where: str, **options: object) -> None:
+    """For options that mean something to decoders alone.
+
+    Args:
+      where: the model, for messages.
+      options: as given, by name; None where not given.
+
+    Raises:
+      CheckpointError: one of them is given.
+    """
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise CheckpointError(
+            f"{where}: an encoder, which reads prompt and response as a pair of texts: leave out {', '.join(given)}"
+        )
+
+
 def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig:
     """The encoder that a raw ``config.json`` object describes, without a head.
 

@@ -6,10 +6,9 @@ sequence, prefix and response side by side, is one run of columns, so that batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from prb_jax.encoders.encoder import Params, encode_tokens
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config import read_raw_config
 from prb_jax.models.readout import READOUTS, read_out
+from prb_jax.readouts.heads import Pooled
 from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
 from prb_jax.readouts.states import TreeStates
 from prb_jax.sharding import batch_sharding, replicated
@@ -54,8 +54,8 @@ def open_pair_model(
         )
     index = index_folder(folder)
     shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
-    head = row.head.bound(shapes, _parsed(config, raw), where=str(folder), what=row.name)
-    labels = next(tensor.shape[0] for tensor in head.tensors() if tensor.key == "classifier.bias")
+    head = row.head.bound(shapes, raw, where=str(folder), what=row.name)
+    labels = head.labels if isinstance(head, Pooled) else 1
     if labels != config.num_labels:
         raise CheckpointError(
             f"{folder}: tensor 'classifier.weight' has {labels} labels, but config.json says {config.num_labels}: set "
@@ -122,11 +122,15 @@ def make_pair_score_fn(
 
 
 def _row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
-    fitting = [row for row in REGISTRY if set(row.classes) & set(config.architectures)]
+    fitting = [
+        row
+        for row in REGISTRY
+        if isinstance(row.head, Pooled) and set(row.classes) & set(config.architectures)
+    ]
     if readout is not None:
-        fitting = [ROWS[readout]] if readout in ROWS and _of_encoders(ROWS[readout]) else []
+        fitting = [ROWS[readout]] if readout in ROWS and isinstance(ROWS[readout].head, Pooled) else []
     if not fitting:
-        known = ", ".join(row.name for row in REGISTRY if _of_encoders(row))
+        known = ", ".join(row.name for row in REGISTRY if isinstance(row.head, Pooled))
         named = (
             f"readout {readout!r}" if readout else f"'{', '.join(config.architectures) or config.model_type}'"
         )
@@ -135,12 +139,3 @@ def _row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
             "encoder of single texts is for `prb rank-profiles`"
         )
     return fitting[0]
-
-
-def _of_encoders(row: ModelRow) -> bool:
-    return any(name.startswith("DebertaV2") for name in row.classes)
-
-
-def _parsed(config: EncoderConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The raw object with the values of absent fields that heads look at."""
-    return {**raw, "hidden_size": config.hidden_size}

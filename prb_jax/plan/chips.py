@@ -20,6 +20,7 @@ class Chip:
 
     Attributes:
       bf16_flops: dense bfloat16 FLOP/s.
+      int8_ops: dense int8 operations/s.
       hbm_bytes: memory. The compiler keeps a part of it (0.25 GiB on v5e) for itself.
       hbm_bandwidth: bytes/s.
       link_bandwidth: bytes/s that a chip sends over all its links to other chips together: half of the
@@ -27,16 +28,25 @@ class Chip:
     """
 
     bf16_flops: float
+    int8_ops: float
     hbm_bytes: int
     hbm_bandwidth: float
     link_bandwidth: float
 
 
 CHIPS: Mapping[str, Chip] = {
-    "v4": Chip(bf16_flops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=300e9),
-    "v5e": Chip(bf16_flops=197e12, hbm_bytes=16 * GIB, hbm_bandwidth=819e9, link_bandwidth=200e9),
-    "v5p": Chip(bf16_flops=459e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=600e9),
-    "v6e": Chip(bf16_flops=918e12, hbm_bytes=32 * GIB, hbm_bandwidth=1640e9, link_bandwidth=400e9),
+    "v4": Chip(
+        bf16_flops=275e12, int8_ops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=300e9
+    ),
+    "v5e": Chip(
+        bf16_flops=197e12, int8_ops=394e12, hbm_bytes=16 * GIB, hbm_bandwidth=819e9, link_bandwidth=200e9
+    ),
+    "v5p": Chip(
+        bf16_flops=459e12, int8_ops=918e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=600e9
+    ),
+    "v6e": Chip(
+        bf16_flops=918e12, int8_ops=1836e12, hbm_bytes=32 * GIB, hbm_bandwidth=1640e9, link_bandwidth=400e9
+    ),
 }
 """By generation, as Cloud TPU's documentation has them."""
 

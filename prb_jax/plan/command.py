@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> Group | None:
         "response_length": options.response_length,
         "dtype": options.dtype,
         "remat": options.remat or "none",
+        "quantize": options.quantize,
     }
     if not options.sweep:
         found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)

@@ -97,6 +97,7 @@ def plan(
     batch: int | None = None,
     dtype: str = "bfloat16",
     remat: str = "none",
+    quantize: str | None = None,
 ) -> Plan:
     """Compiles scoring, or the forward and backward pass of a training step, for a slice of TPUs.
 
@@ -112,6 +113,7 @@ def plan(
       batch: trees; two for each part that the mesh splits a batch into if not given.
       dtype: of activations, and of weights that are not trained.
       remat: what the backward pass computes again: "none", "dots" or "full".
+      quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
 
     Raises:
       RunError: libtpu is missing.
@@ -121,6 +123,7 @@ def plan(
     return plan_on(
         describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
         prefix=prefix, responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
+        quantize=quantize,
     )  # fmt: skip
 
 
@@ -137,19 +140,22 @@ def plan_on(
     batch: int | None,
     dtype: str,
     remat: str,
+    quantize: str | None,
 ) -> Plan:
     """As :func:`plan`, on devices that are already described."""
     if tuning not in get_args(Tuning):
         raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {tuning!r}")
     if remat not in REMAT_POLICIES:
         raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {remat!r}")
+    if train and quantize is not None:
+        raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)
     rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
     shape = BatchShape(batch=rows, prefix=prefix, responses=responses, response_length=response_length)
     if train:
         program = training_program(config, shape, mesh=devices, dtype=dtype, tuning=tuning, remat=remat)
     else:
-        program = scoring_program(config, shape, mesh=devices, dtype=dtype)
+        program = scoring_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
     sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
     if crossing := crossing_axis(mesh):
         sizes += f",dcn={crossing}"
@@ -191,7 +197,7 @@ def roofline(
     Args:
       chip: public figures.
       chips: of the slice.
-      matmul_flops: on all chips together.
+      matmul_flops: on all chips together, those of int8 counted as half where a chip does twice as many.
       memory_bytes, link_bytes: of one chip.
     """
     return {
@@ -244,7 +250,9 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     whole = roofline(
         place.chip,
         chips=chips,
-        matmul_flops=executed_flops(traced.jaxpr, visited=program.visited),
+        matmul_flops=executed_flops(
+            traced.jaxpr, visited=program.visited, int8=place.chip.bf16_flops / place.chip.int8_ops
+        ),
         memory_bytes=costs.memory_bytes,
         link_bytes=costs.link_bytes,
     )

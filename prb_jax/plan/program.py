@@ -16,6 +16,7 @@ from prb_jax.errors import MeshError
 from prb_jax.models.attention_splash import visited_share
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.lora import LoraConfig
+from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readout import choose_readout
 from prb_jax.models.tree_mask import TreeLayout, TreeMask
 from prb_jax.scoring.reward_model import make_score_fn
@@ -68,18 +69,26 @@ class Program:
     visited: float
 
 
-def scoring_program(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str) -> Program:
+def scoring_program(
+    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
+) -> Program:
     """The scorer of :func:`prb_jax.scoring.reward_model.make_score_fn` and a batch of one shape.
+
+    Args:
+      quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
 
     Raises:
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form.
     """
     _check(config, shape, mesh)
+    if quantize is not None:
+        quantization_form(quantize, mesh=mesh)
     kind = jnp.dtype(dtype)
     readout = choose_readout(
         None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where="model"
     )
-    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
+    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
     batch = _batch(shape, mesh)
@@ -145,7 +154,7 @@ def _visited(config: DecoderConfig, shape: BatchShape) -> float:
     return visited_share(TreeMask(shape.layout, window))
 
 
-def executed_flops(jaxpr: Any, *, visited: float = 1.0) -> float:
+def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> float:
     """FLOPs of all matrix products that a traced program runs, on all chips together.
 
     Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
@@ -153,6 +162,7 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0) -> float:
 
     Args:
       visited: the share of the steps in the grid of an attention kernel in which it does anything.
+      int8: what an operation of a product of int8 factors counts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     total = 0.0
@@ -161,11 +171,15 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0) -> float:
         if name == "dot_general":
             contracted = parameters["dimension_numbers"][0][0]
             left = equation.invars[0].aval.shape
-            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+            each = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
+            inner = math.prod(left[i] for i in contracted)
+            total += 2.0 * each * math.prod(equation.outvars[0].aval.shape) * inner
         elif name == "cond":
-            total += max(executed_flops(branch, visited=visited) for branch in parameters["branches"])
+            total += max(
+                executed_flops(branch, visited=visited, int8=int8) for branch in parameters["branches"]
+            )
         else:
-            inner = sum(executed_flops(each, visited=visited) for each in _inner(parameters))
+            inner = sum(executed_flops(each, visited=visited, int8=int8) for each in _inner(parameters))
             total += inner * _runs(name, parameters, visited)
     return total
 

@@ -45,6 +45,7 @@ def sweep(
     response_length: int = 128,
     dtype: str = "bfloat16",
     remat: str = "none",
+    quantize: str | None = None,
     report: Callable[[Plan], None] = lambda found: None,
 ) -> Sweep:
     """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size; of several
@@ -55,7 +56,8 @@ def sweep(
         are given. A batch size that one mesh does not divide is left out for that mesh. After one that
         does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat: as in
+      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat,
+        quantize: as in
         :func:`prb_jax.plan.plan`.
 
     Raises:
@@ -64,7 +66,7 @@ def sweep(
     place, config = describe_slice(topology, slices=slices), read_model(model)
     options: dict[str, Any] = {
         "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
-        "response_length": response_length, "dtype": dtype, "remat": remat,
+        "response_length": response_length, "dtype": dtype, "remat": remat, "quantize": quantize,
     }  # fmt: skip
     plans: list[Plan] = []
     refused: dict[str, str] = {}

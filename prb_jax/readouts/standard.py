@@ -103,6 +103,9 @@ def standard_tokenizer(
     chat = load_tokenizer(place, chat_template=chat_template, rules=found.text)
     if chat.ends_with is None:
         return chat
+    plain = load_tokenizer(place, chat_template=chat_template)
+    if plain.encode(_PROBE) == chat.encode(_PROBE):  # the template writes it already
+        return plain
     token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
     quoted = token.replace("\\", "\\\\").replace("'", "\\'")
     # Jinja leaves out one newline at the end of a template, as long as it is the end.

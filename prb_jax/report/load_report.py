@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.encoders.config import is_encoder
+from prb_jax.encoders.config import is_encoder, refuse_for_encoder
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.readout import choose_readout
@@ -70,12 +70,20 @@ def inspect_model(
     """
     if data is None and (profile_posts is not None or limit is not None):
         raise RunError("profile_posts and limit are for data: name some with --data")
+    if model.startswith("baseline:"):
+        raise CheckpointError(
+            f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
+        )
     folder = locate(model, revision=revision)
     if is_encoder(read_raw_config(folder.path)):
-        if chat_template is not None:
-            raise CheckpointError(
-                f"{folder.name}: an encoder has no use for a chat template: leave out chat_template"
-            )
+        refuse_for_encoder(
+            folder.name,
+            chat_template=chat_template,
+            quantize=quantize,
+            data=data,
+            max_length=max_length,
+            protocol=protocol,
+        )
         return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.encoders.config import EncoderConfig, is_encoder
-from prb_jax.errors import CheckpointError
+from prb_jax.encoders.config import EncoderConfig, is_encoder, refuse_for_encoder
 from prb_jax.models.attention_choice import choose_attention, wanted_attention
 from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
@@ -190,6 +189,8 @@ class RewardModel:
     @property
     def attention(self) -> str:
         """The implementation of attention in its programs: what was asked for, or the machine's and the dtype's."""
+        if isinstance(self.config, EncoderConfig):
+            return "whole, both ways"
         return choose_attention(self.mesh, jnp.dtype(self.dtype), self.wanted_attention).name
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
@@ -320,12 +321,8 @@ def load(
     """
     folder = locate(model, revision=revision)
     if is_encoder(read_raw_config(folder.path)):
-        if chat_template is not None:
-            raise CheckpointError(
-                f"{folder.name}: an encoder reads prompt and response as a pair of texts: leave out chat_template"
-            )
-        if attention != "auto":
-            raise CheckpointError(f"{folder.name}: an encoder has one form of attention: leave out attention")
+        asked = None if attention == "auto" else attention
+        refuse_for_encoder(folder.name, chat_template=chat_template, quantize=quantize, attention=asked)
         from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
 
         return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)

@@ -296,8 +296,8 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
 
 def _no_tokenizer(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model;"
-        " name another folder or hub id with --tokenizer"
+        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model beside"
+        " its weights; commands with --tokenizer take those of another folder or hub id"
     )
 
 

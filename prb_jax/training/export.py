@@ -21,6 +21,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
 from prb_jax.scoring.processes import on_first_process, process_count, process_index
 from prb_jax.sharding import replicated
+from prb_jax.text.internlm2_tokenizer import is_internlm2
 from prb_jax.text.tokenizer import ChatTokenizer
 
 TOKENIZER_FILES = (
@@ -153,9 +154,15 @@ def export_adapter(
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:
-    """The tokenizer's files as they are, and the template in use where it is another than theirs."""
-    for name in TOKENIZER_FILES:
-        copy_file(source / name, folder / name)
+    """The tokenizer's files as they are, and the template in use where it is another than theirs.
+
+    One whose files need code of their repository is written as a ``tokenizer.json``, which needs none.
+    """
+    if is_internlm2(source):
+        tokenizer.tokenizer.save_pretrained(folder)
+    else:
+        for name in TOKENIZER_FILES:
+            copy_file(source / name, folder / name)
     text = tokenizer.template.text
     if tokenizer.template.reads_clock:  # without the macro that stops it, which loading puts there again
         text = text.partition("{% endmacro %}\n")[2]

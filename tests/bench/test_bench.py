@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from prb_jax.bench.command import main
 from prb_jax.bench.flops import best_time, matrix_flops_per_token, measured_peak, tree_flops
@@ -56,7 +57,8 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
     rows = json.loads(report.read_text())
     assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
     for row in rows:
-        numbers = [value for value in row.values() if not isinstance(value, str)]
+        assert row["quantize"] is None
+        numbers = [value for value in row.values() if isinstance(value, int | float)]
         assert all(math.isfinite(value) for value in numbers)
         assert row["largest_difference"] < 1e-5
         assert 0 < row["peak_share"] < 1
@@ -108,10 +110,17 @@ def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Pa
         (["--dtype", "float16"], "--dtype"),
         (["--train", "--against", "transformers"], "--against transformers: with --train, only trl"),
         (["--against", "trl"], "--against trl: without --train, only transformers"),
+        (["--load", "--train"], "--train does not go with --load"),
+        (["--load", "--pairs", "3"], "--pairs does not go with --load"),
         (["--train", "--responses", "4"], "--responses is for scoring only, not with --train"),
         (["--train", "--quantize", "int8"], "--quantize is for scoring only, not with --train"),
         (["--quantize", "int4"], "--quantize"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
+        (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
+        (
+            ["--train", "--tuning", "lora", "--against", "trl"],
+            "--against trl trains all weights: leave out --tuning",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
@@ -143,6 +152,18 @@ def test_training_beside_trl_starts_from_the_same_loss(
     shown = capsys.readouterr().out
     for word in ("pairs/s in training", "x of TRL", "loss difference"):
         assert word in shown
+
+
+def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
+    """Adapters start as nothing, so the first loss is the same; less is computed."""
+    found = {}
+    for tuning in ("full", "lora"):
+        report = tmp_path / f"{tuning}.json"
+        more = ["--train", "--tuning", tuning, "--dtype", "float32", "--json", str(report)]
+        assert prb(["bench", str(folder), *more, *SMALL]) == 0
+        (found[tuning],) = json.loads(report.read_text())
+        assert found[tuning]["tuning"] == tuning
+    assert found["lora"]["loss"] == pytest.approx(found["full"]["loss"], abs=1e-5)
 
 
 def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
@@ -262,3 +283,27 @@ def test_the_peak_is_above_what_a_small_product_reaches() -> None:
     product = jax.jit(lambda x: x @ x)
     assert peak > 1e9
     assert peak > 0.3 * 2 * 256**3 / best_time(lambda: product(a), seconds=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_loading_counts_every_byte_once(folder: Path, tmp_path: Path, dtype: str, width: int, capsys) -> None:
+    report = tmp_path / "load.json"
+    options = ("--load", "--dtype", dtype, "--rounds", "2", "--json", str(report))
+    assert prb(["bench", str(folder), *options]) == 0
+    results = json.loads(report.read_text())
+    assert [result["files_are"] for result in results][:1] == ["cached"]
+    weights = sum(value.nbytes for value in load_file(folder / "model.safetensors").values())
+    head = load_config(folder).hidden_size
+    for result in results:
+        assert result["file_bytes"] == (folder / "model.safetensors").stat().st_size
+        assert result["bytes_read"] == weights  # stored in float32
+        assert result["shard_bytes"] == (weights // 4 - head) * width + 4 * head
+        rate, plain = result["gb_per_second"], result["plain_gb_per_second"]
+        assert rate == pytest.approx(weights / result["seconds"] / 1e9)
+        assert plain == pytest.approx(result["file_bytes"] / result["plain_seconds"] / 1e9)
+        assert result["ratio"] > 0
+        assert result["peak_bytes_above_shards"] is None or result["peak_bytes_above_shards"] >= 0
+    assert "host memory above" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        prb(["bench", "qwen3-40m", "--load"])
+    assert "--load: expected a model with weights, found qwen3-40m" in capsys.readouterr().err

@@ -79,7 +79,8 @@ def test_shards_over_four_devices(mesh: str, tiny: Path) -> None:
     assert not found["transformers"]
 
 
-def test_each_process_reads_only_its_part(tiny: Path) -> None:
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
+def test_each_process_reads_only_its_part(tiny: Path, count: int, devices: int) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -87,26 +88,26 @@ def test_each_process_reads_only_its_part(tiny: Path) -> None:
         "--mesh",
         "1,4,1",
         "--devices",
-        "2",
+        str(devices),
         "--dtype",
         "float32",
         "--processes",
-        "2",
+        str(count),
         "--port",
         port,
     ]
-    processes = [start(tiny, [*arguments, "--process", str(number)]) for number in range(2)]
+    processes = [start(tiny, [*arguments, "--process", str(number)]) for number in range(count)]
     found = [result(process) for process in processes]
     tensors = load_file(tiny / "model.safetensors")
     # replicated: stacked vectors (their first axis is the layers) and the head
     shared = {n: v for n, v in tensors.items() if v.ndim == 1 or n == "score.weight"}
     shared_bytes = sum(value.nbytes for value in shared.values())
     split_bytes = sum(value.nbytes for value in tensors.values()) - shared_bytes
-    assert [one["bytes_read"] for one in found] == [shared_bytes + split_bytes // 2] * 2
+    assert [one["bytes_read"] for one in found] == [shared_bytes + split_bytes // count] * count
     for name, value in expected_sums(tiny).items():
         total = sum(one["sums"][name] for one in found)
         is_split = not any(part in name for part in ("norm", "bias", "score"))
-        assert math.isclose(total, value if is_split else 2 * value, rel_tol=1e-9, abs_tol=1e-7), name
+        assert math.isclose(total, value if is_split else count * value, rel_tol=1e-9, abs_tol=1e-7), name
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from prb_jax import cli
+from prb_jax.bench.shapes import shape_config
 from prb_jax.errors import CheckpointError, MeshError, RunError
 from prb_jax.models.config import parse_config
 from prb_jax.plan import Plan, plan, sweep
@@ -300,6 +302,40 @@ class TestOnTpus:
     def test_a_slice_that_does_not_exist(self):
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
+
+    @pytest.mark.parametrize("head_dim", [64, 128, 256])
+    def test_attention_is_the_splash_kernel_forward_and_backward(self, head_dim: int):
+        """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T."""
+        config = parse_config(
+            {**shape_config("gemma2-27b"), "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim, "vocab_size": 512,
+             "sliding_window": 256}, where="small",
+        )  # fmt: skip
+        mesh = make_mesh("fsdp=2,tensor=2", devices=describe_slice("v5e:2x2").devices)
+        shape = BatchShape(batch=2, prefix=1664, responses=3, response_length=128)  # T = 2,048
+        scoring = scoring_program(config, shape, mesh=mesh, dtype="bfloat16")
+        training = training_program(config, shape, mesh=mesh, dtype="bfloat16", tuning="full", remat="none")
+        for program, kernels in ((scoring, {"fwd"}), (training, {"fwd", "dq", "dkv"})):
+            text = program.function.trace(*program.arguments).lower().compile().as_text()
+            assert set(re.findall(r"splash_mha_(\w+?)_", text)) == kernels
+            assert 'custom_call_target="tpu_custom_call"' in text
+            assert not re.search(r"\[(\d+,)*2048,2048\]", text)
+
+    def test_eight_bits_take_half_the_arguments_and_products(self):
+        """Of the layers' matrices: int8 factors are multiplied as such."""
+        found = {
+            form: plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", batch=4, prefix=128, quantize=form)
+            for form in (None, "int8")
+        }
+        layers = 28 * 1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) * 2 / 4  # bytes a chip in bfloat16
+        saved = found[None].argument_bytes_per_chip - found["int8"].argument_bytes_per_chip
+        assert saved == pytest.approx(layers / 2, rel=0.02)
+        seconds = {form: each.seconds_by["matrix products"] for form, each in found.items()}
+        assert seconds["int8"] == pytest.approx(seconds[None] / 2, rel=0.1)
+        with pytest.raises(MeshError, match="quantize: int8 is for scoring"):
+            plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", train=True, quantize="int8")
+        with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
+            plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", quantize="fp8")
 
     def test_a_model_that_does_not_fit(self, tmp_path, capsys):
         """An embedding of 24 GiB a chip."""

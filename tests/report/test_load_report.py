@@ -95,6 +95,8 @@ def test_one_protocol_and_options_without_data(folder: Path, data: Path) -> None
     assert "lengths, default" not in facts
     with pytest.raises(prb.RunError, match="are for data"):
         inspect_model(str(folder), profile_posts=3)
+    with pytest.raises(prb.CheckpointError, match="a baseline has no checkpoint to inspect"):
+        inspect_model("baseline:length")
     with pytest.raises(prb.DataError, match=r"max_length 999999 is more than the \d+ tokens"):
         inspect_model(str(folder), max_length=999_999)
 

@@ -123,3 +123,28 @@ def test_the_published_one_as_sentencepiece_reads_it(tmp_path: Path) -> None:
     for turn in turns:
         expected += [92543, *reference.encode(turn), 92542, *reference.encode("\n")]
     assert ids == [*expected, 92527]
+
+
+def test_converted_it_needs_no_code(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from prb_jax import load
+    from prb_jax.training.convert import convert
+    from tests.readouts.checkpoints import write_row
+    from tests.scoring.records import record
+
+    source, _ = write_row("internlm2", tmp_path, config={"reward_token_id": 3})
+    for path in (*source.glob("*token*"), *source.glob("*.jinja")):
+        path.unlink()
+    write(source)
+    config = json.loads((source / CONFIG).read_text())
+    config["chat_template"] += "{{ '<|reward|>' }}"  # as the published one does
+    (source / CONFIG).write_text(json.dumps(config))
+    target = convert(source, tmp_path / "standard")
+    spoken = [{"role": message.role, "content": message.content} for message in CHAT]
+    theirs = AutoTokenizer.from_pretrained(target).apply_chat_template(spoken, return_dict=False)
+    before, after = load(source), load(target)
+    assert before.tokenizer.encode(CHAT) == after.tokenizer.encode(CHAT) == theirs
+    assert theirs.count(3) == 1
+    (old,), (new,) = before.score([record(1)]), after.score([record(1)])
+    assert old.tolist() == new.tolist()
