@@ -294,14 +294,20 @@ def check_tokens(mesh: Mesh, tokens: int) -> None:
         )
 
 
+def shown_axes(mesh: Mesh, names: Sequence[str]) -> str:
+    """Those axes that split anything, with their sizes, for messages."""
+    return " x ".join(f"{name}={mesh.shape[name]}" for name in names if mesh.shape[name] > 1)
+
+
 def _check_divides(place: str, shape: tuple[int, ...], size: int, axis: str | None, mesh: Mesh) -> None:
     names = RULES[axis] if axis is not None else None
     if names is None:
         return
     parts = math.prod(mesh.shape[name] for name in names)
     if size % parts:
-        sizes = " x ".join(f"{name}={mesh.shape[name]}" for name in names if mesh.shape[name] > 1)
-        raise MeshError(f"mesh axis {sizes} does not divide {size} ({axis} axis of '{place}', shape {shape})")
+        raise MeshError(
+            f"mesh axis {shown_axes(mesh, names)} does not divide {size} ({axis} axis of '{place}', shape {shape})"
+        )
 
 
 def batch_sharding(mesh: Mesh, rank: int) -> NamedSharding:

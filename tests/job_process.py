@@ -17,14 +17,14 @@ def main(out: str, count: int, seconds: float, failing: int = -1, failure: str =
     start_job()
     assert share_json(process_index()) == 0
     if process_index() == failing:
-        import prb_jax.scoring.evaluate as module
+        import prb_jax.scoring.scored_run as module
 
         def fail(*_: Any) -> None:
             if failure == "full":
                 raise RunError("cannot write scores.jsonl: No space left on device")
             raise ZeroDivisionError("a bug")
 
-        setattr(module, "append_rows" if failing == 0 else "_row", fail)
+        setattr(module, "append_rows" if failing == 0 else "scored_row", fail)
     try:
         evaluate(SlowScorer(seconds=seconds), comparisons(count), out=out, progress=False)
     except PrbError as error:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, MeshError
-from prb_jax.sharding import RULES
+from prb_jax.sharding import RULES, shown_axes
 from prb_jax.training.step import UserRows
 
 GENERIC = 0
@@ -142,7 +142,7 @@ def table_sharding(mesh: Mesh, *, width: int) -> NamedSharding:
     parts = int(np.prod([mesh.shape[axis] for axis in axes], dtype=np.int64))
     if width % parts:
         raise MeshError(
-            f"user embeddings: width {width} is not divisible by mesh axis {'x'.join(axes)}={parts}"
+            f"user embeddings: width {width} is not divisible by mesh axis {shown_axes(mesh, axes)}"
         )
     return NamedSharding(mesh, PartitionSpec(None, None, axes))
 

@@ -139,7 +139,7 @@ def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
     mesh = make_mesh(devices=jax.devices()[:1])
     assert set(state_shardings(mesh, width=7)) == {"table", "mu", "nu", "rows", "count", "ids"}
 
-    wide: Any = SimpleNamespace(shape={"data": 1, "fsdp": 4, "tensor": 1})
+    wide: Any = SimpleNamespace(shape={"data": 1, "fsdp": 4, "sequence": 1, "tensor": 1})
     with pytest.raises(MeshError, match="width 30 is not divisible by mesh axis fsdp=4"):
         state_shardings(wide, width=30)
 

@@ -37,17 +37,17 @@ def chips(slices: int, rows: int = 2, columns: int = 2) -> list[Any]:
 
 
 def slices_along(mesh: Any) -> np.ndarray:
-    """[data, fsdp, tensor]: the slice of each device."""
+    """[data, fsdp, sequence, tensor]: the slice of each device."""
     return np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
 
 
 @pytest.mark.parametrize(
     ("text", "slices", "shape"),
     [
-        (None, 2, (2, 4, 1)),
-        ("data=2,fsdp=4", 2, (2, 4, 1)),
-        ("data=-1,tensor=2", 2, (4, 1, 2)),
-        ("data=4,fsdp=2,tensor=2", 4, (4, 2, 2)),
+        (None, 2, (2, 4, 1, 1)),
+        ("data=2,fsdp=4", 2, (2, 4, 1, 1)),
+        ("data=-1,tensor=2", 2, (4, 1, 1, 2)),
+        ("data=4,fsdp=2,tensor=2", 4, (4, 2, 1, 2)),
     ],
 )
 def test_data_crosses_and_everything_else_stays_in_a_slice(text, slices, shape) -> None:
@@ -56,16 +56,16 @@ def test_data_crosses_and_everything_else_stays_in_a_slice(text, slices, shape) 
     assert len({chip.id for chip in mesh.devices.flat}) == 4 * slices
     found = slices_along(mesh)
     # a step along data may change the slice, one along the others never does
-    assert (found == found[:, :1, :1]).all()
+    assert (found == found[:, :1, :1, :1]).all()
     each = shape[0] // slices
-    assert found[:, 0, 0].tolist() == [index for index in range(slices) for _ in range(each)]
+    assert found[:, 0, 0, 0].tolist() == [index for index in range(slices) for _ in range(each)]
 
 
 def test_fsdp_crosses_where_it_is_asked_for() -> None:
     mesh = make_mesh("fsdp=8,dcn=fsdp", devices=chips(2))
-    assert slices_along(mesh)[0, :, 0].tolist() == [0] * 4 + [1] * 4
+    assert slices_along(mesh)[0, :, 0, 0].tolist() == [0] * 4 + [1] * 4
     mesh = make_mesh("fsdp=4,tensor=2,dcn=fsdp", devices=chips(2))
-    assert slices_along(mesh)[0].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert slices_along(mesh)[0, :, 0].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
     assert crossing_axis("fsdp=4,tensor=2,dcn=fsdp") == "fsdp"
     assert crossing_axis("fsdp=4") is None
 
