@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STEPS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512)
+STEPS = (*range(16, 160, 8), *range(160, 256, 16), *range(256, 513, 32))
 """Lengths of batches; longer ones are powers of two."""
 
 
