@@ -14,6 +14,10 @@ from prb_jax.plan.planner import Plan, plan_on, read_model
 from prb_jax.training.step import Tuning
 
 
+LONG_TOKENS = 8192
+"""From so many tokens of a tree on, splitting them over devices is tried."""
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What a sweep found.
@@ -48,16 +52,15 @@ def sweep(
     quantize: str | None = None,
     report: Callable[[Plan], None] = lambda found: None,
 ) -> Sweep:
-    """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size; of several
-    slices each has a copy of the model.
+    """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size, and for long
+    trees every one of fsdp x sequence x tensor too; of several slices each has a copy of the model.
 
     Args:
       batches: trees of a step; one, two and four for each part that the mesh splits a batch into if none
         are given. A batch size that one mesh does not divide is left out for that mesh. After one that
         does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat,
-        quantize: as in
+      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat, quantize: as in
         :func:`prb_jax.plan.plan`.
 
     Raises:
@@ -71,9 +74,15 @@ def sweep(
     plans: list[Plan] = []
     refused: dict[str, str] = {}
     chips = len(place.devices) // slices
-    for tensor in _divisors(chips, at_most=8):
-        rows = len(place.devices) // tensor
-        mesh = f"fsdp={chips // tensor},tensor={tensor}"
+    long = prefix + responses * response_length >= LONG_TOKENS
+    splits = [
+        (sequence, tensor)
+        for tensor in _divisors(chips, at_most=8)
+        for sequence in (_divisors(chips // tensor, at_most=8) if long else (1,))
+    ]
+    for sequence, tensor in splits:
+        rows = len(place.devices) // (sequence * tensor)
+        mesh = f"fsdp={rows // slices}" + (f",sequence={sequence}" if long else "") + f",tensor={tensor}"
         mesh = mesh if slices == 1 else f"data={slices},{mesh}"
         for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
             try:

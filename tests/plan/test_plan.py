@@ -227,6 +227,12 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
     assert ("fsdp=4,tensor=1", 16) not in asked
     assert len(seen) == 5
     assert set(result.refused.values()) == {"heads"}
+    asked.clear()
+    sweep("qwen3-40m", topology="v5e:2x2", prefix=16_000, batches=(4,))
+    assert [mesh for mesh, _ in asked] == [
+        "fsdp=4,sequence=1,tensor=1", "fsdp=2,sequence=2,tensor=1", "fsdp=1,sequence=4,tensor=1",
+        "fsdp=2,sequence=1,tensor=2", "fsdp=1,sequence=2,tensor=2", "fsdp=1,sequence=1,tensor=4",
+    ]  # fmt: skip
 
 
 def test_a_sweep_without_any_mesh(monkeypatch):
