@@ -13,7 +13,6 @@ from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import Plan, plan_on, read_model
 from prb_jax.training.step import Tuning
 
-
 LONG_TOKENS = 8192
 """From so many tokens of a tree on, splitting them over devices is tried."""
 
