@@ -599,7 +599,9 @@ def _quickstart(options: argparse.Namespace) -> int:
 
 def _add_bench(verbs: argparse._SubParsersAction) -> None:
     # Its arguments, --help too, are parsed where they are used.
-    sub = verbs.add_parser("bench", help="how fast a model scores on this machine", add_help=False)
+    sub = verbs.add_parser(
+        "bench", help="how fast a model scores, trains, loads or ranks on this machine", add_help=False
+    )
     sub.set_defaults(verb=_bench, after_interrupt="nothing was kept")
 
 

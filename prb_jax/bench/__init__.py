@@ -1,4 +1,4 @@
-"""`prb bench`: how fast a model scores on this machine, beside the usual way of scoring."""
+"""`prb bench`: how fast a model scores, trains, loads or ranks on this machine, beside the usual way."""
 
 from prb_jax.bench.command import main
 

@@ -73,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prb bench",
         allow_abbrev=False,
-        description="Times scoring, training or loading on this machine. Tokens are random, of the lengths of "
-        "personalised data.",
+        description="Times scoring, training, loading or ranking on this machine. Tokens of scoring and training are "
+        "random, of the lengths of personalised data.",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a Hugging Face folder, or a config.json (random weights)"
@@ -86,9 +86,25 @@ def _parser() -> argparse.ArgumentParser:
         help="time loading the folder's weights, beside plain reading of its files",
     )
     parser.add_argument(
+        "--rank",
+        action="store_true",
+        help="time ranking the profiles of --data, MODEL being an encoder of texts",
+    )
+    parser.add_argument("--data", metavar="FILE", help="--rank: comparisons with profiles")
+    parser.add_argument(
+        "--users", type=int, metavar="N", help="--rank: the first N users with a profile (default: all)"
+    )
+    parser.add_argument(
+        "--against-users",
+        type=int,
+        metavar="N",
+        help="--rank: users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
+    )
+    parser.add_argument(
         "--against",
         choices=["transformers", "trl"],
-        help="also time padded batches of transformers (scoring) or TRL's RewardTrainer (--train), and compare",
+        help="also time padded batches of transformers (scoring, --rank) or TRL's RewardTrainer (--train), and "
+        "compare",
     )
     parser.add_argument(
         "--responses", type=int, nargs="+", default=[2], metavar="K", help="responses of a comparison"
@@ -158,6 +174,8 @@ def main(arguments: Sequence[str]) -> int:
     _check(parser, options)
     if options.load:
         return _load(options)
+    if options.rank:
+        return _rank(options)
     from prb_jax.bench.scorer import load_for_bench
 
     source = _source(options.model)
@@ -180,7 +198,17 @@ def main(arguments: Sequence[str]) -> int:
 
 _POSITIVE = (
     "prefix_tokens", "response_tokens", "against_sequences", "against_pairs", "rounds", "pairs", "batch_tokens",
+    "users", "against_users",
 )  # fmt: skip
+
+
+# What goes with the flag beside it.
+_KEPT = {
+    "load": ("model", "mesh", "dtype", "rounds", "json"),
+    "rank": (
+        "model", "mesh", "dtype", "rounds", "json", "data", "users", "against", "against_users",
+    ),
+}  # fmt: skip
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -191,14 +219,20 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             parser.error(f"--{name.replace('_', '-')}: expected at least 1, found {value}")
     if min(options.responses) < 1:
         parser.error(f"--responses: expected at least 1, found {min(options.responses)}")
-    if options.load:
-        kept = ("model", "load", "mesh", "dtype", "rounds", "json")
+    for half, kept in _KEPT.items():
+        if not getattr(options, half):
+            continue
         for name, value in vars(options).items():
-            if name not in kept and value != parser.get_default(name):
-                parser.error(f"--{name.replace('_', '-')} does not go with --load")
+            if name not in (half, *kept) and value != parser.get_default(name):
+                parser.error(f"--{name.replace('_', '-')} does not go with --{half}")
         if options.model in SHAPES or options.model.endswith(".json"):
-            parser.error(f"--load: expected a model with weights, found {options.model}")
+            parser.error(f"--{half}: expected a model with weights, found {options.model}")
+        if options.rank:
+            _check_rank(parser, options)
         return
+    for name in ("data", "users", "against_users"):
+        if getattr(options, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} is for ranking only: it needs --rank")
     fits = "trl" if options.train else "transformers"
     if options.against == "trl" and options.tuning != "full":
         parser.error(f"--against trl trains all weights: leave out --tuning {options.tuning}")
@@ -217,6 +251,15 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             parser.error(f"--{name.replace('_', '-')} is for {word} --train")
 
 
+def _check_rank(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.data is None:
+        parser.error("--rank needs --data FILE, whose profiles are ranked")
+    if options.against == "trl":
+        parser.error("--against trl: with --rank, only transformers")
+    if options.against_users is not None and options.against is None:
+        parser.error("--against-users needs --against transformers")
+
+
 def _load(options: argparse.Namespace) -> int:
     """The part with `--load`."""
     from prb_jax.bench.loading import LoadingResult, bench_loading, print_table
@@ -224,6 +267,28 @@ def _load(options: argparse.Namespace) -> int:
     results: list[LoadingResult] = []
     for dtype in options.dtype or [None]:
         results += bench_loading(options.model, mesh=options.mesh, dtype=dtype, rounds=options.rounds)
+    print_table(results)
+    _write(results, options.json)
+    return 0
+
+
+def _rank(options: argparse.Namespace) -> int:
+    """The part with `--rank`."""
+    from prb_jax.bench.ranking import bench_ranking, print_table
+
+    results = [
+        bench_ranking(
+            options.model,
+            data=options.data,
+            users=options.users,
+            rounds=options.rounds,
+            against=options.against,
+            against_users=options.against_users,
+            mesh=options.mesh,
+            dtype=dtype,
+        )
+        for dtype in options.dtype or [None]
+    ]
     print_table(results)
     _write(results, options.json)
     return 0

@@ -45,11 +45,15 @@ class Embeddings:
       vectors: float32 [texts, D].
       truncated: bool [texts]: the end was cut off.
       shapes: the shapes [rows, tokens] that were computed; each compiles once.
+      tokens: real tokens of the distinct texts, after the cut.
+      padded_tokens: tokens computed.
     """
 
     vectors: np.ndarray
     truncated: np.ndarray
     shapes: tuple[tuple[int, int], ...]
+    tokens: int
+    padded_tokens: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,7 +112,13 @@ class TextEncoder:
             _collect(waiting, vectors)
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
         shapes = tuple(dict.fromkeys((batch.rows, batch.length) for batch in plan))
-        return Embeddings(vectors[places], truncated[places], shapes)
+        return Embeddings(
+            vectors[places],
+            truncated[places],
+            shapes,
+            tokens=sum(map(len, ids)),
+            padded_tokens=sum(batch.rows * batch.length for batch in plan),
+        )
 
     def _tokenise(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
         before, after = np.asarray(self.added_before, np.int32), np.asarray(self.added_after, np.int32)

@@ -79,15 +79,7 @@ def rank_profiles(
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
     if Path(data).exists() and target.exists() and Path(data).samefile(target):
         raise RunError(f"{out}: is the data itself; give --out another file")
-    rows = _rows(data)
-    queries = [
-        Query(
-            row.where,
-            Comparison.from_row(row.value, where=row.where).question,
-            row.value.get("profile") or (),
-        )
-        for row in rows
-    ]
+    rows, queries = read_queries(data)
     texts = truncated = 0
     if encoder in RANKERS:
         orders = RANKERS[encoder](queries)
@@ -112,6 +104,24 @@ def rank_profiles(
         texts=texts,
         truncated=truncated,
     )
+
+
+def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
+    """The records of a file, or of any other source of ``read_comparisons``, and the query of each.
+
+    Raises:
+      DataError: a record that is not of the format; no records.
+    """
+    rows = _rows(data)
+    queries = [
+        Query(
+            row.where,
+            Comparison.from_row(row.value, where=row.where).question,
+            row.value.get("profile") or (),
+        )
+        for row in rows
+    ]
+    return rows, queries
 
 
 def _reordered(

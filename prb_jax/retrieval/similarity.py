@@ -19,11 +19,15 @@ class SimilarityRanking:
       orders: for each query all positions of its posts, the best one first; equal ones keep their order.
       texts: distinct texts, questions and posts, that were embedded.
       truncated: of these, how many lost their end because they are too long for the encoder.
+      tokens: real tokens of these texts, after the cut.
+      padded_tokens: tokens computed.
     """
 
     orders: list[list[int]]
     texts: int
     truncated: int
+    tokens: int
+    padded_tokens: int
 
 
 def rank_by_similarity(queries: Sequence[Query], encoder: TextEncoder) -> SimilarityRanking:
@@ -48,4 +52,6 @@ def rank_by_similarity(queries: Sequence[Query], encoder: TextEncoder) -> Simila
         distinct, inverse = np.unique(own, return_inverse=True)
         scores = embedded.vectors[distinct] @ embedded.vectors[places[query.question]]
         orders.append(best_first(scores[inverse].tolist()))
-    return SimilarityRanking(orders, len(places), int(embedded.truncated.sum()))
+    return SimilarityRanking(
+        orders, len(places), int(embedded.truncated.sum()), embedded.tokens, embedded.padded_tokens
+    )

@@ -1,0 +1,176 @@
+"""The benchmark of rankings: both ways rank alike, what is counted is what is in the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax.bench.command import main
+from prb_jax.bench.padded_ranking import TransformersRanker
+from prb_jax.bench.ranking import largest_swap
+from prb_jax.cli import main as prb
+from prb_jax.encoders.pooling import Pooling
+from prb_jax.errors import RunError
+from tests.encoders.test_text_encoder import sentence_transformers, texts
+from tests.encoders.tiny_encoders import write_encoder
+from tests.tiny_models import write_tiny_model
+
+USERS, POSTS = 3, 19
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("encoder")
+    write_encoder(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Posts of many lengths, all distinct, some too long; a second question of a user; one without a profile."""
+    posts = [f"{text} p{n}" for n, text in enumerate(texts(USERS * POSTS, longest=70))]
+    rows = []
+    for user in range(USERS):
+        profile = [{"id": str(n), "text": posts[user * POSTS + n]} for n in range(POSTS)]
+        rows.append({"question": f"what soup {user}", "user_id": f"u{user}", "profile": profile})
+    rows.append({"question": "what again", "user_id": "u0", "profile": rows[0]["profile"]})
+    rows.append({"question": "who", "user_id": "nobody"})
+    # Without a user_id: a user of its own, whose posts another one has too.
+    rows.append({"question": "what soup 1", "profile": rows[1]["profile"][:4]})
+    path = tmp_path_factory.mktemp("data") / "x.jsonl"
+    lines = [{"id": str(number), "chosen": "a", "rejected": "b"} | row for number, row in enumerate(rows)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def bench(folder: Path, data: Path, report: Path, *more: str) -> list[dict]:
+    assert prb(["bench", str(folder), "--rank", "--data", str(data), "--json", str(report), *more]) == 0
+    return json.loads(report.read_text())
+
+
+def test_both_ways_rank_alike_and_every_number_is_finite(
+    folder: Path, data: Path, tmp_path: Path, capsys
+) -> None:
+    from transformers import AutoTokenizer
+
+    more = ("--against", "transformers", "--rounds", "2", "--mesh", "data=1", "--dtype", "float32")
+    (row,) = bench(folder, data, tmp_path / "x.json", *more)
+    assert (row["users"], row["posts"]) == (USERS + 1, USERS * POSTS + 4)
+    assert row["texts"] == USERS * (POSTS + 1)
+    numbers = [value for value in row.values() if isinstance(value, int | float)]
+    assert len(numbers) == len(row) - 1  # all but the dtype
+    assert all(math.isfinite(value) for value in numbers)
+    # Two users in each of two rounds: everybody has had a turn.
+    assert (row["against_users"], row["against_posts"]) == (USERS + 1, row["posts"])
+    assert row["equal_orders"] == USERS + 1
+    assert row["largest_swap"] == 0
+    assert row["posts_per_second"] / row["users_per_second"] == pytest.approx(row["posts"] / row["users"])
+    assert row["speedup"] > 0
+    assert row["compiles"] >= 1
+
+    # Their padding, counted by hand: a question alone, posts in batches of 16.
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    tokenizer, lengths, padded = AutoTokenizer.from_pretrained(folder), [], 0
+    for line in (lines[0], lines[1], lines[2], lines[5]):
+        own = [post["text"] for post in line["profile"]]
+        for batch in ([line["question"]], own[:16], own[16:]):
+            found = [min(len(tokenizer(text)["input_ids"]), 64) for text in batch]
+            lengths += found
+            padded += len(found) * max(found, default=0)
+    assert row["against_padding_waste"] == pytest.approx(1 - sum(lengths) / padded)
+    # Ours has the last record's texts from another user's.
+    shared = [lines[5]["question"], *(post["text"] for post in lines[5]["profile"])]
+    again = sum(min(len(tokenizer(text)["input_ids"]), 64) for text in shared)
+    seconds = row["posts"] / row["posts_per_second"]
+    assert row["tokens_per_second"] * seconds == pytest.approx(sum(lengths) - again)
+    assert 0 <= row["padding_waste"] < 1
+    shown = capsys.readouterr().out
+    for word in ("posts/s", "tokens/s", "padding", "compile s", "speed-up", "equal orders", "4 of 4"):
+        assert word in shown
+
+
+def test_our_side_alone_in_two_dtypes(folder: Path, data: Path, tmp_path: Path, capsys) -> None:
+    more = ("--users", "2", "--rounds", "1", "--dtype", "float32", "bfloat16")
+    rows = bench(folder, data, tmp_path / "x.json", *more)
+    assert [row["dtype"] for row in rows] == ["float32", "bfloat16"]
+    assert all((row["users"], row["posts"]) == (2, 2 * POSTS) for row in rows)
+    assert all(row["speedup"] is None and row["posts_per_second"] > 0 for row in rows)
+    assert "speed-up" not in capsys.readouterr().out
+
+
+def test_both_ways_pool_as_the_files_say(data: Path, tmp_path: Path) -> None:
+    """First states of length one, of texts cut at 12 tokens."""
+    write_encoder(tmp_path)
+    sentence_transformers(
+        tmp_path,
+        pooling={"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        sentence_bert_config={"max_seq_length": 12, "do_lower_case": True},
+    )
+    more = ("--against", "transformers", "--against-users", "3", "--users", "3", "--rounds", "1")
+    (row,) = bench(tmp_path, data, tmp_path / "x.json", *more)
+    assert row["against_users"] == 3
+    # Posts that are equal up to the cut have equal vectors, but for the last bit in batches of other shapes.
+    assert row["largest_swap"] < 1e-6
+
+
+def test_without_torch_it_is_said(folder: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(RunError, match="needs torch, which is not installed: pip install"):
+        TransformersRanker(folder, pooling=Pooling(), max_length=64)
+
+
+def test_a_swap_is_how_much_worse_an_earlier_post_is() -> None:
+    scores = np.array([0.5, 3.0, 2.0, 2.5], np.float32)
+    assert largest_swap([1, 3, 2, 0], scores) == 0
+    assert largest_swap([1, 2, 3, 0], scores) == 0.5
+    assert largest_swap([0, 2, 3, 1], scores) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank"], "--rank needs --data FILE"),
+        (["--rank", "--data", "x", "--train"], "--train does not go with --rank"),
+        (["--rank", "--data", "x", "--load"], "--rank does not go with --load"),
+        (["--rank", "--data", "x", "--responses", "4"], "--responses does not go with --rank"),
+        (["--rank", "--data", "x", "--quantize", "int8"], "--quantize does not go with --rank"),
+        (["--rank", "--data", "x", "--against", "trl"], "--against trl: with --rank, only transformers"),
+        (["--rank", "--data", "x", "--against-users", "1"], "--against-users needs --against transformers"),
+        (["--rank", "--data", "x", "--users", "0"], "--users: expected at least 1, found 0"),
+        (["--users", "2"], "--users is for ranking only: it needs --rank"),
+        (["--data", "x", "--train"], "--data is for ranking only: it needs --rank"),
+        (["--load", "--data", "x"], "--data does not go with --load"),
+    ],
+)
+def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(folder), *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: Path, capsys) -> None:
+    def refused(model: Path, file: Path, *more: str) -> str:
+        assert prb(["bench", str(model), "--rank", "--data", str(file), *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("prb: error: ")
+        assert error.count("\n") == 1
+        return error
+
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text(json.dumps({"id": "1", "question": "q", "chosen": "a", "rejected": "b"}) + "\n")
+    assert "bare.jsonl: no comparison has a profile to rank" in refused(folder, bare)
+    assert "4 users have a profile, and 9 are asked for" in refused(folder, data, "--users", "9")
+    more = ("--users", "2", "--against", "transformers", "--against-users", "3")
+    assert "against_users 3: more than the 2 users that are ranked" in refused(folder, data, *more)
+    decoder = write_tiny_model(tmp_path / "qwen3", "qwen3")
+    capsys.readouterr()  # the progress of writing it
+    assert "field 'model_type': expected an encoder" in refused(decoder, data)
+    with pytest.raises(SystemExit):
+        main(["qwen3-40m", "--rank", "--data", str(data)])
+    assert "--rank: expected a model with weights, found qwen3-40m" in capsys.readouterr().err
