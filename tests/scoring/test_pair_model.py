@@ -126,8 +126,11 @@ def test_several_labels_need_a_rule(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_the_commands(folder, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_commands(
+    folder, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, model = folder
+    monkeypatch.setenv("COLUMNS", "200")  # narrow terminals fold the report's lines
     assert cli.main(["inspect", str(path)]) == 0
     said = capsys.readouterr().out
     for part in (
