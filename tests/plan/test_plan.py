@@ -435,9 +435,9 @@ class TestLargeModels:
             "qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", train=True, tuning="lora", batch=16, remat="full"
         )
         check(found, below=5.0)
-        # The weights move in the forward pass, when it is computed again, and in the backward pass.
+        # The weights move in the forward pass, and once more for the backward pass and what it computes again.
         moved = sum(each.bytes for each in found.collectives.values())
-        assert 2.8 < moved / self.weights < 3.4
+        assert 1.8 < moved / self.weights < 2.2
 
 
 def test_slices_that_cannot_be():
