@@ -54,19 +54,29 @@ def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
     return batches
 
 
+def import_torch() -> Any:
+    """The module, without which transformers runs no model.
+
+    Raises:
+      RunError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise RunError(
+            "the comparison with transformers needs torch, which is not installed: pip install 'prb-jax[test]'"
+        ) from error
+    return torch
+
+
 class TransformersScorer:
     """A classifier of transformers, scoring padded batches on the CPU or the GPU."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
         """From a folder; or from the contents of a ``config.json``, with random weights."""
-        try:
-            import torch
-            import transformers
-        except ImportError as error:
-            raise RunError(
-                "the comparison with transformers needs torch, which is not installed: "
-                "pip install 'prb-jax[test]'"
-            ) from error
+        torch = import_torch()
+        import transformers
+
         self._torch: Any = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.version = f"transformers {transformers.__version__}, torch {torch.__version__}, sdpa"

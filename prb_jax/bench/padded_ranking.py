@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from prb_jax.bench.padded import import_torch
 from prb_jax.encoders.pooling import Pooling
-from prb_jax.errors import RunError
 from prb_jax.retrieval.rankers import Query
 
 BATCH = 16
@@ -51,13 +51,7 @@ class TransformersRanker:
         Raises:
           RunError: torch is not installed.
         """
-        try:
-            import torch
-        except ImportError as error:
-            raise RunError(
-                "the comparison with transformers needs torch, which is not installed: "
-                "pip install 'prb-jax[test]'"
-            ) from error
+        torch = import_torch()
         from transformers import AutoModel, AutoTokenizer
 
         self._torch: Any = torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import numpy as np
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.text.tokenizer import open_tokenizer, tokenize
+from prb_jax.text.tokenizer import TokenizerIds, open_tokenizer, tokenize
 
 TURN_SEPARATOR = "\n\n"
 """Between the turns of a prompt with several, a system message among them."""
 
 
 @dataclass(frozen=True, eq=False)
-class PairTokenizer:
+class PairTokenizer(TokenizerIds):
     """A transformers tokenizer used for pairs. Build with :func:`load_pair_tokenizer`.
 
     Attributes:
@@ -40,23 +39,6 @@ class PairTokenizer:
         """ "sha256:..." of how a pair is put together."""
         rule = f"pair {self.before} {self.between} {self.after} {TURN_SEPARATOR!r}"
         return f"sha256:{hashlib.sha256(rule.encode()).hexdigest()}"
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
-        return 1 + max(self.tokenizer.get_vocab().values())
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.tokenizer.bos_token_id
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.tokenizer.eos_token_id
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.tokenizer.pad_token_id
 
     def texts(self, messages: Sequence[Message]) -> tuple[str, str]:
         """The two texts of a conversation: what comes before its last message, and that message."""

@@ -28,8 +28,31 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
+class TokenizerIds:
+    """What a transformers tokenizer, held as ``tokenizer``, says of its ids."""
+
+    tokenizer: Any
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.tokenizer.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.tokenizer.pad_token_id
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+
 @dataclass(frozen=True, eq=False)
-class ChatTokenizer:
+class ChatTokenizer(TokenizerIds):
     """A transformers tokenizer and the chat template it is used with. Build with `load_tokenizer`.
 
     Attributes:
@@ -60,23 +83,6 @@ class ChatTokenizer:
             return self.template.hash
         rules = f"{self.template.hash} ends_with={self.ends_with} suffix={self.response_suffix!r}"
         return f"sha256:{hashlib.sha256(rules.encode()).hexdigest()}"
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.tokenizer.bos_token_id
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.tokenizer.eos_token_id
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.tokenizer.pad_token_id
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """Rows an embedding needs for every id of this tokenizer: its largest id plus one."""
-        return 1 + max(self.tokenizer.get_vocab().values())
 
     @cached_property
     def largest_plain_id(self) -> int:

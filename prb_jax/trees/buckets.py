@@ -14,23 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.trees.bucket_search import Objective, cell_cost, refine, split_by_k
 
 __all__ = ["Bucket", "Buckets", "balanced_batch", "batch_size", "cell_cost", "choose_buckets"]
 
 
 @dataclass(frozen=True, order=True)
-class Bucket:
-    """A fixed shape: `prefix` P columns, then `responses` K blocks of `response_length` R columns."""
-
-    prefix: int
-    responses: int
-    response_length: int
-
-    @property
-    def tokens(self) -> int:
-        """Columns of a row, P + K * R."""
-        return self.prefix + self.responses * self.response_length
+class Bucket(TreeLayout):
+    """A fixed shape that trees are padded to; buckets are ordered by P, K and R."""
 
     def fits(self, shape: tuple[int, int, int]) -> bool:
         """Whether a tree of this shape (p, K, r) can be padded to the bucket."""

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +13,9 @@ from prb_jax.models.attention import reference_attention
 from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.attention_splash import splash_attention, visited_share
 from prb_jax.models.tree_mask import TreeLayout, TreeMask
+from tests.models.kernel_on_mesh import on_mesh
 from tests.models.test_attention import FLOAT32_TOLERANCE, Case, compiled_reference
 from tests.models.test_attention_gradients import gradients
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one
 # and of eight; windows within a block, across blocks and across the edge of the prefix; soft caps.
@@ -76,13 +70,7 @@ def test_blocks_that_nobody_sees_are_not_visited() -> None:
 
 
 def test_on_meshes_trees_heads_and_queries_are_split() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.splash_on_mesh"],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = on_mesh("splash")
     assert max(found["differences"]) < 2e-5
     assert found["shard"] == [1, 192, 2, 32]
 

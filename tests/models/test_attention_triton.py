@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -22,6 +18,7 @@ from prb_jax.models.attention_triton import BLOCKS, triton_attention
 from prb_jax.models.attention_triton_kernels import KernelBlocks
 from prb_jax.models.decoder import score_tree
 from prb_jax.models.tree_mask import TreeLayout
+from tests.models.kernel_on_mesh import on_mesh
 from tests.models.test_attention import FLOAT32_TOLERANCE, Case, compiled_reference, jit
 from tests.models.test_attention_gradients import gradients
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
@@ -153,13 +150,7 @@ def test_blocks_of_the_table_fit_into_shared_memory() -> None:
 
 
 def test_on_meshes_trees_and_heads_are_split() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.triton_on_mesh"],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = on_mesh("triton")
     assert max(found["differences"]) < 2e-5
     assert found["shard"] == [1, 112, 2, 16]
     assert found["kernels"] == 3
