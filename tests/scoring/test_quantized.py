@@ -15,7 +15,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.bench.command import _parser as bench_parser
+from prb_jax.bench.options import parse_options
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.report.table import render_summary
@@ -242,4 +242,4 @@ def test_from_the_command_line(
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_on_the_command_line(form: str) -> None:
     evaluated = cli.parser().parse_args(["evaluate", "m", "--data", "d", "--out", "o", "--quantize", form])
-    assert evaluated.quantize == bench_parser().parse_args(["m", "--quantize", form]).quantize == form
+    assert evaluated.quantize == parse_options(["m", "--quantize", form]).quantize == form
