@@ -19,6 +19,7 @@ from prb_jax.errors import CheckpointError
 
 if TYPE_CHECKING:
     from prb_jax.bench.padded import TransformersScorer
+    from prb_jax.bench.vllm_scorer import VllmScorer
     from prb_jax.models.config import DecoderConfig
     from prb_jax.scoring.reward_model import RewardModel
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         model = load_for_bench(
             source, mesh=options.mesh, dtype=dtype, quantize=form, attention=options.attention
         )
-        rival = _rival(options, source, model.dtype)
+        rival = _rival(options, source, model.decoder, model.dtype)
         for responses in options.responses:
             results.append(_bench(model, rival, responses, options))
             print(_line(results[-1]), flush=True)
@@ -180,17 +181,25 @@ def _source(name: str) -> Path | DecoderConfig:
 
 
 def _rival(
-    options: argparse.Namespace, source: Path | DecoderConfig, dtype: str
-) -> TransformersScorer | None:
-    if options.against is None:
-        return None
-    from prb_jax.bench.padded import TransformersScorer
+    options: argparse.Namespace, source: Path | DecoderConfig, config: DecoderConfig, dtype: str
+) -> TransformersScorer | VllmScorer | None:
+    given = source if isinstance(source, Path) else source.original
+    if options.against == "vllm":
+        from prb_jax.bench.vllm_scorer import VllmScorer
 
-    return TransformersScorer(source if isinstance(source, Path) else source.original, dtype=dtype)
+        return VllmScorer(given, dtype=dtype, longest=config.max_position_embeddings)
+    if options.against == "transformers":
+        from prb_jax.bench.padded import TransformersScorer
+
+        return TransformersScorer(given, dtype=dtype)
+    return None
 
 
 def _bench(
-    model: RewardModel, rival: TransformersScorer | None, responses: int, options: argparse.Namespace
+    model: RewardModel,
+    rival: TransformersScorer | VllmScorer | None,
+    responses: int,
+    options: argparse.Namespace,
 ) -> BenchResult:
     import numpy as np
 

@@ -49,9 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--against",
-        choices=["transformers", "trl"],
-        help="also time padded batches of transformers (scoring, --rank) or TRL's RewardTrainer (--train), and "
-        "compare",
+        choices=["transformers", "vllm", "trl"],
+        help="also time padded batches of transformers (scoring, --rank), vLLM's classification path (scoring) or "
+        "TRL's RewardTrainer (--train), and compare",
     )
     parser.add_argument(
         "--responses", type=int, nargs="+", default=[2], metavar="K", help="responses of a comparison"
@@ -151,12 +151,12 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for name in ("data", "users", "against_users"):
         if getattr(options, name) is not None:
             parser.error(f"--{name.replace('_', '-')} is for ranking only: it needs --rank")
-    fits = "trl" if options.train else "transformers"
+    fits = ("trl",) if options.train else ("transformers", "vllm")
     if options.against == "trl" and options.tuning != "full":
         parser.error(f"--against trl trains all weights: leave out --tuning {options.tuning}")
-    if options.against not in (None, fits):
+    if options.against not in (None, *fits):
         parser.error(
-            f"--against {options.against}: {'with' if options.train else 'without'} --train, only {fits}"
+            f"--against {options.against}: {'with' if options.train else 'without'} --train, only {' or '.join(fits)}"
         )
     foreign = (
         ("responses", "against_sequences", "quantize")
@@ -172,7 +172,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 def _check_rank(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.data is None:
         parser.error("--rank needs --data FILE, whose profiles are ranked")
-    if options.against == "trl":
-        parser.error("--against trl: with --rank, only transformers")
+    if options.against not in (None, "transformers"):
+        parser.error(f"--against {options.against}: with --rank, only transformers")
     if options.against_users is not None and options.against is None:
         parser.error("--against-users needs --against transformers")

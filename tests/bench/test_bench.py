@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -106,10 +107,11 @@ def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Pa
         (["--pairs", "0"], "--pairs: expected at least 1, found 0"),
         (["--rounds", "-1"], "--rounds: expected at least 1, found -1"),
         (["--responses", "2", "0"], "--responses: expected at least 1, found 0"),
-        (["--against", "vllm"], "--against"),
+        (["--against", "sglang"], "--against"),
+        (["--train", "--against", "vllm"], "--against vllm: with --train, only trl"),
         (["--dtype", "float16"], "--dtype"),
         (["--train", "--against", "transformers"], "--against transformers: with --train, only trl"),
-        (["--against", "trl"], "--against trl: without --train, only transformers"),
+        (["--against", "trl"], "--against trl: without --train, only transformers or vllm"),
         (["--load", "--train"], "--train does not go with --load"),
         (["--load", "--pairs", "3"], "--pairs does not go with --load"),
         (["--train", "--responses", "4"], "--responses is for scoring only, not with --train"),
@@ -152,6 +154,13 @@ def test_training_beside_trl_starts_from_the_same_loss(
     shown = capsys.readouterr().out
     for word in ("pairs/s in training", "x of TRL", "loss difference"):
         assert word in shown
+
+
+def test_without_vllm_the_message_says_so(folder: Path, capsys) -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vllm is installed")
+    assert prb(["bench", str(folder), "--against", "vllm", *SMALL]) == 2
+    assert "the comparison with vLLM needs vllm, which is not installed" in capsys.readouterr().err
 
 
 def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
