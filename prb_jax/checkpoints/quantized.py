@@ -19,7 +19,7 @@ from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.quantization import MATRICES, Form, quantize_array
 
 # The block as it is read, as float32, and its quotients: three times this in each thread.
-_BLOCK_BYTES = 2 << 20
+_BLOCK_BYTES = 1 << 20
 
 Bounds = tuple[tuple[int, int], ...]
 Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
