@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from prb_jax import __version__
 from prb_jax.errors import PrbError, RunError
 from prb_jax.job import INTERRUPTED, leave_job, start_job
+from prb_jax.model_options import add_attention, add_quantize
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
@@ -197,12 +198,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the checkpoint's")
     _add_quantize(sub)
-    sub.add_argument(
-        "--attention",
-        choices=("auto", "blockwise", "kernel"),
-        default="auto",
-        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
-    )
+    add_attention(sub)
     sub.add_argument(
         "--no-reference",
         action="store_true",
@@ -225,11 +221,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
 
 
 def _add_quantize(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--quantize",
-        choices=("int8", "int8-weights", "fp8"),
-        help="matrices of the layers in eight bits; int8 and fp8 quantise activations too",
-    )
+    add_quantize(sub, about="matrices of the layers in eight bits; int8 and fp8 quantise activations too")
 
 
 def _add_model_options(sub: argparse.ArgumentParser) -> None:

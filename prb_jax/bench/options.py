@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from prb_jax.bench.shapes import SHAPES
+from prb_jax.model_options import add_attention, add_quantize
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -96,17 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", nargs="+", choices=["float32", "bfloat16"], help="default: the checkpoint's"
     )
-    parser.add_argument(
-        "--quantize",
-        choices=["int8", "int8-weights", "fp8"],
-        help="scoring only: a second row with the layers' matrices in eight bits",
-    )
-    parser.add_argument(
-        "--attention",
-        choices=["auto", "blockwise", "kernel"],
-        default="auto",
-        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
-    )
+    add_quantize(parser, about="scoring only: a second row with the layers' matrices in eight bits")
+    add_attention(parser)
     parser.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
     parser.add_argument("--batch-tokens", type=int, metavar="N", help="padded tokens computed at a time")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="side-by-side repetitions")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from prb_jax.models.attention_blocks import MASKED
 from prb_jax.models.layers import matmul_precision
-from prb_jax.models.tree_mask import TreeLayout
+from prb_jax.models.tree_mask import TreeLayout, TreeMask
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
@@ -59,13 +59,12 @@ def attend_from_reads(
     )
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    inside = places - prefix - length * jnp.arange(responses)  # of the own response
-    index = jnp.arange(prefix + length)
-    # How far back each key lies; the prefix meets the response at a fixed place.
-    distance = prefix + inside[:, :, None] - index
-    visible = (distance >= 0) & (index >= (prefix - prefix_lengths)[:, None, None])
-    if window is not None:
-        visible &= distance < window
+    # The prefix, and each query's own response.
+    first = prefix + length * jnp.arange(responses)
+    own = first[:, None] + jnp.arange(length)
+    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own], axis=1)
+    visible = TreeMask(layout, window).sees(places[:, :, None], keys)
+    visible &= keys >= (prefix - prefix_lengths)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)
     out = product("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
     out = out + product("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)

@@ -22,6 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.models.attention import ATTENTION_RESULTS
+from prb_jax.models.tree_blocks import key_ranges, visited_blocks
 from prb_jax.models.tree_mask import TreeLayout, TreeMask
 from prb_jax.sharding import RULES
 
@@ -172,8 +173,11 @@ def _tokens(tokens: int, block: int, shards: int) -> int:
 
 
 def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
-    """The share of the steps of the kernel's grid that have anything to compute."""
-    table = _kernel(
-        mask, 1, None, _block_size(mask.layout.tokens, block, 1), 1, False
-    ).fwd_mask_info.block_mask
-    return float(np.count_nonzero(table) / table.size)
+    """The share of the steps of the kernel's grid that have anything to compute.
+
+    The grid has a row for each block of queries, as wide as the row with the most blocks of keys.
+    """
+    block = _block_size(mask.layout.tokens, block, 1)
+    ranges = key_ranges(mask, queries=block, keys=block)
+    widest = max(visited_blocks(row) for row in ranges)
+    return visited_blocks(ranges) / (len(ranges) * widest)

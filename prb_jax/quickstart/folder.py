@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import RunError
-from prb_jax.scoring.runs import SUMMARY, check_same_inputs, held_folder, refuse_file, write_json
+from prb_jax.scoring.runs import SUMMARY, as_recorded, check_same_inputs, held_folder, refuse_file, write_json
 
 QUICKSTART = "quickstart.json"
 REPORT = "report.md"
@@ -41,8 +41,7 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
     path = Path(out)
     refuse_file(path)
     with held_folder(path):
-        # Through JSON once, so that what is compared is what will be read back.
-        wanted = json.loads(json.dumps(inputs, allow_nan=False))
+        wanted = as_recorded(inputs)
         found = _read(path)
         if found is not None:
             check_same_inputs(path, found["inputs"], wanted, file=QUICKSTART)

@@ -15,6 +15,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.config import read_raw_config
 from prb_jax.models.readout import choose_readout
 from prb_jax.readouts.resolve import class_names
+from prb_jax.report.checkpoint_facts import files_fact, ignored_facts, model_facts
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.text.tokenizer import open_tokenizer
 
@@ -69,20 +70,15 @@ def inspect_encoder(
 
 
 def _body_facts(folder: ModelFolder, config: EncoderConfig, weights: LoadReport) -> dict[str, str]:
-    ignored = [f"{key}: {reason}" for key, reason in weights.ignored_keys.items()]
-    dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     return {
-        "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
-        "architecture": ", ".join(config.architectures) or config.model_type,
-        "parameters": f"{weights.parameters:,}",
+        **model_facts(folder, config, weights),
         "shape": f"encoder, {config.num_hidden_layers} layers, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads of {config.head_dim}, mlp {config.intermediate_size:,} "
         f"({config.hidden_activation})",
         "attention": _attention(config),
         "context": f"{config.max_position_embeddings:,} tokens",
-        "weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}",
-        "tensors ignored": "\n".join(ignored) or "none",
-        "config ignored": ", ".join(config.ignored_keys) or "none",
+        **files_fact(weights),
+        **ignored_facts(config, weights),
     }
 
 

@@ -17,14 +17,15 @@ from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.checkpoint_facts import files_fact, ignored_facts, model_facts
 from prb_jax.report.encoder_report import inspect_encoder
 from prb_jax.report.length_report import length_report, length_rule
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import check_tokenizer
+from prb_jax.scoring.readable import load_own_tokenizer
 from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
 from prb_jax.text.template import FIXED_DATE
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,12 +92,7 @@ def inspect_model(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
-    chat = load_tokenizer(
-        folder.path if tokenizer is None else locate(tokenizer).path,
-        chat_template=chat_template,
-        rules=found.text,
-    )
-    check_tokenizer(chat, config, where=folder.name)
+    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     prompts = load_prompts(folder.path, width=config.hidden_size)
     reserved = 0 if prompts is None else prompts.table.shape[1]
     lengths = _lengths(
@@ -109,22 +105,17 @@ def inspect_model(
         reserved=reserved,
         where=folder.name,
     )
-    ignored = [f"{key}: {reason}" for key, reason in weights.ignored_keys.items()]
-    dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
     return {
-        "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
-        "architecture": ", ".join(config.architectures) or config.model_type,
-        "parameters": f"{weights.parameters:,}",
+        **model_facts(folder, config, weights),
         "shape": _shape(config),
         "attention": _attention(config),
         "rope": _rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
         **lengths,
         **({} if prompts is None else {"soft prompts": _users(prompts)}),
-        "weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}",
+        **files_fact(weights),
         "in memory": _in_memory(weights, config.default_dtype),
-        "tensors ignored": "\n".join(ignored) or "none",
-        "config ignored": ", ".join(config.ignored_keys) or "none",
+        **ignored_facts(config, weights),
         "score head": weights.head,
         "readout": f"{found.row.name}: {_reading(found, rule)}",
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",

@@ -26,7 +26,7 @@ from prb_jax.models.shared_fields import choose_dtype
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
-from prb_jax.scoring.readable import check_readable, check_tokenizer
+from prb_jax.scoring.readable import check_readable, load_own_tokenizer
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
@@ -40,7 +40,7 @@ from prb_jax.sharding import (
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import length_limit, parse_protocol
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.encode import encode_comparisons, encode_each
@@ -330,12 +330,7 @@ def load(
     config = found.config
     chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
     rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
-    chat = load_tokenizer(
-        folder.path if tokenizer is None else locate(tokenizer).path,
-        chat_template=chat_template,
-        rules=found.text,
-    )
-    check_tokenizer(chat, config, where=folder.name)
+    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     if quantize is not None:

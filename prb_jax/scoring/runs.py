@@ -65,14 +65,8 @@ def open_run(
     """
     path = Path(out)
     check_folder(path)
-    with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDONLY)
-    scores = -1
-    try:
-        lock_folder(lock, path)
-        # Through JSON once, so that what is compared is what will be read back.
-        wanted = json.loads(json.dumps(inputs, allow_nan=False))
+    with held_folder(path):
+        wanted = as_recorded(inputs)
         found = _read_run(path)
         rows = _read_scores(path / SCORES)
         if found is not None and found["inputs"] != wanted:
@@ -87,11 +81,10 @@ def open_run(
             write_json(path / RUN, run)
         with writing(path / SCORES):
             scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        yield RunFolder(path=path, rows=rows, _scores=scores)
-    finally:
-        if scores >= 0:
+        try:
+            yield RunFolder(path=path, rows=rows, _scores=scores)
+        finally:
             os.close(scores)
-        os.close(lock)
 
 
 def check_folder(out: str | Path) -> None:
@@ -218,19 +211,17 @@ def held_folder(path: Path) -> Iterator[None]:
     Raises:
       RunError: it cannot be written, or another process holds it.
     """
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         folder = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     try:
-        lock_folder(folder, path)
+        _lock_folder(folder, path)
         yield
     finally:
         os.close(folder)
 
 
-def lock_folder(folder: int, path: Path) -> None:
+def _lock_folder(folder: int, path: Path) -> None:
     """Locks an open folder against a second writer. The lock dies with the process, however it ends.
 
     Raises:
@@ -315,6 +306,11 @@ def _read_run(path: Path) -> dict[str, Any] | None:
     if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
         raise RunError(f"{path / RUN}: not a run of `prb evaluate`; give --out another folder")
     return run
+
+
+def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a run through JSON once, so that what is compared is what will be read back."""
+    return json.loads(json.dumps(inputs, allow_nan=False))
 
 
 def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import RunError
-from prb_jax.scoring.runs import check_same_inputs, held_folder, refuse_file, write_json
+from prb_jax.scoring.runs import as_recorded, check_same_inputs, held_folder, refuse_file, write_json
 
 TRAIN = "train.json"
 CHECKPOINTS = "checkpoints"
@@ -84,8 +84,7 @@ def open_training(
     path = Path(out)
     check_training_folder(path)
     with held_folder(path):
-        # Through JSON once, so that what is compared is what will be read back.
-        wanted = json.loads(json.dumps(inputs, allow_nan=False))
+        wanted = as_recorded(inputs)
         found = read_training(path)
         if found is not None:
             check_same_inputs(path, found["inputs"], wanted, file=TRAIN)
