@@ -12,8 +12,10 @@ from typing import Any, Final
 from prb_jax import benchmarks
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
+from prb_jax.data.folders import folder_files, read_folder
 from prb_jax.data.hub import read_hub, short_name
 from prb_jax.errors import DataError
+from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.prepared import is_prepared, metadata, read_prepared
 
 __all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
@@ -106,7 +108,7 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
     if resolved.kind is _Kind.FILE:
         return {"kind": "file", **mark, "files": {path.name: file_digest(path)}}
     if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        files = sorted(_files(resolved, path, split=split))
         return {
             "kind": resolved.kind.value,
             **mark,
@@ -116,6 +118,15 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
     if resolved.kind is _Kind.HUB:
         return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
     return {"kind": "generated", "name": PERSONAS, "part": resolved.name}
+
+
+def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
+    """The files that are read."""
+    if source.kind is _Kind.PREPARED:
+        return (file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file, folder))
+    if source.benchmark is None:
+        return folder_files(folder, split=split)
+    return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
 
 
 def benchmark_of(source: str | Path) -> str | None:
@@ -184,16 +195,16 @@ def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[_Re
         return
     place = source.name if source.kind is _Kind.HUB else Path(source.name)
     if source.benchmark not in (None, PRB):
-        from prb_jax.sources.benchmarks import read_benchmark
-
         benchmark = benchmarks.get_benchmark(source.benchmark)
         rows: Iterable[Row] = read_benchmark(benchmark, place, subset=subset, split=split)
     elif source.kind is _Kind.FILE:
         rows = read_rows(Path(source.name))
     elif source.kind is _Kind.PREPARED:
         rows = read_prepared(Path(source.name), split=split)
+    elif source.kind is _Kind.FOLDER:
+        rows = read_folder(Path(source.name), subset=subset, split=split)
     else:
-        rows = read_hub(place, subset=subset, split=split)
+        rows = read_hub(source.name, subset=subset, split=split)
     for row in rows:
         yield _Record(row.where, Comparison.from_row(row.value, where=row.where))
 
