@@ -671,7 +671,9 @@ def _hide_torch() -> None:
     An ``import torch`` of somebody else, as in a config file, still works.
     """
     find_spec = importlib.util.find_spec
-    importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find_spec(name, package)
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == "torch" else find_spec(name, package)
+    )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
 
 

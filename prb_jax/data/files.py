@@ -40,7 +40,9 @@ RECORD_FIELDS: Final = (
     "narrative",
 )
 
-_LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
+LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
+"""Fields of a record that are lists."""
+
 _CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected")
 _LONGEST_CELL: Final = 2**31 - 1
 
@@ -261,7 +263,7 @@ def _csv_value(name: str, cell: str, where: str) -> Any:
             return float(cell)
         except ValueError:
             return cell  # refused where numbers are checked
-    if name in _LISTS:
+    if name in LISTS:
         try:
             return _decoder().decode(cell)
         except (ValueError, RecursionError) as error:
