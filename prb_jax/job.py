@@ -24,7 +24,7 @@ import time
 from types import TracebackType
 from typing import Any, NoReturn
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, quote
 
 FAILED = 1
 """Status of a process whose neighbour is gone, or that failed with a traceback."""
@@ -82,7 +82,7 @@ def _number(name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise MeshError(f"{name}: expected a whole number, found {text!r}") from None
+        raise MeshError(f"{name}: expected a whole number, found {quote(text)}") from None
 
 
 def _start_watch() -> None:
