@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from prb_jax import __version__
 from prb_jax.errors import PrbError, RunError
-from prb_jax.job import INTERRUPTED, leave_job, start_job
 from prb_jax.model_options import add_attention, add_quantize
+from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
@@ -245,8 +245,8 @@ def _evaluate(options: argparse.Namespace) -> int:
             _hide_torch()
         if not baseline or options.distributed:
             _prepare_jax(distributed=options.distributed)
+        from prb_jax.processes.sharing import process_index
         from prb_jax.report.table import render_summary
-        from prb_jax.scoring.processes import process_index
 
         with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
             result = _evaluated(options)
@@ -324,8 +324,8 @@ def _train(options: argparse.Namespace) -> int:
     if options.own_process:
         _hide_torch()
     _prepare_jax(distributed=options.distributed)
+    from prb_jax.processes.sharing import process_index
     from prb_jax.report.training import training_table
-    from prb_jax.scoring.processes import process_index
     from prb_jax.training.loop import train
 
     # Several processes leave SIGTERM to JAX, and stop at the same step.

@@ -21,7 +21,6 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import quote
-from prb_jax.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.attention import ATTENTION_RESULTS
 from prb_jax.models.attention_choice import Attention, choose_attention
 from prb_jax.models.attention_reads import attend_from_reads, take_places
@@ -30,6 +29,7 @@ from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
 from prb_jax.models.tree_mask import TreeLayout
+from prb_jax.processes.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.states import TreeStates, read_places
 from prb_jax.sharding import Constrain, check_tokens, constrainer

@@ -15,6 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.processes.sharing import on_first_process, process_count
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
     BENCHMARKS_DEFINITION,
@@ -23,7 +24,6 @@ from prb_jax.scoring.benchmarks import (
     write_result_files,
 )
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
-from prb_jax.scoring.processes import on_first_process, process_count
 from prb_jax.scoring.quantized import (
     QUANTIZATION_DEFINITION,
     UNQUANTIZED,

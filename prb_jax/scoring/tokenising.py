@@ -14,7 +14,7 @@ import numpy as np
 from prb_jax import errors
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
-from prb_jax.scoring.processes import gather_int32, own_part, process_count, process_index
+from prb_jax.processes.sharing import gather_int32, own_part, process_count, process_index
 from prb_jax.trees.tree import Tree, Truncation
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]

@@ -19,7 +19,7 @@ from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
-from prb_jax.scoring.processes import on_first_process, process_count, process_index
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.sharding import replicated
 from prb_jax.text.internlm2_tokenizer import is_internlm2
 from prb_jax.text.tokenizer import ChatTokenizer

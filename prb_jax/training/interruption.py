@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from prb_jax.scoring.processes import process_count
+from prb_jax.processes.sharing import process_count
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

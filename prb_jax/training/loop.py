@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError, short_repr
-from prb_jax.scoring.processes import on_first_process, process_index
+from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.scoring.runs import write_json
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import Config, load_settings

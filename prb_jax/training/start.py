@@ -23,7 +23,7 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.families import FAMILIES
-from prb_jax.scoring.processes import on_first_process
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer

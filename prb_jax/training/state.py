@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from prb_jax.errors import RunError
-from prb_jax.scoring.processes import on_first_process
+from prb_jax.processes.sharing import on_first_process
 
 _ARRAYS, _FACTS = "arrays", "facts"
 _DAMAGED = "damaged"

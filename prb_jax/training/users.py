@@ -27,7 +27,7 @@ from prb_jax.personal.embedding import (
     step_users,
     user_rows,
 )
-from prb_jax.scoring.processes import on_first_process
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import replicated
 from prb_jax.training.optimizer import OptimizerConfig, learning_rate
 from prb_jax.training.settings import TrainSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prb_jax.scoring.tokenising import _packed, _unpacked, encode_part, encode_together, gather_parts
-from tests.jobs import ended, job
+from tests.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
 

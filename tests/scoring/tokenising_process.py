@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax import Comparison
 from prb_jax.errors import DataError
-from prb_jax.job import start_job
+from prb_jax.processes.job import start_job
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_together

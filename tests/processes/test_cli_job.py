@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.jobs import ended, job, lines, wait_for
+from tests.processes.jobs import ended, job, lines, wait_for
 from tests.training.tiny import curve, rows, write_model, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

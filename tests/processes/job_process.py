@@ -1,6 +1,6 @@
 """One process of a job that evaluates with a slow scorer, and may fail: started by ``test_job.py``.
 
-python -m tests.job_process OUT COUNT SECONDS_PER_BATCH [PROCESS FAILURE]
+python -m tests.processes.job_process OUT COUNT SECONDS_PER_BATCH [PROCESS FAILURE]
 """
 
 import sys
@@ -8,8 +8,8 @@ from typing import Any
 
 from prb_jax import RunError, evaluate
 from prb_jax.errors import PrbError
-from prb_jax.job import leave_job, start_job
-from prb_jax.scoring.processes import process_index, share_json
+from prb_jax.processes.job import leave_job, start_job
+from prb_jax.processes.sharing import process_index, share_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prb_jax.scoring.processes import on_first_process, process_count, process_index, share_json
+from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ import jax
 process, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
 from prb_jax import RunError, evaluate
-from prb_jax.scoring.processes import share_json
+from prb_jax.processes.sharing import share_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 assert share_json({"from": process}) == {"from": 0}

@@ -12,12 +12,12 @@ import pytest
 from prb_jax import evaluate
 from prb_jax.cli import main
 from prb_jax.errors import MeshError
-from prb_jax.job import leave_job, start_job
-from tests.jobs import ended, job, lines, wait_for
+from prb_jax.processes.job import leave_job, start_job
+from tests.processes.jobs import ended, job, lines, wait_for
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 COUNT = 60
-PROGRAM = ("-m", "tests.job_process")
+PROGRAM = ("-m", "tests.processes.job_process")
 
 
 def of_prb(errors: str) -> list[str]:

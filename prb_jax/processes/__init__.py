@@ -1,0 +1,1 @@
+"""A job of several processes: they start and end together, and agree on what they compute."""
