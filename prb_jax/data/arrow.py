@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 
 def parquet_values(path: Path, wanted: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
@@ -47,7 +47,7 @@ def _columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -
     for name in columns:
         if columns.count(name) > 1:
             places = " and ".join(str(i) for i, other in enumerate(names, start=1) if other == name)
-            raise DataError(f"{where}: field {name!r} is given twice, in columns {places}")
+            raise DataError(f"{where}: field {quote(name)} is given twice, in columns {places}")
     return columns
 
 

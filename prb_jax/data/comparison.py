@@ -17,7 +17,6 @@ comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -25,7 +24,7 @@ from typing import Any
 
 from prb_jax.data import fields
 from prb_jax.data.conversation import Message, read_conversation
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote, short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,8 @@ class Post:
     text: str
     category: str = ""
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class RubricAspect:
@@ -44,6 +45,8 @@ class RubricAspect:
     aspect: str
     evidence: str = ""
     reason: str = ""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -84,6 +87,8 @@ class Comparison:
     narrative: str | None
     is_pair: bool = field(init=False, compare=False)
 
+    __repr__ = short_repr
+
     def __init__(
         self,
         *,
@@ -118,7 +123,7 @@ class Comparison:
             "rubric_aspects": fields.as_list(rubric_aspects),
             "narrative": narrative,
         }
-        _fill(self, row, where="comparison" if id is None else f"comparison {reprlib.repr(id)}")
+        _fill(self, row, where="comparison" if id is None else f"comparison {quote(id)}")
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, where: str, labelled: bool = True) -> Comparison:
@@ -187,12 +192,14 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
             fields.fail(where, other, "given beside 'chosen' and 'rejected'; expected one spelling, not both")
         named = [("chosen", chosen), ("rejected", rejected)]
     elif responses is None:
+        if get("question") is None and get("prompt") is None:
+            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
         fields.fail(where, "chosen", "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'")
     else:
         items = fields.sequence(responses, where, "responses")
         named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
         if not named:
-            fields.fail(where, "responses", "no responses; expected at least one")
+            _check_several((), where)
     prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
     set_field(comparison, "prompt", prompt)
     set_field(comparison, "responses", texts)

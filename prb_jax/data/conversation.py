@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from prb_jax.data import fields
+from prb_jax.errors import quote, short_repr
 
 ROLES: Final = ("system", "user", "assistant")
 
@@ -17,6 +18,8 @@ class Message:
 
     role: str
     content: str
+
+    __repr__ = short_repr
 
 
 Messages = tuple[Message, ...]
@@ -48,8 +51,9 @@ def read_conversation(
             fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
         return given, tuple(_response(value, where, name) for name, value in responses)
     if not all(written_out):
-        name = responses[written_out.index(False)][0]
-        fields.fail(where, name, "not a list of messages as the other responses; expected one spelling")
+        name, value = responses[written_out.index(True)]
+        all_alike = "responses are all texts or all lists of messages"
+        fields.fail(where, name, f"expected a string, found {fields.found(value)}; {all_alike}")
     conversations = [_messages(value, where, name) for name, value in responses]
     shared = _shared([messages[:-1] for messages in conversations])
     for (name, _), messages in zip(responses, conversations):
@@ -111,7 +115,7 @@ def _prompt(value: object, where: str, name: str) -> Messages:
 def _check_prompt(messages: Messages, where: str, name: str) -> None:
     last = messages[-1]
     if last.role != "user":
-        fields.fail(where, f"{name}[{len(messages) - 1}].role", f"expected 'user', found {last.role!r}")
+        fields.fail(where, f"{name}[{len(messages) - 1}].role", f"expected 'user', found {quote(last.role)}")
     if not last.content.strip():
         fields.fail(where, name, "the question is empty")
 
@@ -125,7 +129,7 @@ def _messages(value: object, where: str, name: str) -> Messages:
     for i, message in enumerate(messages):
         if message.role not in ROLES:
             fields.fail(
-                where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {message.role!r}"
+                where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {quote(message.role)}"
             )
         if message.role == "system" and i > 0:
             fields.fail(where, f"{name}[{i}].role", "a system message may only come first")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.arrow import parquet_values
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
@@ -205,7 +205,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is given twice")
+        raise ValueError(f"field {quote(twice)} is given twice")
     return value
 
 
@@ -247,7 +247,7 @@ def _csv_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 def _csv_names(cells: list[str], where: str, wanted: Collection[str] | None) -> list[str]:
     for name in cells:
         if cells.count(name) > 1 and (wanted is None or name in wanted):
-            raise DataError(f"{where}: field {name!r} is given twice")
+            raise DataError(f"{where}: field {quote(name)} is given twice")
     if wanted is not None and not set(cells) & set(wanted):
         raise DataError(
             f"{where}: names no field of a record; expected a first line as: id,question,chosen,rejected"

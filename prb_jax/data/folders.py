@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prb_jax.data.files import RECORD_FIELDS, Row, has_known_suffix, read_rows
 from prb_jax.data.hub import choose_configs, join_configs, paper_order
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 README: Final = "README.md"
 
@@ -60,7 +60,7 @@ def read_folder(
             continue
         if not splits.get(split):
             place = f"{folder} ({name})" if several else str(folder)
-            raise DataError(f"{place}: no split {split!r}; it has {', '.join(splits)}")
+            raise DataError(f"{place}: no split {quote(split)}; it has {', '.join(splits)}")
         tables.append((name, [row for file in splits[split] for row in read_rows(file, columns=columns)]))
     return join_configs(tables, several=several)
 
@@ -175,7 +175,7 @@ def _read_declared(folder: Path, configs: list[Any]) -> Iterator[tuple[str, dict
     for config in configs:
         where = f"{folder / README}: configs"
         if not isinstance(config, dict) or not isinstance(config.get("config_name"), str):
-            raise DataError(f"{where}: expected objects with a config_name, found {config!r:.200}")
+            raise DataError(f"{where}: expected objects with a config_name, found {quote(config)}")
         where = f"{where}: {config['config_name']}"
         base, entries = str(config.get("data_dir") or "."), config.get("data_files")
         if entries is None:
@@ -187,13 +187,11 @@ def _read_declared(folder: Path, configs: list[Any]) -> Iterator[tuple[str, dict
             continue
         splits: dict[str, list[Path]] = {}
         for entry in entries if isinstance(entries, list) else [entries]:
-            split, paths = (
-                (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
-            )
-            patterns = paths if isinstance(paths, list) else [paths]
-            if not isinstance(split, str) or not all(isinstance(pattern, str) for pattern in patterns):
-                raise DataError(f"{where}: data_files: expected a split and a path, found {entry!r:.200}")
-            for pattern in patterns:
+            named = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+            split, paths = named.get("split"), named.get("path")
+            for pattern in paths if isinstance(paths, list) else [paths]:
+                if not isinstance(split, str) or not isinstance(pattern, str):
+                    raise DataError(f"{where}: data_files: expected a split and a path, found {quote(entry)}")
                 splits.setdefault(split, []).extend(_matching(folder, base, pattern, where))
         yield config["config_name"], {split: list(dict.fromkeys(files)) for split, files in splits.items()}
 
@@ -201,7 +199,7 @@ def _read_declared(folder: Path, configs: list[Any]) -> Iterator[tuple[str, dict
 def _matching(folder: Path, base: str, pattern: str, where: str) -> list[Path]:
     path = PurePosixPath(base, pattern)
     if path.is_absolute() or ".." in path.parts or "://" in pattern:
-        raise DataError(f"{where}: data_files: expected a path within the folder, found {pattern!r}")
+        raise DataError(f"{where}: data_files: expected a path within the folder, found {quote(pattern)}")
     if path.name == "**":  # files at any depth, as on the hub
         path = path / "*"
     return sorted(file for file in folder.glob(path.as_posix()) if file.is_file() and file.name != README)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.files import RECORD_FIELDS, Row
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 PRB_REPOSITORY: Final = "QiyaoMa/Personalized-RewardBench"
 
@@ -76,7 +76,7 @@ def choose_configs(
     wanted = [name for name in names if short_name(name) == short_name(subset)]
     if not wanted:
         expected = ", ".join(map(short_name, names))
-        raise DataError(f"{source}: no subset {subset!r}; expected one of {expected}")
+        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
     return wanted, True
 
 
@@ -119,7 +119,7 @@ def _load(source: str, config: str, *, split: str, columns: Collection[str] | No
     with _loading(source):
         table = datasets.load_dataset(source, config, split=split)
         if not isinstance(table, datasets.Dataset):
-            raise DataError(f"{source}: split {split!r} is not one table of records")
+            raise DataError(f"{source}: split {quote(split)} is not one table of records")
         if columns is not None:
             table = table.select_columns([name for name in table.column_names if name in columns])
         return table.to_list()

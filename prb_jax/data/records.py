@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,11 +55,10 @@ def given_rows(data: Records) -> Iterator[Row]:
         raise DataError(
             f"data: expected one split of a data set, found all of them: {', '.join(map(str, data))}"
         )
-    if isinstance(data, Comparison | Mapping):
-        data = [data]
-    if isinstance(data, str | Path | bytes) or not isinstance(data, Iterable):
+    items: Any = [data] if isinstance(data, Comparison | Mapping) else data
+    if isinstance(items, str | Path | bytes) or not isinstance(items, Iterable):
         raise DataError(f"data: expected comparisons, or a table of records, found {type(data).__name__}")
-    for position, item in enumerate(data):
+    for position, item in enumerate(items):
         where = f"position {position}"
         if isinstance(item, Mapping):
             lists = {name: fields.as_list(item[name]) for name in LISTS if name in item}
@@ -91,3 +92,12 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True) -> Iterator[Plac
                 value = {**row.value, "id": f"{comparison.id}#{count}"}
                 comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
         yield Placed(row.where, comparison)
+
+
+def digest(comparisons: Iterable[Comparison]) -> str:
+    """``"sha256:..."`` of the contents of comparisons, in order."""
+    found = sha256()
+    for comparison in comparisons:
+        found.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
+        found.update(b"\n")
+    return f"sha256:{found.hexdigest()}"

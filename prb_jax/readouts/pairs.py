@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.encoder_map import EncoderFolder, encoder_shardings, match_encoder
 from prb_jax.checkpoints.safetensors_reader import index_folder
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
 from prb_jax.models.encoder import Params, encode_tokens
@@ -132,7 +132,9 @@ def _row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
     if not fitting:
         known = ", ".join(row.name for row in REGISTRY if isinstance(row.head, Pooled))
         named = (
-            f"readout {readout!r}" if readout else f"'{', '.join(config.architectures) or config.model_type}'"
+            f"readout {quote(readout)}"
+            if readout
+            else f"'{', '.join(config.architectures) or config.model_type}'"
         )
         raise CheckpointError(
             f"{where}: {named} is not a reward model on an encoder; expected a row of the table for them ({known}). An "

@@ -2,17 +2,15 @@
 
 import contextlib
 import gc
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.records import Records, given_rows, read_records
-from prb_jax.errors import DataError
+from prb_jax.data.records import Records, digest, given_rows, read_records
+from prb_jax.errors import DataError, quote, short_repr
 
 Data = str | Path | Sequence[str | Path] | Records
 
@@ -35,6 +33,8 @@ class Inputs:
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
@@ -78,7 +78,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     hashed = bool(sources) and all(source.get("files") for source in sources.values())
     return Inputs(
         comparisons=comparisons,
-        sha256=None if hashed else _digest(comparisons),
+        sha256=None if hashed else digest(comparisons),
         sources=sources,
         subset=subset,
         benchmarks=benchmarks,
@@ -150,18 +150,12 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for comparison, place in zip(comparisons, places, strict=True):
         if comparison.labels is None:
-            raise DataError(f"{place}: comparison {comparison.id!r} has no labels, so it cannot be evaluated")
+            raise DataError(
+                f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"
+            )
         if comparison.id in seen:
             raise DataError(
-                f"comparison id {comparison.id!r} occurs twice: in {seen[comparison.id]} and in {place}; "
+                f"comparison id {quote(comparison.id)} occurs twice: in {seen[comparison.id]} and in {place}; "
                 f"ids must be distinct within one run"
             )
         seen[comparison.id] = place
-
-
-def _digest(comparisons: Sequence[Comparison]) -> str:
-    digest = sha256()
-    for comparison in comparisons:
-        digest.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
-        digest.update(b"\n")
-    return f"sha256:{digest.hexdigest()}"

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
+from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
@@ -95,9 +97,11 @@ class RewardModel:
     quantize: str | None = None
     wanted_attention: str = "auto"
 
+    __repr__ = short_repr
+
     def score(
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -107,7 +111,7 @@ class RewardModel:
         """Rewards of every response, one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: what to score; labels are not looked at.
+          comparisons: what to score, comparisons or records; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none.
           protocol: "default" or "paper".
           max_length: longest conversation in tokens; the model's context if not given.
@@ -116,6 +120,7 @@ class RewardModel:
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
         """
+        comparisons = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
         for batch in self.stream(
             comparisons,

@@ -15,7 +15,7 @@ from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, rea
 from prb_jax.data.folders import folder_files, read_folder
 from prb_jax.data.hub import read_hub, short_name
 from prb_jax.data.records import Placed, Records, given_rows, read_records
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.prepared import is_prepared, metadata, read_prepared
 
@@ -91,7 +91,9 @@ def read_comparisons(
             break
     if not found:
         if subsets:
-            raise DataError(f"{source}: no subset {subset!r}; expected one of {', '.join(sorted(subsets))}")
+            raise DataError(
+                f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(subsets))}"
+            )
         raise DataError(f"{source}: no comparisons in it")
     return found
 
@@ -160,7 +162,7 @@ def _benchmark(name: str, place: str | None) -> _Source:
         raise DataError(f"{name}: has no data set on the hub; give --data {name}:FOLDER with {home}")
     found = _Source(_Kind.HUB, str(repository)) if place is None else _place(place)
     if found.benchmark not in (None, name):
-        raise DataError(f"{name}:{place}: holds the benchmark {found.benchmark!r}")
+        raise DataError(f"{name}:{place}: holds the benchmark {quote(found.benchmark)}")
     return _Source(found.kind, found.name, name)
 
 
@@ -214,7 +216,7 @@ def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:
         before = seen.setdefault(record.comparison.id, record.where)
         if before is not record.where:
             raise DataError(
-                f"{record.where}: field 'id': {record.comparison.id!r} was already used at {before}"
+                f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
             )
         yield record.comparison
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.training.settings import TrainSettings
 
 Config = str | Path | ConfigDict | Mapping[str, Any] | TrainSettings
@@ -68,13 +68,16 @@ def read_config(path: str | Path) -> ConfigDict:
     return config
 
 
-def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSettings:
+def load_settings(
+    config: Config, overrides: Sequence[str] = (), *, data_given: bool = False
+) -> TrainSettings:
     """The checked settings of a config with overrides applied.
 
     Args:
       config: path of a config file, a ConfigDict, a mapping of dotted or nested keys, or settings.
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
         `mesh=none`, `lora.targets=q,v`. The last one wins.
+      data_given: the caller has the training data, so that the settings need not name any.
 
     Raises:
       RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
@@ -89,12 +92,14 @@ def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSetting
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
-            raise RunError(f"override {text!r}: expected key=value")
+            raise RunError(f"override {quote(text)}: expected key=value")
         key = key.removeprefix("config.").replace("-", "_")
         values[key] = _parse(key, value, _type_of(key, types_by_key))
     checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
     settings = _build(TrainSettings, checked, prefix="")
     _check_ranges(settings)
+    if not settings.data and not data_given:
+        raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
     return settings
 
 
@@ -183,7 +188,7 @@ def _described(hint: Any) -> str:
 
 
 def _wrong(key: str, hint: Any, found: Any) -> RunError:
-    return RunError(f"config key '{key}': expected {_described(hint)}, found {found!r}")
+    return RunError(f"config key '{key}': expected {_described(hint)}, found {quote(found)}")
 
 
 def _parse(key: str, text: str, hint: Any) -> Any:
@@ -248,7 +253,7 @@ def _check_ranges(settings: TrainSettings) -> None:
 
     def check(key: str, ok: bool, expected: str) -> None:
         if flat[key] is not None and not ok:
-            raise RunError(f"config key '{key}': expected {expected}, found {flat[key]!r}")
+            raise RunError(f"config key '{key}': expected {expected}, found {quote(flat[key])}")
 
     positive = (
         "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets", "lora.rank",
@@ -269,8 +274,6 @@ def _check_ranges(settings: TrainSettings) -> None:
         raise RunError(
             "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
         )
-    if not settings.data:
-        raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
 
 
 def _first_line(error: Exception) -> str:

@@ -15,8 +15,7 @@ import prb_jax as prb
 from prb_jax import benchmarks
 from prb_jax.errors import DataError
 from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
-
-from .layouts import (
+from tests.benchmarks.layouts import (
     rewardbench2_rows,
     write_hub,
     write_judgebench,
@@ -228,8 +227,7 @@ def test_real_rm_bench(tmp_path):
     assert len(comparisons) == 798
     lengths = [[float(len(text)) for text in c.responses] for c in comparisons]
     from prb_jax.benchmarks import rm_bench
-
-    from .layouts import scored
+    from tests.benchmarks.layouts import scored
 
     scores = [scored(c.id, s, 3, subset=c.subset) for c, s in zip(comparisons, lengths)]
     result = rm_bench.score(scores)

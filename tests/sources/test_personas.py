@@ -394,7 +394,7 @@ def test_golden_bytes(benchmark):
 
 def test_generation_is_repeatable_in_another_process():
     code = (
-        "import hashlib; from prb_jax.data import personas; from prb_jax.sources.personas.export import serialise;"
+        "import hashlib; from prb_jax.sources import personas; from prb_jax.sources.personas.export import serialise;"
         "print(hashlib.sha256(serialise(personas.load('all'))).hexdigest())"
     )
     run = subprocess.run(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.sources.personas.benchmark import PARTS, Benchmark, generate
 from prb_jax.sources.personas.ceilings import Ceilings
 from prb_jax.sources.personas.export import export
@@ -34,7 +34,7 @@ def load(part: str = "test") -> list[Comparison]:
       DataError: for an unknown part.
     """
     if part not in PARTS:
-        raise DataError(f"personas: no part {part!r}; expected one of {', '.join(PARTS)}")
+        raise DataError(f"personas: no part {quote(part)}; expected one of {', '.join(PARTS)}")
     return list(generate().parts[part])
 
 
