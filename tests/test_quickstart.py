@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from prb_jax import RunError, cli, evaluate, load, read_comparisons
-from prb_jax.data.personas import load as load_part
 from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
 from prb_jax.quickstart.recipe import training_pairs
+from prb_jax.sources.personas import load as load_part
 from prb_jax.training.config import load_settings
 
 PAIRS = 40

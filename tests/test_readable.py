@@ -7,7 +7,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import MESSAGE_LENGTH, QUOTED, REPR_LENGTH, quote
-from prb_jax.models.config import parse_config
+from prb_jax.models.config.decoder import parse_config
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket
 from tests.scoring.records import write_model

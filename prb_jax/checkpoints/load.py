@@ -26,7 +26,7 @@ from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bo
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
 from prb_jax.checkpoints.shapes import leaf_shapes, total_bytes
 from prb_jax.errors import MeshError, short_repr
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.quantization import Form, quantization_form
 
 # XLA's CPU client takes over a host buffer with this alignment instead of copying it.

@@ -15,7 +15,7 @@ _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
 _TORCH = ("pytorch_model*.bin", "*.pt")
 
-# What a training run keeps (`prb_jax.training.run` writes it).
+# What a training run keeps (`prb_jax.training.folder` writes it).
 _TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
 
 _WHOLE_FILE = 32 * 1024**2

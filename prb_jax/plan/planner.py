@@ -15,11 +15,11 @@ from typing import Any, Literal, cast, get_args
 import jax
 import jax.numpy as jnp
 
-from prb_jax.bench.shapes import SHAPES, shape_config
 from prb_jax.errors import CheckpointError, MeshError, quote
-from prb_jax.models.attention_choice import choose_attention
-from prb_jax.models.config import DecoderConfig, load_config, parse_config
+from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import REMAT_POLICIES
+from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module

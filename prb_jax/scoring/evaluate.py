@@ -17,6 +17,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
     BENCHMARKS_DEFINITION,
@@ -39,7 +40,6 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.runs import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.scored import KnowsUsers, Quantized, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out

@@ -62,7 +62,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         places = [f"position {position}" for position in range(len(comparisons))]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
-        from prb_jax.data.sources import benchmark_of, describe_source, read_comparisons
+        from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
 
         comparisons, places, sources = [], [], {}
         for name in names:
@@ -92,7 +92,7 @@ def check_unchanged(inputs: Inputs) -> None:
     Raises:
       DataError: a source vanished or changed since, so the scores would be of data nobody has.
     """
-    from prb_jax.data.sources import describe_source
+    from prb_jax.sources.reading import describe_source
 
     for name, before in inputs.sources.items():
         try:

@@ -8,9 +8,9 @@ import numpy as np
 
 from prb_jax.checkpoints.locate import ModelFolder, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.encoders.config import EncoderConfig
 from prb_jax.errors import CheckpointError, DataError, quote
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.readouts.registry import PLACEHOLDERS
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer

@@ -12,8 +12,8 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.scoring.progress import progress as show_progress
-from prb_jax.scoring.runs import RunFolder, append_rows, open_run
+from prb_jax.runs.folder import RunFolder, append_rows, open_run
+from prb_jax.runs.progress import progress as show_progress
 from prb_jax.scoring.scored import Scorer
 from prb_jax.trees.tree import Truncation
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.runs.folder import replace_file, writing
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.runs import replace_file, writing
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.protocol import Protocol as Rules

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.sources import describe_source, read_comparisons
 from prb_jax.errors import DataError, quote
+from prb_jax.sources.reading import describe_source, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
 SPLIT = "train"

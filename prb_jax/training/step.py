@@ -22,8 +22,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.attention_choice import wanted_attention
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
@@ -168,7 +168,7 @@ def make_train_step(
         trainable, frozen: of :func:`split_params`; only their shapes are looked at.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
-        attention: one of :data:`prb_jax.models.attention_choice.ATTENTIONS`.
+        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
         users: how user rows are trained, if they are.
 
     Raises:

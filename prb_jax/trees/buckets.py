@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.trees.bucket_search import Objective, cell_cost, refine, split_by_k
+from prb_jax.trees.mask import TreeLayout
 
 __all__ = ["Bucket", "Buckets", "balanced_batch", "batch_size", "cell_cost", "choose_buckets"]
 
