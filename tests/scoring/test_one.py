@@ -121,7 +121,7 @@ class TestFunction:
             prb.evaluate(prefers_tea, items, out=tmp_path / "j", progress=False)
         named = prb.evaluate(lambda c: prefers_tea(c), items, out=tmp_path / "n", name="mine", progress=False)
         assert named.summary["model"] == "mine"
-        with pytest.raises(prb.RunError, match="a lambda has no name .*name="):
+        with pytest.raises(prb.RunError, match=r"a lambda has no name .*name="):
             prb.evaluate(lambda c: prefers_tea(c), items, out=tmp_path / "l", progress=False)
 
     @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ class TestFunction:
             prb.evaluate(lambda c: given, comparisons(1), name="judge", progress=False)
 
     def test_options_that_have_no_effect_are_refused(self) -> None:
-        with pytest.raises(prb.RunError, match="max_length: .*prefers_tea reads the whole text"):
+        with pytest.raises(prb.RunError, match=r"max_length: .*prefers_tea reads the whole text"):
             prb.evaluate(prefers_tea, comparisons(1), max_length=5)
         with pytest.raises(prb.RunError, match="expected a model, a name or a function, found int"):
             prb.evaluate(3, comparisons(1))  # pyright: ignore[reportArgumentType]
