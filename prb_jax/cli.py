@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     _add_quickstart(verbs)
     _add_bench(verbs)
     _add_plan(verbs)
+    _add_completion(verbs)
     return top
 
 
@@ -531,6 +532,7 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
     )
     sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def _rank_profiles(options: argparse.Namespace) -> int:
@@ -550,6 +552,7 @@ def _rank_profiles(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         max_length=options.max_length,
         revision=options.revision,
+        progress=not options.no_progress,
     )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     if ranked.texts:
@@ -652,6 +655,18 @@ def _plan(options: argparse.Namespace) -> int:
     shown = run(options)
     if shown is not None:
         _print(shown)
+    return 0
+
+
+def _add_completion(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(verbs, "completion", _completion, about="print a script that completes prb in your shell")
+    sub.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
     return 0
 
 

@@ -6,9 +6,9 @@ import contextlib
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 10.0
 WIDTH = 80
 _WINDOW_SECONDS = 30.0
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -107,6 +109,12 @@ class Display:
         """Count what one batch finished, and show it."""
         self.count.advance(done, tokens)
         self.update()
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Give out the items, and count each one when the next is asked for."""
+        for item in items:
+            yield item
+            self.advance(1)
 
     def update(self, *, now: bool = False) -> None:
         """Show the figures of the moment; a line is written when it is time for one, or ``now``."""
