@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.training.tiny import curve, rows, write_model, write_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
 NUMBERS = ("loss", "accuracy", "margin", "grad_norm")
 
