@@ -15,7 +15,7 @@ from prb_jax.cli import main
 from prb_jax.data.comparison import Message
 from prb_jax.inspection.decoder import inspect_model
 from prb_jax.text.rules import TextRules
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
@@ -31,6 +31,11 @@ def assert_scores(model: prb.RewardModel, reference, comparison: prb.Comparison)
     expected = [reference(tree.sequence(k).tolist()) for k in range(len(tree.responses))]
     (found,) = model.score([comparison])
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def rendered(model: prb.RewardModel, conversations: list[list[Message]]) -> list[str]:
+    assert isinstance(model.tokenizer, ChatTokenizer)
+    return model.tokenizer.render(conversations)
 
 
 class TestText:
@@ -96,10 +101,10 @@ class TestText:
     def test_a_template_for_a_tokenizer_without_one(self, tmp_path: Path) -> None:
         folder, reference = write_row("ultra-rm", tmp_path, template=None)
         model = prb.load(folder)
-        assert model.tokenizer.render([CHAT]) == [f"{tiny.BOS}Human: Is it raining?\n\nAssistant: It is."]
+        assert rendered(model, [CHAT]) == [f"{tiny.BOS}Human: Is it raining?\n\nAssistant: It is."]
         assert_scores(model, reference, record(2, 3))
         model = prb.load(folder, chat_template="rewardbench")
-        assert model.tokenizer.render([CHAT]) == [
+        assert rendered(model, [CHAT]) == [
             f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is.\n\n{tiny.END}"
         ]
         assert_scores(model, reference, record(2, 3))
@@ -110,18 +115,18 @@ class TestText:
         model = prb.load(folder)
         turns = [*CHAT, Message("user", "Still?"), Message("assistant", "Yes.")]
         first = f"{tiny.BOS}[INST] Is it raining? {tiny.END} [/INST] It is.{tiny.END}"
-        assert model.tokenizer.render([CHAT, turns]) == [
+        assert rendered(model, [CHAT, turns]) == [
             first,
             f"{first}{tiny.BOS}[INST] Still? {tiny.END} [/INST] Yes.{tiny.END}",
         ]
-        told = model.tokenizer.render([[Message("system", "Be brief."), *CHAT]])[0]
+        told = rendered(model, [[Message("system", "Be brief."), *CHAT]])[0]
         assert told.startswith(
             f"{tiny.BOS}[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nIs it raining? {tiny.END} [/INST]"
         )
         assert_scores(model, reference, record(1, 3))
         again = prb.load(convert(folder, tmp_path / "standard"))
-        assert again.tokenizer.render([CHAT]) == [first]
-        assert prb.load(folder, chat_template=borrowed).tokenizer.render([CHAT]) == [
+        assert rendered(again, [CHAT]) == [first]
+        assert rendered(prb.load(folder, chat_template=borrowed), [CHAT]) == [
             "[INST] Is it raining?[INST] It is."
         ]
 
@@ -134,7 +139,12 @@ class TestText:
 def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     torch.manual_seed(0)
     config = Gemma2Config(
         **sizes,
