@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
@@ -40,7 +41,7 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, Quantized, Scorer
+from prb_jax.scoring.scored import KnowsUsers, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol, parse_protocol
@@ -170,6 +171,10 @@ def evaluate(
             batch_tokens=batch_tokens,
         )
     check_too_long(too_long, scorer, protocol=rules)
+    remarks = scorer.remarks(protocol=rules.value) if isinstance(scorer, Remarks) else []
+    if process_index() == 0:
+        for remark in remarks:
+            print(f"prb: {remark}", file=sys.stderr)
     identity = dict(scorer.identity())
     known_as = str(identity.get("name", "model"))
     name = name or known_as
@@ -196,7 +201,8 @@ def evaluate(
         check_benchmarks(inputs)
     folder = {
         "session": _session(scorer, batch_tokens),
-        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
+        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)}
+        | ({"remarks": remarks} if remarks else {}),
     }
     options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
     if batch_tokens is not None:

@@ -12,7 +12,7 @@ import pytest
 
 from prb_jax import PrbError, cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 
 
