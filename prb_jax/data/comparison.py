@@ -51,7 +51,7 @@ class RubricAspect:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Comparison:
-    """One prompt with K responses to be ranked for one user.
+    """One prompt with K >= 2 responses to be ranked for one user; K = 1 where it is only to be scored.
 
     Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
     ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
