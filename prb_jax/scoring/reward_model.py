@@ -105,7 +105,7 @@ class RewardModel:
     __repr__ = short_repr
 
     @overload
-    def score(
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
         self,
         comparisons: Comparison | Mapping[str, Any],
         *,
