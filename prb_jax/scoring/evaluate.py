@@ -6,11 +6,9 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import prb_jax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -38,6 +36,7 @@ from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_lon
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
+from prb_jax.version import versions
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -352,13 +351,7 @@ def _refuse_for_baseline(baseline: str, **options: Any) -> None:
 def _versions(*, baseline: bool) -> dict[str, str | None]:
     """Versions of everything that computes."""
     packages = ("numpy",) if baseline else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return versions(packages)
 
 
 def _session(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:
