@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from prb_jax import __version__
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, RunError
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
