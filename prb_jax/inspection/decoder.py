@@ -201,7 +201,8 @@ def _bos(chat: ChatTokenizer) -> str:
 
 def _opens_turns(chat: ChatTokenizer) -> bool:
     """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
-    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
+    bos = chat.bos_token_id
+    return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -277,8 +278,8 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    written = chat.encode(probe).count(chat.bos_token_id)
-    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+    bos = chat.bos_token_id
+    if bos is not None and (written := chat.encode(probe).count(bos)) != 1 and not _opens_turns(chat):
         said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")
