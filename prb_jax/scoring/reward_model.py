@@ -22,11 +22,12 @@ from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
 from prb_jax.models.config.shared import choose_dtype
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
