@@ -32,7 +32,7 @@ test-all: install-test
 # jax and flax; it needs no torch, and skips the tests that do.
 test-newest: install-check
 	$(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
-		tests/sharding tests/parity tests/models/test_attention*.py tests/models/test_quantization.py
+		tests/models/attention tests/models/test_quantization.py tests/sharding tests/parity
 
 lint: install-test
 	$(RUN) -m ruff check .

@@ -45,12 +45,14 @@ def main(kernel: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
 
+    from prb_jax.commands.compilation_cache import enable_compilation_cache
     from prb_jax.models.attention.splash import splash_attention
     from prb_jax.models.attention.triton import triton_attention
     from prb_jax.models.attention.triton_kernels import KernelBlocks
     from prb_jax.sharding import make_mesh, partition_spec
     from prb_jax.trees.mask import TreeLayout
 
+    enable_compilation_cache()
     rng = np.random.default_rng(0)
     options: dict[str, Any]
     if kernel == "splash":
