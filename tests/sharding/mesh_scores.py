@@ -93,7 +93,7 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
             "axes": dict(model.mesh.shape),
             "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
             "sha256": sha256_of_layers(model.params),
-            "inexact": inexact_products(model.params["layers"]) if quantize else {},
+            "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),
