@@ -20,6 +20,7 @@ from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.style import facts_table
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
@@ -138,15 +139,7 @@ def inspect_model(
 
 def load_report_table(facts: dict[str, str]) -> Table:
     """The facts as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    return table
+    return facts_table(facts.items())
 
 
 def _in_memory(weights: LoadReport, dtype: str) -> str:
@@ -200,7 +193,8 @@ def _bos(chat: ChatTokenizer) -> str:
 
 def _opens_turns(chat: ChatTokenizer) -> bool:
     """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
-    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
+    bos = chat.bos_token_id
+    return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -276,8 +270,8 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    written = chat.encode(probe).count(chat.bos_token_id)
-    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+    bos = chat.bos_token_id
+    if bos is not None and (written := chat.encode(probe).count(bos)) != 1 and not _opens_turns(chat):
         said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")
