@@ -173,11 +173,7 @@ def _source(name: str) -> Path | DecoderConfig:
     path = Path(name)
     if path.suffix != ".json":
         return path
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    return parse_config(raw, where=name)
+    return parse_config(read_object(path, error=CheckpointError), where=name)
 
 
 def _rival(

@@ -5,9 +5,9 @@ little-endian integer; a JSON object from tensor name to dtype, shape and byte r
 ``__metadata__``; then the bytes of all tensors, without gaps.
 """
 
-import json
 import math
 import os
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from prb_jax.data.reading import open_file, parse_json
 from prb_jax.errors import CheckpointError
 
 #: dtypes whose values are read; the others are only measured.
@@ -55,7 +56,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         format says, or byte ranges leave gaps, overlap, or do not fit shape and dtype.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES:
@@ -73,10 +74,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
-    try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except ValueError as error:  # malformed JSON, bytes that are not UTF-8, or a repeated name
-        raise CheckpointError(f"{path}: the safetensors header is not valid: {error}") from error
+    entries = parse_json(text, where=f"{path}: the safetensors header", error=CheckpointError)
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: the safetensors header is not a JSON object")
     entries.pop("__metadata__", None)
@@ -86,27 +84,19 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' occurs twice")
-    return found
-
-
 def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
     def wrong(what: str) -> CheckpointError:
         return CheckpointError(f"{path}: tensor '{name}': {what}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise wrong(f"expected dtype, shape and data_offsets in the header, found {entry!r}")
+        raise wrong(f"expected dtype, shape and data_offsets in the header, found {reprlib.repr(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in ITEM_SIZES:
-        raise wrong(f"unknown dtype {dtype!r}")
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+        raise wrong(f"unknown dtype {reprlib.repr(dtype)}")
     if not _are_counts(shape):
-        raise wrong(f"expected a list of sizes as shape, found {shape!r}")
+        raise wrong(f"expected a list of sizes as shape, found {reprlib.repr(shape)}")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise wrong(f"expected two byte offsets as data_offsets, found {offsets!r}")
+        raise wrong(f"expected two byte offsets as data_offsets, found {reprlib.repr(offsets)}")
     nbytes = math.prod(shape) * ITEM_SIZES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise wrong(f"{dtype} of shape {shape} needs {nbytes} bytes, but data_offsets are {offsets}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.data.reading import open_file, unique_fields
 from prb_jax.errors import DataError
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -61,6 +62,7 @@ def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) ->
     if not has_known_suffix(path):
         raise DataError(f"{path}: unknown kind of file; expected a name ending in {', '.join(SUFFIXES)}")
     with _reading(path):
+        open_file(path).close()  # a pipe is none
         if path.name.endswith(".parquet"):
             yield from _parquet_rows(path, columns)
         elif path.name.endswith((".json", ".json.gz")):
@@ -76,7 +78,7 @@ def file_digest(path: str | Path) -> str:
       DataError: if it cannot be read.
     """
     path = Path(path)
-    with _reading(path), path.open("rb") as file:
+    with _reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -180,17 +182,7 @@ def _decode_all(raw: bytes, path: Path) -> str:
 
 
 def _decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a field given twice would otherwise silently keep its last value."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is given twice")
-    return value
+    return json.JSONDecoder(object_pairs_hook=unique_fields)
 
 
 def _malformed(where: str, error: Exception) -> str:

@@ -6,12 +6,12 @@ names it. Absent fields take the value that transformers gives them for that fam
 """
 
 import copy
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.checkpoints.layout import STANDARD, Layout
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.families import FAMILIES, Family
@@ -139,17 +139,8 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
       CheckpointError: the file is missing, or is not a JSON object.
     """
     path = Path(folder) / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error.strerror or error}): expected a model folder"
-        ) from error
-    except ValueError as error:  # malformed JSON, or bytes that are not UTF-8
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return raw
+    hint = "" if path.exists() else "expected a model folder"
+    return read_object(path, error=CheckpointError, hint=hint)
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
