@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
-    from prb_jax.data.sources import read_comparisons
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, RunError
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.reward_model import RewardModel, load
+    from prb_jax.sources.reading import read_comparisons
     from prb_jax.training.loop import TrainResult, train
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ _HOMES = {
     "Message": "prb_jax.data.comparison",
     "Post": "prb_jax.data.comparison",
     "RubricAspect": "prb_jax.data.comparison",
-    "read_comparisons": "prb_jax.data.sources",
+    "read_comparisons": "prb_jax.sources.reading",
     "PrbError": "prb_jax.errors",
     "DataError": "prb_jax.errors",
     "CheckpointError": "prb_jax.errors",

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from prb_jax import __version__
+from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, RunError
-from prb_jax.model_options import add_attention, add_quantize
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     if options.own_process:
         _hide_torch()
-    from prb_jax.report.load_report import inspect_model, load_report_table
+    from prb_jax.inspection.decoder import inspect_model, load_report_table
 
     facts = inspect_model(
         options.model,
@@ -460,7 +460,7 @@ def _add_personas(verbs: argparse._SubParsersAction) -> None:
 
 
 def _personas(options: argparse.Namespace) -> int:
-    from prb_jax.data import personas
+    from prb_jax.sources import personas
 
     for part, path in personas.write(options.out).items():
         print(f"{path}: {len(personas.load(part)):,} comparisons")
@@ -493,7 +493,7 @@ def _add_prepare(verbs: argparse._SubParsersAction) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from prb_jax.data.prepare import prepare
+    from prb_jax.sources.prepare import prepare
 
     prepared = prepare(options.data, out=options.out, splits=options.split)
     for split, count in prepared.counts.items():
@@ -647,7 +647,7 @@ def _plan(options: argparse.Namespace) -> int:
         raise RunError("--quantize is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
-    from prb_jax.plan.command import run
+    from prb_jax.commands.plan import run
 
     shown = run(options)
     if shown is not None:
@@ -657,7 +657,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _prepare_jax(*, distributed: bool) -> None:
     """What must come before the first use of a device."""
-    from prb_jax.compilation_cache import enable_compilation_cache
+    from prb_jax.commands.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
     if distributed:

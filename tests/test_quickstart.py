@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from prb_jax import RunError, cli, evaluate, load, read_comparisons
-from prb_jax.data.personas import load as load_part
 from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
 from prb_jax.quickstart.recipe import training_pairs
+from prb_jax.sources.personas import load as load_part
 from prb_jax.training.config import load_settings
 
 PAIRS = 40
@@ -147,7 +147,7 @@ def test_an_evaluation_is_not_overwritten(tmp_path):
 
 def test_a_record_that_is_none_is_refused(tmp_path):
     (tmp_path / "quickstart.json").write_text("{")
-    with pytest.raises(RunError, match="not JSON"):
+    with pytest.raises(RunError, match="not valid JSON"):
         quickstart(out=tmp_path, progress=False)
     (tmp_path / "quickstart.json").write_text('{"kind": "x"}')
     with pytest.raises(RunError, match="not of `prb quickstart`"):

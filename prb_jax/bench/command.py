@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.bench.options import parse_options
-from prb_jax.bench.shapes import SHAPES, shape_config
 from prb_jax.bench.workload import synthetic_workload
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError
+from prb_jax.models.named_shapes import SHAPES, shape_config
 
 if TYPE_CHECKING:
-    from prb_jax.bench.padded import TransformersScorer
-    from prb_jax.bench.vllm_scorer import VllmScorer
-    from prb_jax.models.config import DecoderConfig
+    from prb_jax.bench.rivals.transformers_scoring import TransformersScorer
+    from prb_jax.bench.rivals.vllm_scoring import VllmScorer
+    from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.scoring.reward_model import RewardModel
 
 
@@ -166,7 +167,7 @@ def _write(results: Sequence[Any], path: str | None) -> None:
 
 def _source(name: str) -> Path | DecoderConfig:
     """The folder, or the configuration of a model with random weights."""
-    from prb_jax.models.config import parse_config
+    from prb_jax.models.config.decoder import parse_config
 
     if name in SHAPES:
         return parse_config(shape_config(name), where=name)
@@ -181,11 +182,11 @@ def _rival(
 ) -> TransformersScorer | VllmScorer | None:
     given = source if isinstance(source, Path) else source.original
     if options.against == "vllm":
-        from prb_jax.bench.vllm_scorer import VllmScorer
+        from prb_jax.bench.rivals.vllm_scoring import VllmScorer
 
         return VllmScorer(given, dtype=dtype, longest=config.max_position_embeddings)
     if options.against == "transformers":
-        from prb_jax.bench.padded import TransformersScorer
+        from prb_jax.bench.rivals.transformers_scoring import TransformersScorer
 
         return TransformersScorer(given, dtype=dtype)
     return None
@@ -199,9 +200,9 @@ def _bench(
 ) -> BenchResult:
     import numpy as np
 
-    from prb_jax.bench.flops import measured_peak, tree_flops
-    from prb_jax.bench.padded import BATCH, padded_batches
+    from prb_jax.bench.rivals.transformers_scoring import BATCH, padded_batches
     from prb_jax.bench.scorer import TreePass, score_pass
+    from prb_jax.models.flops import measured_peak, tree_flops
 
     config = model.decoder
     count = options.pairs or max(2, 64 // responses)

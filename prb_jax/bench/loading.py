@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.checkpoints.locate import locate
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.sharding import make_mesh, parameter_shardings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from prb_jax.bench.shapes import SHAPES
-from prb_jax.model_options import add_attention, add_quantize
+from prb_jax.commands.model_options import add_attention, add_quantize
+from prb_jax.models.named_shapes import SHAPES
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from prb_jax.checkpoints.locate import locate
-from prb_jax.encoders.text_encoder import TextEncoder, load_text_encoder
 from prb_jax.errors import DataError
+from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query
 from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity
@@ -83,7 +83,7 @@ def bench_ranking(
       rounds: timed passes of each side, after one that is not.
       against: "transformers" or None.
       against_users: that the usual way ranks a round, others in the next one; its rate of posts is carried over.
-      mesh, dtype: for :func:`prb_jax.encoders.text_encoder.load_text_encoder`.
+      mesh, dtype: for :func:`prb_jax.readouts.text_encoder.load_text_encoder`.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -97,7 +97,7 @@ def bench_ranking(
     encoder = load_text_encoder(model, mesh=mesh, dtype=dtype)
     rival = None
     if against:
-        from prb_jax.bench.padded_ranking import TransformersRanker
+        from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
 
         rival = TransformersRanker(folder.path, pooling=encoder.pooling, max_length=encoder.max_length)
         rival.run(queries[:1])

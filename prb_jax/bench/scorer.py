@@ -15,10 +15,10 @@ import numpy as np
 from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.config import DecoderConfig, load_config
+from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.quantization import quantization_form, quantize_params
-from prb_jax.models.readout import choose_readout
+from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import RewardModel, make_score_fn
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings

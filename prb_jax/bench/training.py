@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.bench.flops import measured_peak
 from prb_jax.bench.table import Column, print_results
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
+from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
@@ -31,7 +31,7 @@ from prb_jax.training.step import TrainState, Tuning, make_train_step, split_par
 from prb_jax.training.utilisation import training_flops
 
 if TYPE_CHECKING:
-    from prb_jax.bench.padded_training import TrlTrainer
+    from prb_jax.bench.rivals.trl_training import TrlTrainer
 
 OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant", clip_norm=1.0)
 """What both sides train with."""
@@ -224,7 +224,7 @@ def bench_training(
 
 
 def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
-    from prb_jax.bench.padded_training import TrlTrainer
+    from prb_jax.bench.rivals.trl_training import TrlTrainer
 
     return TrlTrainer(model.decoder, model.params, dtype=model.dtype, pairs=against_pairs)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.heads import Linear, Vocabulary
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
 # themselves only where there are no safetensors.
@@ -15,7 +15,7 @@ _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
 _TORCH = ("pytorch_model*.bin", "*.pt")
 
-# What a training run keeps (`prb_jax.training.run` writes it).
+# What a training run keeps (`prb_jax.training.folder` writes it).
 _TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
 
 _WHOLE_FILE = 32 * 1024**2
@@ -49,7 +49,9 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(f"{path}: revision {revision!r} was asked for, but this is a local folder")
+            raise CheckpointError(
+                f"{path}: revision {quote(revision)} was asked for, but this is a local folder"
+            )
         return ModelFolder(str(name), _without_pipes(_trained_model(path)), None)
     if path.exists():
         raise CheckpointError(f"{path}: expected a model folder, found a file")

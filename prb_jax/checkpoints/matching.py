@@ -20,7 +20,7 @@ from prb_jax.checkpoints.hf_map import (
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 
 # Substrings of the names that other training frameworks give their reward heads.
 _HEAD_NAMES = (

@@ -7,7 +7,6 @@ little-endian integer; a JSON object from tensor name to dtype, shape and byte r
 
 import math
 import os
-import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from prb_jax.data.reading import open_file, parse_json
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 #: dtypes whose values are read; the others are only measured.
 FLOAT_DTYPES: dict[str, np.dtype] = {
@@ -31,6 +30,7 @@ ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
     **dict.fromkeys(("I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
 }
+_MOST_AXES = 16
 _LENGTH_BYTES = 8
 # The limit of the reference implementation: a longer header means that this is not a safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
@@ -89,14 +89,14 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
         return CheckpointError(f"{path}: tensor '{name}': {what}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise wrong(f"expected dtype, shape and data_offsets in the header, found {reprlib.repr(entry)}")
+        raise wrong(f"expected dtype, shape and data_offsets in the header, found {quote(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise wrong(f"unknown dtype {reprlib.repr(dtype)}")
+        raise wrong(f"unknown dtype {quote(dtype)}")
     if not _are_counts(shape):
-        raise wrong(f"expected a list of sizes as shape, found {reprlib.repr(shape)}")
+        raise wrong(f"expected a list of sizes as shape, found {quote(shape)}")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise wrong(f"expected two byte offsets as data_offsets, found {reprlib.repr(offsets)}")
+        raise wrong(f"expected two byte offsets as data_offsets, found {quote(offsets)}")
     nbytes = math.prod(shape) * ITEM_SIZES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise wrong(f"{dtype} of shape {shape} needs {nbytes} bytes, but data_offsets are {offsets}")
@@ -106,7 +106,9 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    if not isinstance(values, list) or len(values) > _MOST_AXES:
+        return False
+    return all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _check_ranges(tensors: dict[str, TensorInfo], *, path: Path, first: int, size: int) -> None:

@@ -9,6 +9,7 @@ and descriptions of tensors can come of it. The bytes are then read as those of 
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from prb_jax.checkpoints.safetensors_header import ITEM_SIZES, TensorInfo
 from prb_jax.data.reading import open_file
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 REMEDY = (
     "convert it where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -135,7 +136,7 @@ class _Unpickler(pickle.Unpickler):
         kind, storage, member, _, items = pid
         if kind != "storage" or not isinstance(storage, _StorageType):
             raise CheckpointError(
-                f"{self._path}: data.pkl refers to something that is not a storage: {pid!r}"
+                f"{self._path}: data.pkl refers to something that is not a storage: {quote(pid)}"
             )
         return _Storage(storage.dtype, str(member), int(items))
 
@@ -183,13 +184,15 @@ def _located(
     # The name and the padding before the data are as long as the local header says.
     file.seek(info.header_offset + _LENGTHS_AT)
     lengths = file.read(4)
-    start = info.header_offset + _LOCAL_HEADER_BYTES
+    start = info.header_offset + _LOCAL_HEADER_BYTES + value.offset * item
     start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    if start + size * item > os.fstat(file.fileno()).st_size:
+        raise CheckpointError(f"{path}: truncated: tensor '{name}' reaches beyond the end of the file")
     return TensorInfo(
         name=name,
         path=path,
         dtype=value.storage.dtype,
         shape=value.shape,
-        start=start + value.offset * item,
+        start=start,
         nbytes=size * item,
     )

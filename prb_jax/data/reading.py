@@ -7,21 +7,21 @@ size. A field given twice is an error, as one of its values would be lost.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
-import reprlib
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from prb_jax.errors import PrbError
+from prb_jax.errors import PrbError, quote
 
 _LARGEST = 100_000_000
 _DEEPEST = 64
 
 
-def open_file(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> io.BufferedReader:
     """Open a file to read its bytes.
 
     Raises:
@@ -30,7 +30,7 @@ def open_file(path: str | Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+        return open(descriptor, "rb")  # noqa: SIM115
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -98,7 +98,7 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"field {reprlib.repr(name)} is given twice")
+                raise ValueError(f"field {quote(name)} is given twice")
             seen.add(name)
     return value
 

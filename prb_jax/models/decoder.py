@@ -20,19 +20,20 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention import ATTENTION_RESULTS
-from prb_jax.models.attention_choice import Attention, choose_attention
-from prb_jax.models.attention_reads import attend_from_reads, take_places
-from prb_jax.models.config import DecoderConfig
+from prb_jax.errors import quote
+from prb_jax.models.attention.choice import Attention, choose_attention
+from prb_jax.models.attention.reads import attend_from_reads, take_places
+from prb_jax.models.attention.reference import ATTENTION_RESULTS
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
-from prb_jax.models.tree_mask import TreeLayout
-from prb_jax.processes.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.states import TreeStates, read_places
 from prb_jax.sharding import Constrain, check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.mask import TreeLayout
 
 Params = dict[str, Any]
 
@@ -236,7 +237,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
         )
         return jax.checkpoint(body, prevent_cse=False, policy=kept)
-    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {policy!r}")
+    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
 
 
 def _with_soft_prompt(
@@ -324,7 +325,7 @@ def score_tree(
         config: architecture.
         dtype: of activations.
         attention: an implementation of attention; None for the machine's own, see
-            :func:`prb_jax.models.attention_choice.choose_attention`.
+            :func:`prb_jax.models.attention.choice.choose_attention`.
         mesh: how activations are split; None for one device.
         lora_scale: multiplies the updates of adapters, where ``params`` has any.
         remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see

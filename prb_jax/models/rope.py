@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.models.rope_config import RopeConfig
+from prb_jax.models.config.rope import RopeConfig
 
 __all__ = ["RopeConfig", "inverse_frequencies", "rotary_angles"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import time
@@ -15,12 +14,12 @@ from typing import Any, Literal, cast, get_args
 import jax
 import jax.numpy as jnp
 
-from prb_jax.bench.shapes import SHAPES, shape_config
 from prb_jax.data.reading import read_object
-from prb_jax.errors import CheckpointError, MeshError
-from prb_jax.models.attention_choice import choose_attention
-from prb_jax.models.config import DecoderConfig, load_config, parse_config
+from prb_jax.errors import CheckpointError, MeshError, quote
+from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import REMAT_POLICIES
+from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
@@ -145,9 +144,9 @@ def plan_on(
 ) -> Plan:
     """As :func:`plan`, on devices that are already described."""
     if tuning not in get_args(Tuning):
-        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {tuning!r}")
+        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {quote(tuning)}")
     if remat not in REMAT_POLICIES:
-        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {remat!r}")
+        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
     if train and quantize is not None:
         raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)

@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.bench.flops import attention_flops_of_layers, matrix_flops_per_token
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.models.attention_splash import visited_share
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.attention.splash import visited_share
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readout import choose_readout
-from prb_jax.models.tree_mask import TreeLayout, TreeMask
+from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training.losses import LossConfig
@@ -26,6 +25,7 @@ from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.step import Extras, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.mask import TreeLayout, TreeMask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import MeshError
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import Plan, plan_on, read_model
 from prb_jax.training.step import Tuning

@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, quote
 from prb_jax.processes.watch import Hub, Spoke, Watch
 
 INTERRUPTED = 75
@@ -66,7 +66,7 @@ def _number(name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise MeshError(f"{name}: expected a whole number, found {text!r}") from None
+        raise MeshError(f"{name}: expected a whole number, found {quote(text)}") from None
 
 
 def _start_watch() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
-from prb_jax.scoring.runs import SUMMARY, as_recorded, check_same_inputs, held_folder, refuse_file, write_json
+from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, held_folder, refuse_file, write_json
 
 QUICKSTART = "quickstart.json"
 REPORT = "report.md"

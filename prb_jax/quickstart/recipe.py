@@ -24,7 +24,7 @@ import jax
 
 from prb_jax.checkpoints.save import save_params
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.models.config import parse_config
+from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.quickstart.words import train_word_tokenizer
 from prb_jax.text.protocol import Protocol

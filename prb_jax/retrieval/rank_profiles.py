@@ -11,9 +11,9 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
-from prb_jax.scoring.runs import replace_file
+from prb_jax.runs.folder import replace_file
 from prb_jax.text.protocol import Protocol, parse_protocol
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -59,7 +59,7 @@ def rank_profiles(
       out: the file to write, JSON lines, also gzipped; replaced if it is there.
       protocol: "default"; or "paper", which does what the ranking script of Personalised RewardBench
         does: the i-th post gets category and text of the i-th best one, but keeps its own id.
-      mesh, dtype, max_length, revision: for :func:`prb_jax.encoders.text_encoder.load_text_encoder`.
+      mesh, dtype, max_length, revision: for :func:`prb_jax.readouts.text_encoder.load_text_encoder`.
 
     Raises:
       DataError: a record that is not of the format, or an option that means nothing to the encoder.
@@ -72,7 +72,7 @@ def rank_profiles(
         raise DataError(f"{', '.join(given)}: for encoders that are models, not for {encoder}")
     if encoder not in RANKERS and "/" not in encoder and not Path(encoder).exists():
         raise DataError(
-            f"encoder {encoder!r}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
+            f"encoder {quote(encoder)}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
         )
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):
@@ -85,7 +85,7 @@ def rank_profiles(
         orders = RANKERS[encoder](queries)
     else:
         # Here, so that rankers without a model start no JAX.
-        from prb_jax.encoders.text_encoder import load_text_encoder
+        from prb_jax.readouts.text_encoder import load_text_encoder
         from prb_jax.retrieval.similarity import rank_by_similarity
 
         ranking = rank_by_similarity(queries, load_text_encoder(encoder, **options))
@@ -138,7 +138,7 @@ def _rows(data: str | Path) -> list[Row]:
     if has_known_suffix(path):
         rows = list(read_rows(path))
     else:
-        from prb_jax.data.sources import read_comparisons
+        from prb_jax.sources.reading import read_comparisons
 
         found = read_comparisons(data)
         rows = [Row(f"{data}: record {number}", each.to_row()) for number, each in enumerate(found, start=1)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prb_jax.encoders.text_encoder import TextEncoder
+from prb_jax.readouts.text_encoder import TextEncoder
 from prb_jax.retrieval.rankers import Query, best_first
 
 

@@ -8,8 +8,8 @@ from prb_jax.benchmarks import get_benchmark
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.runs.folder import write_json, writing
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.runs import write_json, writing
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text import protocol as rules
 from prb_jax.text.visible import visible

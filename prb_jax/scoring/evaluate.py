@@ -12,10 +12,11 @@ from typing import Any
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
     BENCHMARKS_DEFINITION,
@@ -31,7 +32,6 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.runs import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.scored import KnowsUsers, Quantized, ScoredBatch, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
@@ -59,6 +59,11 @@ class Evaluation:
     out: Path
     summary: dict[str, Any]
     rows: list[ScoredRow]
+
+    def __repr__(self) -> str:
+        shown = {name: self.summary.get(name) for name in ("model", "n", "accuracy", "ci95", "user_accuracy")}
+        facts = ", ".join(f"{name}={quote(value)}" for name, value in shown.items())
+        return f"Evaluation({facts}, out={quote(str(self.out))})"
 
 
 @dataclass(frozen=True)
@@ -322,7 +327,7 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
         if options.get("quantize") is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
         if model not in BASELINES:
-            raise RunError(f"unknown baseline {model!r}; there are {', '.join(sorted(BASELINES))}")
+            raise RunError(f"unknown baseline {quote(model)}; there are {', '.join(sorted(BASELINES))}")
         _refuse_for_baseline(model, **options)
         return BaselineScorer(model)
     if isinstance(model, str | Path):

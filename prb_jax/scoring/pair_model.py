@@ -7,11 +7,11 @@ from pathlib import Path
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.encoder_map import load_encoder_params
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
-from prb_jax.encoders.checkpoint import load_encoder_params
-from prb_jax.encoders.pairs import make_pair_score_fn, open_pair_model
-from prb_jax.models.readout import choose_readout
-from prb_jax.models.shared_fields import choose_dtype
+from prb_jax.models.config.shared import choose_dtype
+from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.pairs import make_pair_score_fn, open_pair_model
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer

@@ -16,14 +16,15 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.encoders.config import EncoderConfig, is_encoder, refuse_for_encoder
-from prb_jax.models.attention_choice import choose_attention, wanted_attention
-from prb_jax.models.config import DecoderConfig, read_raw_config
+from prb_jax.errors import short_repr
+from prb_jax.models.attention.choice import choose_attention, wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
+from prb_jax.models.config.shared import choose_dtype
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readout import choose_readout, read_out
-from prb_jax.models.shared_fields import choose_dtype
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
+from prb_jax.readouts.labels import choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.readable import check_readable, load_own_tokenizer
@@ -94,6 +95,8 @@ class RewardModel:
     prompts: UserPrompts | None = field(default=None, repr=False)
     quantize: str | None = None
     wanted_attention: str = "auto"
+
+    __repr__ = short_repr
 
     def score(
         self,
@@ -308,12 +311,12 @@ def load(
       readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
         steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.models.readout.choose_readout`.
+        labels: see :func:`prb_jax.readouts.labels.choose_readout`.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
       attention: "auto", the machine's own choice; "blockwise", the XLA program; or "kernel", the machine's
-        kernel: see :func:`prb_jax.models.attention_choice.choose_attention`.
+        kernel: see :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -384,9 +387,9 @@ def make_score_fn(
       config: architecture.
       mesh: devices.
       dtype: of activations.
-      readout: see :func:`prb_jax.models.readout.choose_readout`.
+      readout: see :func:`prb_jax.readouts.labels.choose_readout`.
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
-      attention: one of :data:`prb_jax.models.attention_choice.ATTENTIONS`.
+      attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
 
     Raises:
       CheckpointError, MeshError: these devices or this dtype have no such attention.

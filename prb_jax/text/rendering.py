@@ -32,7 +32,17 @@ _LONGEST_NUMBER = 4096  # bits
 _STEP_CHARACTERS = 256
 # What they make can be larger than all that they are given: at most as the product.
 _GROWING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "join", "tojson", "round"})
-_NOT_OFFERED = ("batch", "filesizeformat", "pprint", "random", "slice", "sum", "urlize", "wordwrap", "xmlattr")
+_NOT_OFFERED = (
+    "batch",
+    "filesizeformat",
+    "pprint",
+    "random",
+    "slice",
+    "sum",
+    "urlize",
+    "wordwrap",
+    "xmlattr",
+)
 _WIDE = re.compile(r"[0-9]{4}|[*{]")
 _SPEC = re.compile(r"%[^%a-zA-Z]*")
 
@@ -100,9 +110,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def size(self, value: Any) -> int:
         """Characters and elements of a value, those of shared parts counted as often as they would be printed."""
-        if value is None or value.__class__ is bool or (value.__class__ is str and len(value) < _STEP_CHARACTERS):
+        if value is None or isinstance(value, bool):
             self.step()
-            return len(value) if value.__class__ is str else 1
+            return 1
+        if isinstance(value, str) and len(value) < _STEP_CHARACTERS:
+            self.step()
+            return len(value)
         total, waiting = 0, [value]
         while waiting:
             item, elements = waiting.pop(), ()
@@ -124,7 +137,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             waiting.extend(elements)
         return total
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902 - as in Jinja
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         subject = getattr(__obj, "__self__", None)
         if subject is __self:
             return __obj(*args)
@@ -176,7 +189,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif name == "translate":
             raise TemplateError("the template calls 'translate', which is not offered")
         elif name in ("format", "format_map") and isinstance(subject, str):
-            fields = [field or "" for _, place, field, _ in string.Formatter().parse(subject) if place is not None]
+            fields = [
+                field or "" for _, place, field, _ in string.Formatter().parse(subject) if place is not None
+            ]
             specs = _SPEC.findall(subject) if name == "format" else []
             self._check_format(subject, [*fields, *specs], own + others)
 
@@ -229,7 +244,9 @@ class _Metering(NodeTransformer):
 
 
 def _own(name: str, *args: nodes.Node) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None, lineno=args[0].lineno or 1)
+    return nodes.Call(
+        nodes.EnvironmentAttribute(name), list(args), [], None, None, lineno=args[0].lineno or 1
+    )
 
 
 class _Generation(Extension):

@@ -13,8 +13,8 @@ from prb_jax.checkpoints.locate import locate
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
-from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.shared_fields import DTYPES
+from prb_jax.errors import CheckpointError, RunError, quote
+from prb_jax.models.config.shared import DTYPES
 from prb_jax.readouts.heads import Linear, Vocabulary
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.readouts.standard import (
@@ -24,13 +24,13 @@ from prb_jax.readouts.standard import (
     check_convertible,
     standard_tokenizer,
 )
-from prb_jax.scoring.runs import check_same_inputs
+from prb_jax.runs.folder import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
+from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
 from prb_jax.training.model import make_trainer
-from prb_jax.training.run import CHECKPOINTS, TRAIN, read_training
 from prb_jax.training.start import start_from
 from prb_jax.training.state import Checkpoints
 from prb_jax.training.users import find_users
@@ -70,9 +70,9 @@ def convert(
       CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
     """
     if layout not in LAYOUTS:
-        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {layout!r}")
+        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
     if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
+        raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {quote(dtype)}")
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")

@@ -11,18 +11,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.scoring.runs import write_json
+from prb_jax.runs.folder import write_json
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
-from prb_jax.training.interruption import watch_signals
-from prb_jax.training.logs import MetricsLog
-from prb_jax.training.model import Trainer, make_trainer
-from prb_jax.training.progress import Display, show_training
-from prb_jax.training.record import run_inputs, run_session
-from prb_jax.training.run import (
+from prb_jax.training.folder import (
     CHECKPOINTS,
     MODEL,
     SUMMARY,
@@ -31,6 +26,11 @@ from prb_jax.training.run import (
     open_training,
     read_summary,
 )
+from prb_jax.training.interruption import watch_signals
+from prb_jax.training.logs import MetricsLog
+from prb_jax.training.model import Trainer, make_trainer
+from prb_jax.training.progress import Display, show_training
+from prb_jax.training.record import run_inputs, run_session
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -57,6 +57,8 @@ class TrainResult:
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
 
+    __repr__ = short_repr
+
 
 def train(
     config: Config,
@@ -75,7 +77,7 @@ def train(
     Args:
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
         settings.
-      out: the run folder; see `prb_jax.training.run`.
+      out: the run folder; see `prb_jax.training.folder`.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
       command: the command line, for the record.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from prb_jax.scoring.progress import duration
+from prb_jax.runs.progress import duration
 
 SECONDS_BETWEEN_LINES = 10.0
 _WINDOW_SECONDS = 30.0

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 import prb_jax
-from prb_jax.models.attention_choice import choose_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
 from prb_jax.training.settings import TrainSettings

@@ -21,9 +21,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.errors import CheckpointError
-from prb_jax.models.attention_choice import wanted_attention
-from prb_jax.models.config import DecoderConfig
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
@@ -96,7 +96,7 @@ def split_params(
         return head, frozen
     if tuning == "lora":
         return {**init_lora(params, lora or LoraConfig(), seed=seed), **head}, frozen
-    raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {tuning!r}")
+    raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
 
 
 def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
@@ -168,7 +168,7 @@ def make_train_step(
         trainable, frozen: of :func:`split_params`; only their shapes are looked at.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
-        attention: one of :data:`prb_jax.models.attention_choice.ATTENTIONS`.
+        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
         users: how user rows are trained, if they are.
 
     Raises:
@@ -181,7 +181,7 @@ def make_train_step(
             f"training needs a score head with one label, found num_labels={config.num_labels}"
         )
     if remat not in REMAT_POLICIES:
-        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {remat!r}")
+        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(remat)}")
     attend = wanted_attention(mesh, dtype, attention)
     transformation = make_optimizer(optimizer)
     schedule = learning_rate(optimizer)

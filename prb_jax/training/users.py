@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.embedding import (
     SAVED,

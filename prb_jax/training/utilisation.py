@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import jax
 
-from prb_jax.bench.flops import measured_peak, tree_flops
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import measured_peak, tree_flops
 from prb_jax.training.settings import Tuning
 from prb_jax.trees.tree import Tree
 

@@ -14,14 +14,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.bench.command import main
-from prb_jax.bench.flops import best_time, matrix_flops_per_token, measured_peak, tree_flops
-from prb_jax.bench.padded import padded_batches
+from prb_jax.bench.rivals.transformers_scoring import padded_batches
 from prb_jax.bench.scorer import load_for_bench, score_pass
-from prb_jax.bench.shapes import SHAPES, shape_config
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.cli import main as prb
-from prb_jax.models.config import load_config, parse_config
+from prb_jax.models.config.decoder import load_config, parse_config
+from prb_jax.models.flops import best_time, matrix_flops_per_token, measured_peak, tree_flops
+from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.tiny_models import write_tiny_model
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "prb_jax.bench.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
+        "prb_jax.models.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
     )
 
 

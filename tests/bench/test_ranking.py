@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from prb_jax.bench.command import main
-from prb_jax.bench.padded_ranking import TransformersRanker
 from prb_jax.bench.ranking import largest_swap
+from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
 from prb_jax.cli import main as prb
-from prb_jax.encoders.pooling import Pooling
 from prb_jax.errors import RunError
-from tests.encoders.test_text_encoder import sentence_transformers, texts
-from tests.encoders.tiny_encoders import write_encoder
+from prb_jax.readouts.pooling import Pooling
+from tests.readouts.test_text_encoder import sentence_transformers, texts
+from tests.tiny_encoders import write_encoder
 from tests.tiny_models import write_tiny_model
 
 USERS, POSTS = 3, 19

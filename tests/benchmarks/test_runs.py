@@ -11,9 +11,9 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.benchmarks import rewardbench, rewardbench2
 from prb_jax.benchmarks.results import organisation_and_name
-from prb_jax.data.sources import read_comparisons
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import BASELINES
+from prb_jax.sources.reading import read_comparisons
 from tests.data.hub_layout import prb_tables, write_layout
 from tests.scoring.records import write_model
 from tests.scoring.slow_scorer import SlowScorer

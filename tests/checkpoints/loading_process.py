@@ -38,7 +38,7 @@ def main() -> None:
     import numpy as np
 
     from prb_jax.checkpoints.load import abstract_params, load_params
-    from prb_jax.models.config import load_config
+    from prb_jax.models.config.decoder import load_config
 
     config = load_config(args.folder)
     mesh = jax.make_mesh(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prb_jax.checkpoints.hf_map import flatten, ignored_reason, leaf_maps, nest
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.errors import CheckpointError, MeshError
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 Tensors = dict[str, np.ndarray]

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.checkpoints.hf_map import leaf_maps
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from prb_jax.models.quantization import MATRICES
 from tests.tiny_models import write_tiny_model
 

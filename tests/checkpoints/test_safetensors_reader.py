@@ -121,7 +121,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "repeated name": (
         b'{"a": %b, "a": %b}' % ((b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}',) * 2),
         bytes(8),
-        "'a' occurs twice",
+        "field 'a' is given twice",
     ),
 }
 

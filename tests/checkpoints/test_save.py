@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from prb_jax.checkpoints.load import load_params
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from prb_jax.data.files import Row
 from prb_jax.data.hub import PRB_REPOSITORY, read_hub, short_name
-from prb_jax.data.sources import describe_source, read_comparisons
 from prb_jax.errors import DataError
+from prb_jax.sources.reading import describe_source, read_comparisons
 
 from .hub_layout import CONFIGS, prb_row, prb_tables, write_layout
 

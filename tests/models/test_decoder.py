@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.models.config import DecoderConfig, load_config, parse_config
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import (
     abstract_decoder,
     decode_tree,
@@ -25,7 +25,7 @@ from prb_jax.sharding import PARAMETER_AXES
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
-from tests.models.compiled_shapes import largest_square
+from tests.models.attention.compiled_shapes import largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES, write_tiny_model
 
 # Machine code is not what is tested here, and takes most of the time.

@@ -13,7 +13,7 @@ import pytest
 
 from prb_jax.checkpoints.load import load_params
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import score_tree
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
 from prb_jax.models.quantization import (

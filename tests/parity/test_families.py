@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.attention import blockwise_attention, reference_attention
-from prb_jax.models.config import load_config
+from prb_jax.models.attention.reference import blockwise_attention, reference_attention
+from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket

@@ -15,7 +15,7 @@ import pytest
 
 from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.config import DecoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.registry import ROWS

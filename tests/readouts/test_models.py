@@ -13,7 +13,7 @@ import torch
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.data.comparison import Message
-from prb_jax.report.load_report import inspect_model
+from prb_jax.inspection.decoder import inspect_model
 from prb_jax.text.rules import TextRules
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.training.convert import convert

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.sources import read_comparisons
 from prb_jax.errors import CheckpointError
 from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.sources.reading import read_comparisons
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

@@ -15,7 +15,7 @@ from prb_jax.readouts.registry import ROWS
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.training.convert import convert
-from tests.encoders.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
+from tests.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
 
 TOLERANCE = 1e-5
 ONE_LABEL = {"num_labels": 1}

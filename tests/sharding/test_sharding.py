@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from prb_jax.checkpoints.hf_map import flatten
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.models.config import DecoderConfig, parse_config
+from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.sharding import (
     MESH_AXES,
     PARAMETER_AXES,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.models.config import DecoderConfig, parse_config
+from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.sharding import make_mesh

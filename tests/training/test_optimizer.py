@@ -10,7 +10,7 @@ import pytest
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
-from prb_jax.models.config import parse_config
+from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.training.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer
 

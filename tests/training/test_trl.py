@@ -13,7 +13,7 @@ import pytest
 
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.config import load_config
+from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
 from prb_jax.training.losses import LossConfig
 from prb_jax.training.step import Extras, TrainStep

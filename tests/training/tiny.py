@@ -30,7 +30,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
     from prb_jax.checkpoints.load import abstract_params
     from prb_jax.checkpoints.save import save_params
-    from prb_jax.models.config import parse_config
+    from prb_jax.models.config.decoder import parse_config
 
     raw = CONFIG | changes
     config = parse_config(raw, where="test")

@@ -1,0 +1,1 @@
+"""`prb inspect`: what a checkpoint is, from its headers alone."""

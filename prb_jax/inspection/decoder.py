@@ -1,0 +1,312 @@
+"""What a checkpoint is, on one screen, from its headers alone: no weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
+from prb_jax.checkpoints.locate import locate
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import CheckpointError, RunError
+from prb_jax.inspection.encoder import inspect_encoder
+from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
+from prb_jax.inspection.lengths import length_report, length_rule
+from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.personal.prompts import SavedPrompts, load_prompts
+from prb_jax.readouts.gated import Gated
+from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.readable import load_own_tokenizer
+from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
+from prb_jax.text.template import FIXED_DATE
+from prb_jax.text.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+_TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))
+
+
+def inspect_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    tokenizer: str | None = None,
+    readout: str | None = None,
+    quantize: str | None = None,
+    data: str | Path | Sequence[str | Path] | None = None,
+    max_length: int | None = None,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    limit: int | None = None,
+) -> dict[str, str]:
+    """Checks everything that loading would check, except the weights' values.
+
+    Args:
+      model: folder or hub id.
+      revision, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
+        compute in the quantised form is not asked.
+      data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
+        model, and what is cut or refused.
+      max_length: longest conversation in tokens; the protocol's and the model's own limit if not given.
+      profile_posts: of the data; the protocol's own number if not given.
+      protocol: "default" or "paper"; both if not given.
+      limit: at most so many comparisons of each source.
+
+    Returns:
+      Facts by name, in the order in which they are shown.
+
+    Raises:
+      CheckpointError: what loading the model would raise.
+      DataError: data that cannot be read or shown to this model, or a limit beyond the model's context.
+      RunError: an option for data without data.
+    """
+    if data is None and (profile_posts is not None or limit is not None):
+        raise RunError("profile_posts and limit are for data: name some with --data")
+    if model.startswith("baseline:"):
+        raise CheckpointError(
+            f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
+        )
+    folder = locate(model, revision=revision)
+    if is_encoder(read_raw_config(folder.path)):
+        refuse_for_encoder(
+            folder.name,
+            chat_template=chat_template,
+            quantize=quantize,
+            data=data,
+            max_length=max_length,
+            protocol=protocol,
+        )
+        return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
+    found = resolve_model(folder.path, name=folder.name, readout=readout)
+    config = found.config
+    weights = inspect_checkpoint(
+        folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
+    )
+    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
+    prompts = load_prompts(folder.path, width=config.hidden_size)
+    reserved = 0 if prompts is None else prompts.table.shape[1]
+    lengths = _lengths(
+        chat,
+        config,
+        protocols=list(Protocol) if protocol is None else [parse_protocol(protocol)],
+        comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
+        max_length=max_length,
+        profile_posts=profile_posts,
+        reserved=reserved,
+        where=folder.name,
+    )
+    return {
+        **model_facts(folder, config, weights),
+        "shape": _shape(config),
+        "attention": _attention(config),
+        "rope": _rope(config),
+        "context": f"{config.max_position_embeddings:,} tokens",
+        **lengths,
+        **({} if prompts is None else {"soft prompts": _users(prompts)}),
+        **files_fact(weights),
+        "in memory": _in_memory(weights, config.default_dtype),
+        **ignored_facts(config, weights),
+        "score head": weights.head,
+        "readout": f"{found.row.name}: {_reading(found, rule)}",
+        "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
+        "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
+        f"{config.pad_token_id})",
+        "BOS": _bos(chat),
+        "added by paper": _added(chat),
+        "chat template": chat.template_hash,
+        "example": _example(chat),
+        "warnings": "\n".join(_warnings(folder.path, found, chat)) or "none",
+    }
+
+
+def load_report_table(facts: dict[str, str]) -> Table:
+    """The facts as a table for the terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _in_memory(weights: LoadReport, dtype: str) -> str:
+    """Bytes of all parameters, before and after quantising."""
+    before = f"{weights.bytes_unquantized:,} bytes in {dtype}"
+    return before if weights.quantize is None else f"{before}, {weights.bytes_held:,} in {weights.quantize}"
+
+
+def _reading(found: ResolvedModel, rule: str) -> str:
+    """What the head does, in words."""
+    head = found.config.head
+    if isinstance(head, Linear):
+        return f"linear, at the last token, {rule}"
+    if isinstance(head, Mlp):
+        return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
+    if isinstance(head, Vocabulary):
+        if len(head.tokens) == 1:
+            return f"logit of token {head.tokens[0]} at the last token"
+        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
+    if isinstance(head, Steps):
+        others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
+        return (
+            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
+            f"(others by --readout {others})"
+        )
+    assert isinstance(head, Gated)
+    count = head.objectives.outputs // int(head.per_objective)
+    values = {
+        "one": "",
+        "mean": f", each the mean of {head.per_objective} quantiles",
+        "first": ", each the mean of a normal distribution",
+        "bins": f", each the expectation over {head.per_objective} bins",
+    }[head.value]
+    if head.gate is None:
+        return f"{count} objectives{values}, at the last token, mixed by fixed weights"
+    place = f"at the last ids {list(head.needs)}" if head.needs else "at the last token"
+    return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
+
+
+def _bos(chat: ChatTokenizer) -> str:
+    """How many BOS tokens a conversation has, in each protocol."""
+    bos = chat.bos_token_id
+    if bos is None:
+        return "the tokenizer has none"
+    written = chat.encode(_TEA).count(bos)
+    return f"{written} in a conversation; {written + chat.added_before.count(bos)} in the paper protocol"
+
+
+def _users(prompts: SavedPrompts) -> str:
+    count, tokens, _ = prompts.table.shape
+    return f"{count - 1:,} users and a generic one, {tokens} tokens each"
+
+
+def _lengths(
+    chat: ChatTokenizer,
+    config: DecoderConfig,
+    *,
+    protocols: Sequence[Protocol],
+    comparisons: Sequence[Comparison] | None,
+    max_length: int | None,
+    profile_posts: int | None,
+    reserved: int,
+    where: str,
+) -> dict[str, str]:
+    """What happens to conversations that are too long; with comparisons, how often."""
+    facts = {}
+    for protocol in protocols:
+        if comparisons is None:
+            limit = length_limit(
+                protocol,
+                context=config.max_position_embeddings,
+                max_length=max_length,
+                reserved=reserved,
+                where=where,
+            )
+            facts[f"too long, {protocol}"] = length_rule(protocol, limit=limit)
+            continue
+        report = length_report(
+            comparisons,
+            chat,
+            config,
+            protocol=protocol,
+            profile_posts=DEFAULT_PROFILE_POSTS[protocol] if profile_posts is None else profile_posts,
+            max_length=max_length,
+            reserved=reserved,
+            where=where,
+        )
+        facts[f"lengths, {protocol}"] = report.lengths
+        facts[f"at {report.limit:,} tokens, {protocol}"] = report.effect
+    return facts
+
+
+def _example(chat: ChatTokenizer) -> str:
+    """One conversation as the model sees it, and its ids; control characters made visible."""
+    ids = chat.encode(_TEA)
+    return f"{chat.render([_TEA])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
+
+
+def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[str]:
+    config, said = found.config, list(found.row.notes)
+    pad = config.pad_token_id if config.pad_token_id is not None else chat.pad_token_id
+    if pad is not None and pad == chat.eos_token_id:
+        said.append(
+            f"pad equals eos (id {pad}): programs that find the last token by its id read one token early; here the "
+            "position comes from the lengths"
+        )
+    if pad is not None and pad >= config.vocab_size:
+        said.append(f"pad id {pad} is beyond the {config.vocab_size} embeddings")
+    if beyond := chat.vocab_size - config.vocab_size:
+        said.append(
+            f"the tokenizer has {chat.vocab_size:,} ids, the model {config.vocab_size:,} embeddings: "
+            + (
+                f"{beyond} added tokens have none, and a conversation that holds one is refused"
+                if beyond > 0
+                else f"{-beyond} embeddings are never used (rows that fill up a vocabulary, or another model's "
+                "tokenizer: compare the example's ids)"
+            )
+        )
+    if chat.template.reads_clock:
+        said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
+    probe = [Message("user", "a"), Message("assistant", "b")]
+    ids = chat.encode(probe)
+    if chat.bos_token_id is not None and ids.count(chat.bos_token_id) != 1:
+        said.append(f"{ids.count(chat.bos_token_id)} BOS in a conversation")
+    if "system" in chat.render([probe])[0]:
+        said.append("the chat template writes a system turn of its own")
+    extras = config.original
+    if any(extras.get(name) is not None for name in ("mean", "std")) or extras.get("do_normalize"):
+        said.append("config.json has a normaliser of rewards: it is not applied, rewards are the head's own")
+    read = {name for name, _ in config.layout.side_files}
+    beside = sorted(path.name for path in folder.glob("*value_head*") if path.name not in read)
+    if beside:
+        said.append(f"not read, as the weights have a head of their own: {', '.join(beside)}")
+    if isinstance(config.head, Linear) and config.head.bias:
+        said.append(f"{config.head.bias_key} is added to every reward")
+    return said
+
+
+def _shape(config: DecoderConfig) -> str:
+    return (
+        f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
+        f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
+        f"{config.head_dim}, mlp {config.intermediate_size:,} ({config.hidden_activation})"
+    )
+
+
+def _attention(config: DecoderConfig) -> str:
+    sliding = sum(config.layer_windows)
+    text = "full" if not sliding else f"{sliding} layers see {config.sliding_window:,} tokens, the others all"
+    if config.qk_norm:
+        text += "; q and k normalised"
+    if config.attn_logit_softcapping:
+        text += f"; logits capped at {config.attn_logit_softcapping:g}"
+    return text
+
+
+def _rope(config: DecoderConfig) -> str:
+    kinds = [rope for rope in config.rope if rope is not None]
+    texts = [
+        f"{rope.rope_type}, theta {rope.theta:,.0f}"
+        + (f", factor {rope.factor:g}" if rope.factor != 1 else "")
+        for rope in kinds
+    ]
+    return texts[0] if len(texts) == 1 else f"{texts[0]}; sliding layers {texts[1]}"
+
+
+def _added(chat: ChatTokenizer) -> str:
+    """The special tokens that the paper protocol writes around a rendered conversation."""
+    ids = [*chat.added_before, *chat.added_after]
+    return f"special ids {ids} around the rendered conversation" if ids else "nothing"

@@ -1,0 +1,157 @@
+"""What a length limit does to given comparisons, before anything is scored: what is cut, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.scoring.readable import check_readable
+from prb_jax.text.protocol import FACTS, Protocol, length_limit
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.trees.encode import encode_each
+from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.tree import Tree
+
+_NO_LIMIT = 2**31 - 1
+_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthReport:
+    """Comparisons under one protocol and one limit.
+
+    Attributes:
+      protocol, limit, profile_posts: what was asked.
+      whole: tokens of each comparison's longest conversation if nothing were cut, ascending.
+      posts, posts_dropped: comparisons that lose posts of the profile, and how many posts they lose in all.
+      prompts, prompt_tokens: comparisons whose prompt is shortened, and the tokens that it loses.
+      responses, response_tokens: comparisons with a response that is cut (the paper protocol), and the tokens.
+      refused: ids of the comparisons with a response that leaves no room for the prompt.
+    """
+
+    protocol: Protocol
+    limit: int
+    profile_posts: int
+    whole: Sequence[int]
+    posts: int
+    posts_dropped: int
+    prompts: int
+    prompt_tokens: int
+    responses: int
+    response_tokens: int
+    refused: Sequence[str]
+
+    @property
+    def lengths(self) -> str:
+        """The lengths in words."""
+        middle, high = (int(np.percentile(self.whole, q, method="higher")) for q in (50, 95))
+        return (
+            f"{len(self.whole):,} comparisons, {self.profile_posts} posts: {middle:,} tokens in the middle, 95 % up to "
+            f"{high:,}, longest {self.whole[-1]:,} (prompt and longest response, nothing cut)"
+        )
+
+    @property
+    def effect(self) -> str:
+        """What the limit does, in words."""
+        said = []
+        if self.posts:
+            said.append(f"{self.posts:,} lose posts of the profile ({self.posts_dropped:,} posts)")
+        if self.prompts:
+            side = "the prompt's end" if FACTS[self.protocol].cuts_responses else "the start of the prompt"
+            said.append(f"{self.prompts:,} lose {side} ({self.prompt_tokens:,} tokens)")
+        if self.responses:
+            said.append(
+                f"{self.responses:,} lose the end of a response and its end of turn ({self.response_tokens:,} tokens)"
+            )
+        if self.refused:
+            named = ", ".join(map(repr, self.refused[:_NAMED]))
+            more = f" and {len(self.refused) - _NAMED:,} more" if len(self.refused) > _NAMED else ""
+            said.append(
+                f"{len(self.refused):,} are refused (--too-long skip leaves them out), as a response leaves no room "
+                f"for the prompt: {named}{more}"
+            )
+        return "\n".join(said) or "nothing is cut"
+
+
+def length_report(
+    comparisons: Sequence[Comparison],
+    chat: ChatTokenizer,
+    config: DecoderConfig,
+    *,
+    protocol: Protocol,
+    profile_posts: int,
+    max_length: int | None = None,
+    reserved: int = 0,
+    where: str,
+) -> LengthReport:
+    """Encodes the comparisons as scoring would, and counts.
+
+    Args:
+      comparisons: at least one.
+      chat: of the model.
+      config: of the model.
+      protocol, profile_posts, max_length: as for :meth:`prb_jax.RewardModel.score`.
+      reserved: tokens of soft prompts.
+      where: the model, for messages.
+
+    Raises:
+      DataError: what scoring would raise, but for responses that are too long.
+    """
+    limit = length_limit(
+        protocol,
+        context=config.max_position_embeddings,
+        max_length=max_length,
+        reserved=reserved,
+        where=where,
+    )
+
+    def encoded(length: int) -> list[Tree | TooLongError]:
+        each = encode_each(
+            comparisons,
+            chat,
+            profile_posts=profile_posts,
+            protocol=protocol,
+            max_length=length,
+            pad_token_id=config.pad_token_id,
+        )
+        return list(each)
+
+    whole = [
+        len(tree.prefix) + max(len(response) for response in tree.responses)
+        for tree in encoded(_NO_LIMIT)
+        if isinstance(tree, Tree)
+    ]
+    cuts, refused = [], []
+    for comparison, tree in zip(comparisons, encoded(limit), strict=True):
+        if isinstance(tree, TooLongError):
+            refused.append(comparison.id)
+        else:
+            check_readable(comparison, tree, config, name=where)
+            cuts.append(tree.truncation)
+    return LengthReport(
+        protocol=protocol,
+        limit=limit,
+        profile_posts=profile_posts,
+        whole=sorted(whole),
+        posts=sum(cut.posts_dropped > 0 for cut in cuts),
+        posts_dropped=sum(cut.posts_dropped for cut in cuts),
+        prompts=sum(cut.prompt_tokens_dropped > 0 for cut in cuts),
+        prompt_tokens=sum(cut.prompt_tokens_dropped for cut in cuts),
+        responses=sum(cut.response_tokens_dropped > 0 for cut in cuts),
+        response_tokens=sum(cut.response_tokens_dropped for cut in cuts),
+        refused=refused,
+    )
+
+
+def length_rule(protocol: Protocol, *, limit: int) -> str:
+    """What the protocol does with a conversation of more tokens than the limit, in words."""
+    if FACTS[protocol].cuts_responses:
+        return f"more than {limit:,} tokens: the end is cut, response and end of turn first"
+    return (
+        f"more than {limit:,} tokens: posts of the profile go, last first, then the start of the prompt; a response "
+        "that leaves no room for the prompt is refused (--too-long skip)"
+    )

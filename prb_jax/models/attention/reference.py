@@ -1,0 +1,186 @@
+"""Attention over trees: one mask (:mod:`prb_jax.trees.mask`), and implementations that agree.
+
+``reference_attention`` writes the mask down whole and is the oracle of the tests.
+``blockwise_attention`` never holds more than one block of queries times the keys it may see.
+:mod:`prb_jax.models.attention.splash` is the kernel for TPUs;
+:mod:`prb_jax.models.attention.choice` says which one a program gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from prb_jax.models.attention.blocks import (
+    MASKED,
+    BlockPlan,
+    attend_head,
+    attend_head_backward,
+)
+from prb_jax.trees.mask import TreeLayout, TreeMask
+
+# Query rows (query positions times query heads per kv head) of one block. On CPUs the block of scores
+# then stays in the cache: twice the size costs 20 % of attention's speed, half of it costs 10 %.
+BLOCK_ROWS = 512
+BACKWARD_BLOCK_ROWS = 256
+
+# Names of what a rematerialisation policy may keep of attention.
+ATTENTION_RESULTS = ("attention_out", "attention_log")
+
+
+def tree_mask(mask: TreeMask, prefix_lengths: jax.Array) -> jax.Array:
+    """The whole mask, for the oracle: bool [B, T, T], True where a query may see a key."""
+    index = jnp.arange(mask.layout.tokens)
+    real = index[None, :] >= mask.layout.prefix - prefix_lengths[:, None]
+    return mask.sees(index[:, None], index[None, :])[None] & real[:, None, :]
+
+
+def reference_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    layout: TreeLayout,
+    prefix_lengths: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """Dense attention in float32 with the mask written out: O(T^2) memory, the oracle.
+
+    Args:
+        q: [B, T, N, H], already scaled.
+        k: [B, T, G, H].
+        v: [B, T, G, H].
+        layout: static shape of the trees.
+        prefix_lengths: int32 [B], real tokens of each prefix.
+        window: a token sees only the ``window`` last tokens, itself included.
+        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
+
+    Returns:
+        [B, T, N, H] in q's dtype.
+    """
+    batch, tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    grouped = q.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim).astype(jnp.float32)
+    scores = jnp.einsum("btgrh,bsgh->bgrts", grouped, k.astype(jnp.float32), precision="highest")
+    scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+    mask = tree_mask(TreeMask(layout, window), prefix_lengths)
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1)
+    out = jnp.einsum("bgrts,bsgh->btgrh", weights, v.astype(jnp.float32), precision="highest")
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def blockwise_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    layout: TreeLayout,
+    prefix_lengths: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+    sequential: bool | None = None,
+    block_rows: int = BLOCK_ROWS,
+    backward_block_rows: int = BACKWARD_BLOCK_ROWS,
+) -> jax.Array:
+    """The same as :func:`reference_attention`, a block of queries at a time.
+
+    Keys that no query of a block may see (later ones, those outside the window, siblings) are left out
+    at trace time. Softmax runs in float32; all products accumulate in float32. The backward pass also
+    never holds more than one block: see :mod:`prb_jax.models.attention.blocks`.
+
+    Args:
+        sequential: handle one tree and one kv head after the other, so that a block of scores stays in
+            the cache; the default on CPU. Otherwise all trees and heads at once, for accelerators.
+        block_rows, backward_block_rows: query rows of a block.
+    """
+    batch, tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    if sequential is None:
+        sequential = jax.default_backend() == "cpu"
+    plan = BlockPlan(
+        layout=layout,
+        window=window,
+        softcap=softcap,
+        forward_rows=block_rows,
+        backward_rows=backward_block_rows,
+    )
+    # [B, G, T, group, H]: the query heads of one kv head share its keys.
+    grouped = q.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 1, 3, 4)
+    keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    out = cast(jax.Array, _attend(plan, sequential, grouped, keys, values, prefix_lengths))
+    return out.transpose(0, 2, 1, 3, 4).reshape(q.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    plan: BlockPlan, sequential: bool, q: jax.Array, k: jax.Array, v: jax.Array, prefix_lengths: jax.Array
+) -> jax.Array:
+    """q [B, G, T, group, H], k and v [B, G, T, H] -> [B, G, T, group, H]."""
+    out, _ = _each_head(partial(attend_head, plan=plan), sequential, prefix_lengths, q, k, v)
+    return out
+
+
+def _attend_forward(
+    plan: BlockPlan, sequential: bool, q: jax.Array, k: jax.Array, v: jax.Array, prefix_lengths: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out, log = _each_head(partial(attend_head, plan=plan), sequential, prefix_lengths, q, k, v)
+    out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
+    return out, (q, k, v, prefix_lengths, out, log)
+
+
+def _attend_backward(
+    plan: BlockPlan, sequential: bool, kept: tuple[jax.Array, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, prefix_lengths, out, log = kept
+    return *_each_head(
+        partial(attend_head_backward, plan=plan),
+        sequential,
+        prefix_lengths,
+        q,
+        k,
+        v,
+        out,
+        log,
+        cotangent,
+    ), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _each_head(
+    head: Callable[..., Any], sequential: bool, prefix_lengths: jax.Array, *arrays: jax.Array
+) -> Any:
+    """head(q, k, v, prefix_length, ...) for every tree and kv head: the two leading axes of the arrays."""
+
+    def run(length: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> Any:
+        return head(q, k, v, length, *rest)
+
+    if not sequential:
+        over_heads = jax.vmap(run, in_axes=(None, *(0 for _ in arrays)))
+        return jax.vmap(over_heads)(prefix_lengths, *arrays)
+    batch, kv_heads = arrays[0].shape[:2]
+    flat = [x.reshape(batch * kv_heads, *x.shape[2:]) for x in arrays]
+    out = lax.map(lambda args: run(*args), (jnp.repeat(prefix_lengths, kv_heads), *flat))
+    return jax.tree.map(lambda x: x.reshape(batch, kv_heads, *x.shape[1:]), out)
+
+
+def attention_flops(layout: TreeLayout, *, heads: int, head_dim: int, window: int | None) -> float:
+    """Multiply-adds times two that a tree needs in one layer, padding counted as tokens."""
+    prefix, length = layout.prefix, layout.response_length
+    span = math.inf if window is None else window
+
+    def seen(place: int) -> float:
+        return min(place + 1, span)
+
+    pairs = sum(seen(i) for i in range(prefix))
+    pairs += layout.responses * sum(seen(prefix + j) for j in range(length))
+    return 4.0 * pairs * heads * head_dim

@@ -1,0 +1,183 @@
+"""Attention over trees on TPUs: JAX's Pallas splash kernel with the tree's mask, forward and backward.
+
+The mask is computed inside the kernel from the indices of its block, and blocks that nobody sees (later
+ones, siblings, those outside the window) are never visited. Padding left of the prefix is a segment of
+its own. Nothing of the size T x T exists at any time.
+
+Kernels are opaque to the partitioner, so on a mesh every device runs its own: trees are split over the
+axes of the batch, heads over ``tensor`` and queries over ``sequence``, where every device has all keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from prb_jax.models.attention.reference import ATTENTION_RESULTS
+from prb_jax.models.attention.tree_blocks import key_ranges, visited_blocks
+from prb_jax.sharding import RULES
+from prb_jax.trees.mask import TreeLayout, TreeMask
+
+# Queries and keys of one step of the kernel, at most. One block of scores and what is made of it takes
+# four times 512 x 512 float32 numbers, a quarter of the smallest chip's fast memory.
+BLOCK = 512
+LANES = 128  # the least block: the width of a TPU's vector registers
+
+
+def splash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    layout: TreeLayout,
+    prefix_lengths: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+    block: int = BLOCK,
+    interpret: bool = False,
+) -> jax.Array:
+    """The same as :func:`prb_jax.models.attention.reference.reference_attention`, by a kernel for TPUs.
+
+    Products have factors of q's dtype and float32 sums, the softmax is float32.
+
+    Args:
+        mesh: over which trees, heads and queries are split; None for one device.
+        block: queries and keys of one step of the kernel, a multiple of 128.
+        interpret: run the kernel's steps by XLA, on any machine, to test it.
+    """
+    shards = 1 if mesh is None else mesh.shape["sequence"]
+    block = _block_size(layout.tokens, block, shards)
+    heads = q.shape[2] // (1 if mesh is None else mesh.shape["tensor"])
+    kernel = _kernel(TreeMask(layout, window), heads, softcap, block, shards, interpret)
+
+    tokens = _tokens(layout.tokens, block, shards)
+    padding = ((0, 0), (0, tokens - layout.tokens), (0, 0), (0, 0))
+    by_head = [jnp.pad(x, padding).transpose(0, 2, 1, 3) for x in (q, k, v)]
+    # Real tokens are segment 1; padding sees and is seen by padding alone, so no softmax is empty.
+    index = jnp.arange(tokens)
+    segments = index[None] >= layout.prefix - prefix_lengths[:, None]
+    segments = (segments & (index < layout.tokens)).astype(jnp.int32)
+
+    attend: Any = _attend
+    if mesh is not None and mesh.size > 1:
+        rows, split = RULES["batch"], RULES["heads"]
+        of_queries = PartitionSpec(rows, split, RULES["tokens"])
+        of_keys = PartitionSpec(rows, split)
+        of_kernel = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, RULES["tokens"])))
+        segment_specs = (PartitionSpec(rows, RULES["tokens"]), PartitionSpec(rows))
+        attend = jax.shard_map(
+            _attend,
+            mesh=mesh,
+            in_specs=(of_kernel, of_queries, of_keys, of_keys, *segment_specs),
+            out_specs=of_queries,
+            check_vma=False,  # the kernel does not say over which axes its results vary
+        )
+    out = attend(kernel, *by_head, segments, segments)
+    return out.transpose(0, 2, 1, 3)[:, : layout.tokens].astype(q.dtype)
+
+
+def _attend(
+    kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, query_segments: jax.Array, key_segments: jax.Array
+) -> jax.Array:
+    """q [B, N, t, H], k and v [B, G, T, H], segments [B, t] and [B, T] -> [B, N, t, H]: t of the T queries."""
+
+    def one(q: jax.Array, k: jax.Array, v: jax.Array, mine: jax.Array, others: jax.Array) -> jax.Array:
+        return kernel(q, k, v, splash.SegmentIds(mine, others))
+
+    return jax.vmap(one)(q, k, v, query_segments, key_segments)
+
+
+class _KernelMask(masks._ComputableMask):
+    """A tree's mask as the kernel wants it; tokens that were appended to fill the last block see themselves.
+
+    For each query the kernel hands one number to the mask's function, so index and place inside the
+    response are packed into one.
+    """
+
+    def __init__(self, mask: TreeMask, tokens: int) -> None:
+        self.key = (mask, tokens)
+        layout = mask.layout
+        index = np.arange(tokens, dtype=np.int32)
+        inside = np.where(index < layout.tokens, layout.inside(index), index - layout.tokens)
+        low = tokens.bit_length()
+        if low + int(inside.max()).bit_length() > 31:
+            raise ValueError(
+                f"attention over {tokens} tokens with responses of {layout.response_length}: "
+                "index and place inside the response do not fit into 31 bits"
+            )
+
+        def sees(packed: Any, key: Any) -> Any:
+            query = packed & ((1 << low) - 1)
+            visible = mask.sees(query, key, packed >> low)
+            return (
+                visible
+                if tokens == layout.tokens
+                else visible & ((query < layout.tokens) | (key >= layout.tokens))
+            )
+
+        super().__init__((tokens, tokens), sees)
+        self.q_sequence = (index | inside << low).astype(np.int32)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _KernelMask) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(
+    mask: TreeMask, heads: int, softcap: float | None, block: int, shards: int, interpret: bool
+) -> Any:
+    """The kernel with its tables of blocks to visit, which depend on shapes only."""
+    tokens = _tokens(mask.layout.tokens, block, shards)
+    each = _KernelMask(mask, tokens)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    # The tables are data, not part of whatever is being traced.
+    with jax.ensure_compile_time_eval():
+        return splash.make_splash_mha(
+            masks.MultiHeadMask([each] * heads),
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=shards,
+            attn_logits_soft_cap=softcap,
+            residual_checkpoint_name=ATTENTION_RESULTS[0],
+            interpret=interpret,
+        )
+
+
+def _block_size(tokens: int, largest: int, shards: int) -> int:
+    """A smaller block where the largest one would be mostly empty."""
+    return min(largest, LANES * math.ceil(tokens / (shards * LANES)))
+
+
+def _tokens(tokens: int, block: int, shards: int) -> int:
+    """``tokens`` rounded up to whole blocks on every shard."""
+    return math.ceil(tokens / (block * shards)) * block * shards
+
+
+def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
+    """The share of the steps of the kernel's grid that have anything to compute.
+
+    The grid has a row for each block of queries, as wide as the row with the most blocks of keys.
+    """
+    block = _block_size(mask.layout.tokens, block, 1)
+    ranges = key_ranges(mask, queries=block, keys=block)
+    widest = max(visited_blocks(row) for row in ranges)
+    return visited_blocks(ranges) / (len(ranges) * widest)

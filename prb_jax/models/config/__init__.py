@@ -1,0 +1,1 @@
+"""Configurations of decoders and encoders, parsed from ``config.json``."""

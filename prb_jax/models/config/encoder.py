@@ -1,0 +1,248 @@
+"""The configuration of an encoder, parsed from the raw ``config.json`` of a Hugging Face checkpoint.
+
+As for decoders (:mod:`prb_jax.models.config.decoder`), what would change numbers and is not followed here is an
+error that names the field; absent fields take the value that transformers gives them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from prb_jax.errors import CheckpointError, short_repr
+from prb_jax.models.config.fields import MOST_LAYERS, FieldReader
+from prb_jax.models.config.shared import (
+    WITHOUT_EFFECT,
+    parse_architectures,
+    parse_dtype,
+    parse_num_labels,
+    refuse_unless_neutral,
+)
+from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
+from prb_jax.readouts.heads import Head
+
+MODEL_TYPES = ("bert", "deberta-v2")
+"""Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2."""
+
+# Fields that cannot change an embedding: dropout, and what BERT's config keeps of other tasks.
+_WITHOUT_EFFECT = WITHOUT_EFFECT | frozenset(
+    "|".join(
+        (
+            "attention_probs_dropout_prob|hidden_dropout_prob|classifier_dropout|pooler_dropout|cls_dropout",
+            "gradient_checkpointing|directionality|pooler_fc_size|pooler_num_attention_heads",
+            "pooler_num_fc_layers|pooler_size_per_head|pooler_type|legacy|tie_word_embeddings|num_labels|id2label",
+            "architectures|summary_type|summary_use_proj|summary_activation|summary_first_dropout",
+            "pooler_hidden_size|pooler_hidden_act|is_decoder|conv_act|conv_groups|pooling",
+        )
+    ).split("|")
+)
+_ONLY_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "is_decoder": (False,),
+        "is_encoder_decoder": (False,),
+        "add_cross_attention": (False,),
+        "pruned_heads": ({},),
+        "position_embedding_type": ("absolute",),
+        # The convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge.
+        "conv_kernel_size": (0,),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativePositions:
+    """DeBERTa's disentangled attention (He et al., 2021): scores from distances beside those from contents.
+
+    Attributes:
+      buckets: distances beyond half of this share an embedding by their logarithm; 0: every distance has
+        its own.
+      max_distance: at and beyond which all distances are one.
+      content_to_position, position_to_content: which of the two terms there are.
+      shared: distances are projected by the query and key matrices of the contents.
+      normed: a layer norm over the embeddings of distances.
+    """
+
+    buckets: int
+    max_distance: int
+    content_to_position: bool
+    position_to_content: bool
+    shared: bool
+    normed: bool
+
+    @property
+    def span(self) -> int:
+        """Half the number of embeddings of distances."""
+        return self.buckets or self.max_distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """One encoder: layer norms behind each block, attention in both directions. Hashable.
+
+    Attributes:
+      model_type: ``bert`` or ``deberta-v2``.
+      vocab_size, embedding_size, hidden_size, intermediate_size: V, E, D, F.
+      num_hidden_layers, num_attention_heads: number of layers, N.
+      layer_norm_eps: added to the variance in every norm.
+      hidden_activation: of the mlp.
+      max_position_embeddings: longest text in tokens.
+      absolute_positions: there is an embedding of each position.
+      type_vocab_size: number of token types; 0 for none.
+      relative: distances in attention; None where there are none.
+      pad_token_id, architectures, torch_dtype: as in the file.
+      num_labels: outputs of the head; 0 without one.
+      ignored_keys: fields that have no meaning here; to be reported.
+      original: the raw JSON object.
+      head: the read-out of a reward model; None for an encoder of single texts.
+      prefix: what the names of the body's tensors start with.
+      norm_names: how the two tensors of a layer norm are called.
+    """
+
+    model_type: str
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    layer_norm_eps: float
+    hidden_activation: EncoderActivation
+    max_position_embeddings: int
+    absolute_positions: bool
+    type_vocab_size: int
+    relative: RelativePositions | None
+    pad_token_id: int | None
+    num_labels: int
+    architectures: tuple[str, ...]
+    torch_dtype: str | None
+    ignored_keys: tuple[str, ...] = ()
+    original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    head: Head | None = None
+    prefix: str = ""
+    norm_names: tuple[str, str] = ("weight", "bias")
+
+    __repr__ = short_repr
+
+    @property
+    def head_dim(self) -> int:
+        """H, of each attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+def is_encoder(raw: Mapping[str, Any]) -> bool:
+    """Whether a raw ``config.json`` is one of an encoder that :func:`parse_encoder_config` knows."""
+    return raw.get("model_type") in MODEL_TYPES
+
+
+def refuse_encoder(raw: Mapping[str, Any], *, where: str) -> None:
+    """For what needs a decoder: training, conversion.
+
+    Raises:
+      CheckpointError: the raw ``config.json`` is that of an encoder.
+    """
+    if is_encoder(raw):
+        named = raw.get("architectures") or [raw["model_type"]]
+        raise CheckpointError(
+            f"{where}: '{named[0]}' is an encoder, which this command cannot use: `prb evaluate` scores with those "
+            "that have a known head, and `prb rank-profiles` ranks with those of single texts"
+        )
+
+
+def refuse_for_encoder(where: str, **options: object) -> None:
+    """For options that mean something to decoders alone.
+
+    Args:
+      where: the model, for messages.
+      options: as given, by name; None where not given.
+
+    Raises:
+      CheckpointError: one of them is given.
+    """
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise CheckpointError(
+            f"{where}: an encoder, which reads prompt and response as a pair of texts: leave out {', '.join(given)}"
+        )
+
+
+def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig:
+    """The encoder that a raw ``config.json`` object describes, without a head.
+
+    Args:
+      raw: the JSON object.
+      where: what error messages start with, usually the path.
+
+    Raises:
+      CheckpointError: another architecture, or a field that is missing, mistyped, inconsistent, or that
+        would change numbers in a way that is not followed here.
+    """
+    fields = FieldReader(raw, where=where)
+    model_type = fields.text("model_type")
+    if model_type not in MODEL_TYPES:
+        raise fields.error("model_type", f"an encoder, one of {', '.join(MODEL_TYPES)}")
+    refuse_unless_neutral(fields, _ONLY_NEUTRAL)
+    bert = model_type == "bert"
+    hidden_size = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    if hidden_size % heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    head_dim = fields.integer("attention_head_size", default=hidden_size // heads)
+    if head_dim != hidden_size // heads:
+        raise fields.error(
+            "attention_head_size", f"{hidden_size // heads}, hidden_size / num_attention_heads"
+        )
+    activation = fields.text("hidden_act", default="gelu")
+    if activation not in ACTIVATIONS:
+        raise fields.error("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+    max_positions = fields.integer("max_position_embeddings", default=512)
+    relative = None if bert else _relative_positions(fields, max_positions=max_positions)
+    return EncoderConfig(
+        model_type=model_type,
+        vocab_size=fields.integer("vocab_size"),
+        embedding_size=hidden_size if bert else fields.integer("embedding_size", default=hidden_size),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
+        num_attention_heads=heads,
+        layer_norm_eps=fields.number("layer_norm_eps", default=1e-12 if bert else 1e-7),
+        hidden_activation=ACTIVATIONS[activation],
+        max_position_embeddings=max_positions,
+        absolute_positions=bert or fields.flag("position_biased_input", default=True),
+        type_vocab_size=fields.integer("type_vocab_size", default=2 if bert else 0, minimum=0),
+        relative=relative,
+        pad_token_id=fields.optional_integer("pad_token_id", default=0, minimum=None),
+        num_labels=parse_num_labels(fields),
+        architectures=parse_architectures(fields),
+        torch_dtype=parse_dtype(fields),
+        ignored_keys=tuple(sorted(set(raw) - fields.read - _WITHOUT_EFFECT)),
+        original=copy.deepcopy(dict(raw)),
+    )
+
+
+def _relative_positions(fields: FieldReader, *, max_positions: int) -> RelativePositions | None:
+    terms = fields.value("pos_att_type") or []
+    if isinstance(terms, str):
+        terms = [term.strip() for term in terms.lower().split("|") if term.strip()]
+    if not isinstance(terms, list) or not set(terms) <= {"c2p", "p2c"}:
+        raise fields.error("pos_att_type", "c2p, p2c, both or neither")
+    norms = {part.strip() for part in fields.text("norm_rel_ebd", default="none").lower().split("|")}
+    if not norms <= {"none", "layer_norm"}:
+        raise fields.error("norm_rel_ebd", "none or layer_norm")
+    shared = fields.flag("share_att_key", default=False)
+    distance = fields.integer("max_relative_positions", default=-1, minimum=None)
+    buckets = fields.integer("position_buckets", default=-1, minimum=None)
+    if not fields.flag("relative_attention", default=False):
+        if terms:
+            raise fields.error("pos_att_type", "none, as relative_attention is not set", found=terms)
+        return None
+    return RelativePositions(
+        buckets=max(buckets, 0),
+        max_distance=distance if distance >= 1 else max_positions,
+        content_to_position="c2p" in terms,
+        position_to_content="p2c" in terms,
+        shared=shared,
+        normed="layer_norm" in norms,
+    )

@@ -1,0 +1,204 @@
+"""One encoder for BERT and DeBERTa-v2/v3, run by configuration.
+
+As in the decoder, the module holds parameters only, layers are stacked on a leading axis and run by
+``jax.lax.scan``, and what is used is a pure function of ``(params, batch)``.
+
+Letters: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.models.attention.relative import distance_rows, distance_scores
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.layers import activate, matmul_precision, project
+from prb_jax.sharding import Constrain, constrainer
+
+Params = dict[str, Any]
+
+
+class EncoderLayers(nnx.Module):
+    """The parameters of all layers, stacked on axis 0. Matrices are [layers, in, out]."""
+
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        layers, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+
+        def matrix(inputs: int, outputs: int) -> nnx.Param:
+            return nnx.Param(
+                inputs**-0.5 * jax.random.normal(rngs.params(), (layers, inputs, outputs), dtype)
+            )
+
+        def vector(size: int, value: float) -> nnx.Param:
+            return nnx.Param(jnp.full((layers, size), value, dtype))
+
+        for name in ("q", "k", "v", "o", *_distance_projections(config)):
+            setattr(self, name, matrix(width, width))
+            setattr(self, f"{name}_bias", vector(width, 0))
+        self.up, self.up_bias = matrix(width, mlp), vector(mlp, 0)
+        self.down, self.down_bias = matrix(mlp, width), vector(width, 0)
+        self.post_attention_norm, self.post_attention_norm_bias = vector(width, 1), vector(width, 0)
+        self.post_mlp_norm, self.post_mlp_norm_bias = vector(width, 1), vector(width, 0)
+
+
+class Encoder(nnx.Module):
+    """An encoder without a head.
+
+    Args:
+      config: architecture.
+      rngs: for random weights: matrices have variance 1 / inputs, embeddings 1.
+      dtype: of the parameters.
+    """
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32) -> None:
+        width, size = config.hidden_size, config.embedding_size
+
+        def table(rows: int, columns: int) -> nnx.Param:
+            return nnx.Param(jax.random.normal(rngs.params(), (rows, columns), dtype))
+
+        self.words = table(config.vocab_size, size)
+        if config.absolute_positions:
+            self.positions = table(config.max_position_embeddings, size)
+        if config.type_vocab_size:
+            self.token_types = table(config.type_vocab_size, size)
+        if size != width:
+            self.embed_proj = nnx.Param(size**-0.5 * jax.random.normal(rngs.params(), (size, width), dtype))
+        self.embed_norm, self.embed_norm_bias = _norm(width, dtype)
+        if config.relative is not None:
+            self.relative = table(2 * config.relative.span, width)
+            if config.relative.normed:
+                self.relative_norm, self.relative_norm_bias = _norm(width, dtype)
+        self.layers = EncoderLayers(config, rngs, dtype)
+
+
+def _norm(width: int, dtype: jnp.dtype) -> tuple[nnx.Param, nnx.Param]:
+    return nnx.Param(jnp.ones((width,), dtype)), nnx.Param(jnp.zeros((width,), dtype))
+
+
+def _distance_projections(config: EncoderConfig) -> tuple[str, ...]:
+    """Matrices of each layer that project the embeddings of distances; none where they are the contents'."""
+    relative = config.relative
+    if relative is None or relative.shared:
+        return ()
+    wanted = {"relative_k": relative.content_to_position, "relative_q": relative.position_to_content}
+    return tuple(name for name, present in wanted.items() if present)
+
+
+def init_encoder(config: EncoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:
+    """Random parameters as a nested dict."""
+    return nnx.to_pure_dict(nnx.state(Encoder(config, rngs=nnx.Rngs(seed), dtype=dtype)))
+
+
+def encode_tokens(
+    params: Params,
+    tokens: jax.Array,
+    *,
+    lengths: jax.Array,
+    config: EncoderConfig,
+    dtype: jnp.dtype,
+    starts: jax.Array | None = None,
+    token_types: jax.Array | None = None,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Last hidden states of every token: [B, L, D] in ``dtype``; those of padding are meaningless.
+
+    Args:
+      params: nested dict, shaped as :class:`Encoder`; further entries, as a head, are not looked at.
+      tokens: int32 [B, L].
+      lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.
+      config: architecture.
+      dtype: of activations; norms, softmax and sums are float32.
+      starts: int32 [B], the column of each text's first token; 0 if not given.
+      token_types: int32 [B, L]; all 0 if not given.
+      mesh: how activations are split; None for one device.
+    """
+    constrain = constrainer(mesh)
+    columns = jnp.arange(tokens.shape[1])[None]
+    offsets = columns if starts is None else columns - starts[:, None]
+    # A row without tokens attends to everything: a softmax over nothing would be NaN.
+    seen = ((offsets >= 0) & (offsets < lengths[:, None])) | (lengths == 0)[:, None]
+    x = jnp.take(params["words"], tokens, axis=0).astype(jnp.float32)
+    if config.absolute_positions:
+        x = x + _rows(params["positions"], offsets, tokens.shape)
+    if config.type_vocab_size:
+        kinds = jnp.zeros_like(tokens) if token_types is None else token_types
+        x = x + _rows(params["token_types"], kinds, tokens.shape)
+    x = x.astype(dtype)
+    if "embed_proj" in params:
+        x = project(x, params["embed_proj"])
+    x = constrain(_layer_norm(x, params, "embed_norm", config), ("batch", None, None))
+    distances = None
+    if config.relative is not None:
+        distances = params["relative"].astype(dtype)
+        if config.relative.normed:
+            distances = _layer_norm(distances, params, "relative_norm", config)
+        distances = distances[distance_rows(tokens.shape[1], config.relative)]
+
+    def body(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
+        return _layer(x, weights, seen=seen, distances=distances, config=config, constrain=constrain), None
+
+    return lax.scan(body, x, params["layers"])[0]
+
+
+def _rows(table: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    rows = jnp.take(table, jnp.clip(index, 0, table.shape[0] - 1), axis=0).astype(jnp.float32)
+    return jnp.broadcast_to(rows, (*shape, table.shape[1]))
+
+
+def _layer(
+    x: jax.Array,
+    w: Params,
+    *,
+    seen: jax.Array,
+    distances: jax.Array | None,
+    config: EncoderConfig,
+    constrain: Constrain,
+) -> jax.Array:
+    """One layer: x [B, L, D], w its parameters without the layer axis, distances [2L - 1, D]."""
+    batch, length, width = x.shape
+    heads = (config.num_attention_heads, config.head_dim)
+
+    def split(y: jax.Array, name: str) -> jax.Array:
+        return project(y, w[name], w[f"{name}_bias"]).reshape(*y.shape[:-1], *heads)
+
+    q, k, v = (constrain(split(x, name), ("batch", None, "heads", None)) for name in "qkv")
+    precision = matmul_precision(x.dtype)
+    scores = jnp.einsum("bqnh,bknh->bnqk", q, k, precision=precision, preferred_element_type=jnp.float32)
+    terms = 1
+    if distances is not None and config.relative is not None:
+        relative = config.relative
+        if relative.content_to_position:
+            terms += 1
+            scores += distance_scores(q, split(distances, "k" if relative.shared else "relative_k"))
+        if relative.position_to_content:
+            terms += 1
+            # The score of (i, j) is key j's product with distance i - j: seen from j, that distance is -(j - i).
+            queries = split(distances[::-1], "q" if relative.shared else "relative_q")
+            scores += distance_scores(k, queries).swapaxes(2, 3)
+    scores = scores * (terms * config.head_dim) ** -0.5
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+    y = jnp.einsum(
+        "bnqk,bknh->bqnh", weights.astype(x.dtype), v, precision=precision, preferred_element_type=jnp.float32
+    )
+    y = project(y.astype(x.dtype).reshape(batch, length, width), w["o"], w["o_bias"])
+    x = constrain(_layer_norm(x + y, w, "post_attention_norm", config), ("batch", None, None))
+    y = activate(project(x, w["up"], w["up_bias"]), config.hidden_activation)
+    y = project(y, w["down"], w["down_bias"])
+    return constrain(_layer_norm(x + y, w, "post_mlp_norm", config), ("batch", None, None))
+
+
+def _layer_norm(x: jax.Array, params: Params, name: str, config: EncoderConfig) -> jax.Array:
+    """Layer norm over the last axis, statistics and products in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centred * lax.rsqrt(
+        jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + config.layer_norm_eps
+    )
+    weight, bias = params[name].astype(jnp.float32), params[f"{name}_bias"].astype(jnp.float32)
+    return (normed * weight + bias).astype(x.dtype)

@@ -1,0 +1,81 @@
+"""Floating-point operations of a forward, counted on paper, and the most this machine reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prb_jax.models.attention.reference import attention_flops
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.layers import matmul_precision
+from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.tree import Tree
+
+
+def matrix_flops_per_token(config: DecoderConfig) -> float:
+    """Twice the weights of all layers' matrices; the embedding and the score head count for nothing."""
+    width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    return 2.0 * config.num_hidden_layers * width * (2 * queries + 2 * keys + 3 * config.intermediate_size)
+
+
+def tree_flops(trees: Sequence[Tree], config: DecoderConfig) -> float:
+    """What scoring these trees needs without any padding: matrices, and attention over visible pairs."""
+    total = matrix_flops_per_token(config) * sum(tree.tokens for tree in trees)
+    for tree in trees:
+        prefix = len(tree.prefix)
+        for response in tree.responses:
+            total += attention_flops_of_layers(config, TreeLayout(prefix, 1, len(response)))
+        shared = attention_flops_of_layers(config, TreeLayout(prefix, 0, 1))
+        total -= (len(tree.responses) - 1) * shared
+    return total
+
+
+def attention_flops_of_layers(config: DecoderConfig, layout: TreeLayout) -> float:
+    """Attention of all layers over the visible pairs of one tree."""
+    return sum(
+        attention_flops(
+            layout,
+            heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            window=config.sliding_window if slides else None,
+        )
+        for slides in config.layer_windows
+    )
+
+
+def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:
+    """FLOP/s of the best of some large matrix products in ``dtype``, accumulated in float32, on one device."""
+    best = 0.0
+    on_cpu = jax.default_backend() == "cpu"
+    sizes = (1024, 2048) if on_cpu else (4096, 8192)
+    for size in sizes:
+        key = jax.random.key(size)
+        a = jax.random.normal(key, (size, size), jnp.dtype(dtype))
+        product = jax.jit(
+            lambda x, y: lax.dot_general(
+                x,
+                y,
+                (((1,), (0,)), ((), ())),
+                precision=matmul_precision(x.dtype),
+                preferred_element_type=jnp.float32,
+            )
+        )
+        best = max(best, 2.0 * size**3 / best_time(lambda f=product, x=a: f(x, x), seconds=seconds))
+    return best
+
+
+def best_time(run: Callable[[], jax.Array], *, seconds: float) -> float:
+    """Shortest wall time of ``run`` over about ``seconds``, after one call that compiles it."""
+    jax.block_until_ready(run())
+    best, spent = float("inf"), 0.0
+    while spent < seconds:
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        took = time.perf_counter() - start
+        best, spent = min(best, took), spent + took
+    return best

@@ -1,0 +1,235 @@
+"""Embeddings of texts: tokenised in batches, dealt by length into fixed shapes, rows split over the mesh."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.encoder_map import encoder_shardings, load_encoder_params, open_encoder
+from prb_jax.checkpoints.load import LoadReport
+from prb_jax.checkpoints.locate import locate
+from prb_jax.errors import CheckpointError, DataError
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.shared import choose_dtype
+from prb_jax.models.encoder import Params, encode_tokens
+from prb_jax.readouts.pooling import Pooling, pool, read_pooling
+from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
+from prb_jax.text.tokenizer import added_tokens, open_tokenizer, tokenize
+from prb_jax.trees.length_batches import LengthBatch, plan_lengths
+
+EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
+
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of long texts should stay
+# in the cache: with twice as many, texts of 256 tokens take half as long again.
+TOKENS_PER_SHARD = {"cpu": 1_024, "gpu": 65_536, "tpu": 32_768}
+
+IN_FLIGHT = 4
+"""Batches given to the device and not yet read back."""
+
+_TOKENISED_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors of texts.
+
+    Attributes:
+      vectors: float32 [texts, D].
+      truncated: bool [texts]: the end was cut off.
+      shapes: the shapes [rows, tokens] that were computed; each compiles once.
+      tokens: real tokens of the distinct texts, after the cut.
+      padded_tokens: tokens computed.
+    """
+
+    vectors: np.ndarray
+    truncated: np.ndarray
+    shapes: tuple[tuple[int, int], ...]
+    tokens: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextEncoder:
+    """An encoder ready to embed texts. Build with :func:`load_text_encoder`.
+
+    Attributes:
+      name: folder or hub id it was loaded from.
+      config: architecture.
+      pooling: how states become a vector.
+      max_length: longest text in tokens, special ones too; what is longer loses its end.
+      params: weights, a nested dict of arrays split over ``mesh``.
+      embed_fn: pure jitted function of (params, tokens int32 [B, L], lengths int32 [B]): float32 [B, D].
+      tokenizer: the transformers tokenizer.
+      added_before, added_after: special tokens around every text.
+      mesh: devices.
+      dtype: of weights and activations; vectors are float32.
+      report: what was read from the checkpoint.
+    """
+
+    name: str
+    config: EncoderConfig
+    pooling: Pooling
+    max_length: int
+    params: Params = field(repr=False)
+    embed_fn: EmbedFn = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    added_before: tuple[int, ...]
+    added_after: tuple[int, ...]
+    mesh: Mesh
+    dtype: str
+    report: LoadReport = field(repr=False)
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        """The vector of every text, in the order given; equal texts are computed once.
+
+        Raises:
+          CheckpointError: the tokenizer gives ids that the model has no embedding of.
+        """
+        distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        ids, truncated = self._tokenise(list(distinct))
+        shards = mesh_shape(self.mesh).batch_shards
+        plan = plan_lengths(
+            [len(row) for row in ids],
+            limit=self.max_length,
+            tokens_per_batch=shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024),
+            divisor=shards,
+        )
+        vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
+        waiting: deque[tuple[LengthBatch, jax.Array]] = deque()
+        for batch in plan:
+            waiting.append((batch, self._dispatch(batch, ids)))
+            if len(waiting) > IN_FLIGHT:
+                _collect(waiting, vectors)
+        while waiting:
+            _collect(waiting, vectors)
+        places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
+        shapes = tuple(dict.fromkeys((batch.rows, batch.length) for batch in plan))
+        return Embeddings(
+            vectors[places],
+            truncated[places],
+            shapes,
+            tokens=sum(map(len, ids)),
+            padded_tokens=sum(batch.rows * batch.length for batch in plan),
+        )
+
+    def _tokenise(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
+        before, after = np.asarray(self.added_before, np.int32), np.asarray(self.added_after, np.int32)
+        room = self.max_length - len(before) - len(after)
+        rows, truncated = list[np.ndarray](), np.zeros(len(texts), bool)
+        for start in range(0, len(texts), _TOKENISED_AT_ONCE):
+            part = texts[start : start + _TOKENISED_AT_ONCE]
+            if self.pooling.lowercase:
+                part = [text.lower() for text in part]
+            for ids in tokenize(self.tokenizer, part):
+                truncated[len(rows)] = len(ids) > room
+                rows.append(np.concatenate([before, ids[:room], after]))
+        top = max((int(row.max()) for row in rows if len(row)), default=0)
+        if top >= self.config.vocab_size:
+            raise CheckpointError(
+                f"{self.name}: token id {top}, but there are only {self.config.vocab_size} embeddings: this is not the "
+                "tokenizer of this model"
+            )
+        return rows, truncated
+
+    def _dispatch(self, batch: LengthBatch, ids: Sequence[np.ndarray]) -> jax.Array:
+        tokens = np.zeros((batch.rows, batch.length), np.int32)
+        lengths = np.zeros((batch.rows,), np.int32)
+        for row, index in enumerate(batch.indices):
+            tokens[row, : len(ids[index])] = ids[index]
+            lengths[row] = len(ids[index])
+        return self.embed_fn(
+            self.params,
+            to_global(tokens, batch_sharding(self.mesh, 2)),
+            to_global(lengths, batch_sharding(self.mesh, 1)),
+        )
+
+
+def _collect(waiting: deque[tuple[LengthBatch, jax.Array]], vectors: np.ndarray) -> None:
+    batch, found = waiting.popleft()
+    vectors[list(batch.indices)] = np.asarray(found)[: len(batch.indices)]
+
+
+def load_text_encoder(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = None,
+    dtype: str | None = None,
+    max_length: int | None = None,
+    revision: str | None = None,
+) -> TextEncoder:
+    """Loads an encoder of texts: BERT or DeBERTa-v2/v3, as Contriever or a sentence-transformers model.
+
+    Args:
+      model: folder with ``config.json``, weights and tokenizer files; or a hub id.
+      mesh: as for :func:`prb_jax.load`; rows are split over ``data`` and ``fsdp``.
+      dtype: "float32" or "bfloat16"; that of the checkpoint if not given.
+      max_length: longest text in tokens; what the model's files say if not given: ``max_seq_length`` of
+        sentence-transformers, else the tokenizer's limit, else the number of positions.
+      revision: branch, tag or commit of a hub id.
+
+    Raises:
+      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+      DataError: ``max_length`` is more than the model's positions, or leaves no room for a text.
+      MeshError: the mesh does not fit the devices or the model.
+    """
+    folder = locate(model, revision=revision)
+    found = open_encoder(folder.path)
+    config, pooling = found.config, read_pooling(folder.path)
+    tokenizer = open_tokenizer(str(folder.path))
+    before, after = added_tokens(tokenizer, folder.name)
+    chosen = choose_dtype(dtype, config.torch_dtype, where=folder.name)
+    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    kind = jnp.dtype(chosen)
+    loaded = load_encoder_params(found, mesh=devices, dtype=kind)
+    return TextEncoder(
+        name=folder.name,
+        config=config,
+        pooling=pooling,
+        max_length=_longest(
+            max_length,
+            pooling.max_length or getattr(tokenizer, "model_max_length", None),
+            config=config,
+            added=len(before) + len(after),
+            where=folder.name,
+        ),
+        params=loaded.params,
+        embed_fn=make_embed_fn(config, pooling, mesh=devices, dtype=kind),
+        tokenizer=tokenizer,
+        added_before=before,
+        added_after=after,
+        mesh=devices,
+        dtype=chosen,
+        report=loaded.report,
+    )
+
+
+def make_embed_fn(config: EncoderConfig, pooling: Pooling, *, mesh: Mesh, dtype: jnp.dtype) -> EmbedFn:
+    """The jitted (params, tokens [B, L], lengths [B]) -> vectors float32 [B, D], the same on every device."""
+
+    def embed(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        states = encode_tokens(params, tokens, lengths=lengths, config=config, dtype=dtype, mesh=mesh)
+        return pool(states, lengths, pooling)
+
+    shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 2), batch_sharding(mesh, 1))
+    return jax.jit(embed, in_shardings=shardings, out_shardings=replicated(mesh))
+
+
+def _longest(asked: int | None, said: int | None, *, config: EncoderConfig, added: int, where: str) -> int:
+    positions = config.max_position_embeddings
+    if asked is not None and asked > positions:
+        raise DataError(
+            f"max_length {asked} is more than the {positions} tokens (max_position_embeddings) that {where} was made "
+            "for"
+        )
+    limit = min(asked or said or positions, positions)
+    if limit <= added:
+        raise DataError(f"max_length {limit} leaves no room beside the {added} special tokens of {where}")
+    return limit

@@ -1,0 +1,1 @@
+"""Run folders: identity, append-only rows, atomic writes, progress."""

@@ -1,0 +1,357 @@
+"""The folder of one run: killed at any moment, continued by the same command.
+
+``run.json``      what was run. Its ``inputs`` decide the result: a run is continued only with equal
+                  inputs. Its ``sessions`` (devices, mesh, batch sizes, time) say how, one entry for
+                  each time that the run was started; they may differ, results do not depend on them.
+``scores.jsonl``  one row for each comparison. Appended in the order of completion, a whole row at a
+                  time; when the last one is there, rewritten once in the order of the input.
+``summary.json``  written last: a folder that has it is finished.
+
+Every file but the growing ``scores.jsonl`` is written to a temporary name and renamed. A kill can
+leave at most one torn line, the last one, which is dropped and scored again. Other files in the
+folder are left alone.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.reading import parse_json, read_object
+from prb_jax.errors import RunError, quote
+from prb_jax.metrics.accuracy import ScoredRow
+
+RUN = "run.json"
+SCORES = "scores.jsonl"
+SUMMARY = "summary.json"
+KIND = "prb_jax evaluation"
+_ROW = {item.name for item in fields(ScoredRow)}
+_SECONDS_BETWEEN_SYNCS = 1.0
+_LONGEST_DIFFERENCE = 20
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """An open run folder, locked against a second writer.
+
+    ``rows`` holds the finished rows by id, in the order in which they lie on disk.
+    """
+
+    path: Path
+    rows: dict[str, ScoredRow]
+    _scores: int = field(repr=False)
+    _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
+
+
+@contextlib.contextmanager
+def open_run(
+    out: str | Path, *, inputs: Mapping[str, Any], session: Mapping[str, Any], notes: Mapping[str, Any]
+) -> Iterator[RunFolder]:
+    """Creates the folder of a run, or opens it to continue.
+
+    Args:
+      out: the folder; made, with its parents, where it does not exist.
+      inputs: everything that decides the result; compared with the folder's own when the run is continued.
+      session: how it is run this time; added to ``sessions`` when there is anything left to score.
+      notes: what else should stand in ``run.json``; written once, not compared.
+
+    Raises:
+      RunError: ``out`` is a file or cannot be written; another process is writing to it; it holds another run
+        (each differing field is named, with both values) or scores without ``run.json``.
+    """
+    path = Path(out)
+    check_folder(path)
+    with held_folder(path):
+        wanted = as_recorded(inputs)
+        found = _read_run(path)
+        rows = _read_scores(path / SCORES)
+        if found is not None and found["inputs"] != wanted:
+            if rows:
+                check_same_inputs(path, found["inputs"], wanted)
+            found = None  # it stopped before its first score: there is nothing to keep
+        run: dict[str, Any] = dict(
+            found or {"kind": KIND, "format": 1, "inputs": wanted, **notes, "sessions": []}
+        )
+        if not (path / SUMMARY).exists():
+            run["sessions"] = [*run["sessions"], session]
+            write_json(path / RUN, run)
+        with writing(path / SCORES):
+            scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            yield RunFolder(path=path, rows=rows, _scores=scores)
+        finally:
+            os.close(scores)
+
+
+def check_folder(out: str | Path) -> None:
+    """Refuses what no run could be written to, before anything costly is done.
+
+    Raises:
+      RunError: ``out`` is a file, or holds something else than a run.
+    """
+    path = Path(out)
+    refuse_file(path)
+    if path.is_dir():
+        _read_run(path)
+
+
+def refuse_file(path: Path) -> None:
+    """Raises RunError if the output folder is there already, and is none."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+
+
+def append_rows(run: RunFolder, rows: Iterable[ScoredRow]) -> None:
+    """Adds the rows that are not there yet. They survive a kill of the process from here on.
+
+    They survive a loss of power after about a second: the disk is not waited for at every batch.
+
+    Raises:
+      RunError: a score that is not finite (naming the id), or a row that cannot be written.
+    """
+    new = [row for row in rows if row.id not in run.rows]
+    if not new:
+        return
+    data = b"".join(_line(row) for row in new)
+    path = run.path / SCORES
+    with writing(path):
+        before = os.fstat(run._scores).st_size
+        try:
+            _write_all(run._scores, data)
+        except OSError:
+            with contextlib.suppress(OSError):  # a torn line would be dropped on reading anyway
+                os.ftruncate(run._scores, before)
+            raise
+        now = time.monotonic()
+        if now - run._synced[0] >= _SECONDS_BETWEEN_SYNCS:
+            os.fsync(run._scores)
+            run._synced[0] = now
+    run.rows.update((row.id, row) for row in new)
+
+
+def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
+    """Puts ``scores.jsonl`` into the order of ``ids``, so that its bytes do not depend on batches.
+
+    Raises:
+      RunError: a row is missing, or the file holds rows of comparisons that are not in this run.
+    """
+    path = run.path / SCORES
+    missing = [name for name in ids if name not in run.rows]
+    if missing:
+        raise RunError(
+            f"{path}: {len(missing)} of {len(ids)} comparisons have no score, first {quote(missing[0])}"
+        )
+    if len(run.rows) != len(ids):
+        known = set(ids)
+        extra = [name for name in run.rows if name not in known]
+        raise RunError(
+            f"{path}: {len(extra)} rows belong to no comparison of this run, first {quote(extra[0])}; "
+            f"remove them, or start again in another folder"
+        )
+    rows = [run.rows[name] for name in ids]
+    with writing(path):
+        os.fsync(run._scores)
+        if list(run.rows) != list(ids):
+            replace_file(path, b"".join(_line(row) for row in rows))
+    return rows
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2, sort_keys: bool = False) -> None:
+    """Writes strict JSON (no NaN, no infinity) to a temporary name, then renames it to ``path``."""
+    data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
+    with writing(path):
+        replace_file(path, data)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusal to write ``path`` into one clear RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; what was scored so far is kept: once this is "
+            f"put right (free space, permissions), the same command continues the run"
+        ) from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes to a temporary name and renames it: the file is there as a whole or not at all.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_all(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+@contextlib.contextmanager
+def held_folder(path: Path) -> Iterator[None]:
+    """Makes a folder, with its parents, where there is none, and holds it against a second writer.
+
+    Raises:
+      RunError: it cannot be written, or another process holds it.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY)
+    try:
+        _lock_folder(folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock_folder(folder: int, path: Path) -> None:
+    """Locks an open folder against a second writer. The lock dies with the process, however it ends.
+
+    Raises:
+      RunError: another process holds it.
+    """
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path}: another process is writing to this run; wait for it, or end it") from None
+    except OSError:  # a file system without locks: go on as if it had none
+        return
+
+
+def _line(row: ScoredRow) -> bytes:
+    scores = [float(score) for score in row.scores]
+    if not all(math.isfinite(score) for score in scores):
+        raise RunError(
+            f"comparison {quote(row.id)}: the model gave the scores {scores}; expected finite numbers "
+            f"(float16 and broken weights overflow; try --dtype float32)"
+        )
+    # float32 values written as the float64 they equal: reading them back gives the same bits.
+    value = {
+        "id": row.id,
+        "subset": row.subset,
+        "user_id": row.user_id,
+        "scores": scores,
+        "labels": [float(label) for label in row.labels],
+        "tokens": row.tokens,
+        "truncated": row.truncated,
+    }
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def _read_scores(path: Path) -> dict[str, ScoredRow]:
+    """The whole rows of the file; a torn last line is cut off the file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with writing(path):
+            os.truncate(path, whole)
+    rows: dict[str, ScoredRow] = {}
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        row = _read_row(line, where=f"{path}:{number}")
+        if row.id in rows:
+            raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
+        rows[row.id] = row
+    return rows
+
+
+def _read_row(line: bytes, *, where: str) -> ScoredRow:
+    hint = "remove the line, and the same command scores it again"
+    row = parse_json(line, where=where, error=RunError, hint=hint)
+    if isinstance(row, dict) and row.keys() == _ROW and isinstance(row["id"], str):
+        scores, labels = row["scores"], row["labels"]
+        if _are_numbers(scores) and _are_numbers(labels) and len(scores) == len(labels) >= 2:
+            return ScoredRow(**row)
+    raise RunError(f"{where}: not a row of scores; {hint}")
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+
+
+def _read_run(path: Path) -> dict[str, Any] | None:
+    if not (path / RUN).exists():
+        for name in (SCORES, SUMMARY):
+            if (path / name).exists():
+                raise RunError(
+                    f"{path}: has {name} but no {RUN}, so it is no run that could be continued; "
+                    f"give --out another folder"
+                )
+        return None
+    run = read_object(path / RUN, error=RunError, hint="give --out another folder")
+    if run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
+        raise RunError(f"{path / RUN}: not a run of `prb evaluate`; give --out another folder")
+    return run
+
+
+def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a run through JSON once, so that what is compared is what will be read back."""
+    return json.loads(json.dumps(inputs, allow_nan=False))
+
+
+def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
+    """Refuses to continue a run with other inputs.
+
+    Args:
+      path: the run folder.
+      old: what its `file` says.
+      new: what is asked for now.
+      file: its name, for the message.
+
+    Raises:
+      RunError: naming each field that differs, with both values.
+    """
+    before, after = _flat(old), _flat(new)
+    names = [*before, *(name for name in after if name not in before)]
+    changed = [name for name in names if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
+    if not changed:
+        return
+    lines = [f"  {name}: {_show(before, name)} -> {_show(after, name)}" for name in changed]
+    if len(lines) > _LONGEST_DIFFERENCE:
+        lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
+    raise RunError(
+        f"{path} holds another run; these differ from its {file}:\n"
+        + "\n".join(lines)
+        + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
+    )
+
+
+_ABSENT = object()
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "(absent)"
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as one mapping of dotted names to plain values."""
+    if isinstance(value, Mapping) and value:
+        items: Iterable[tuple[str, Any]] = ((f".{key}", item) for key, item in value.items())
+    elif isinstance(value, list) and value:
+        items = ((f"[{index}]", item) for index, item in enumerate(value))
+    else:
+        return {prefix.removeprefix("."): value}
+    return {name: leaf for key, item in items for name, leaf in _flat(item, prefix + key).items()}

@@ -1,0 +1,148 @@
+"""Reading data sets that `prb prepare` wrote: array_record files with random access.
+
+They are ordinary data sets of tensorflow-datasets; TensorFlow is not needed to read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, overload
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import Row
+from prb_jax.data.reading import read_object
+from prb_jax.errors import DataError, quote
+
+NAME: Final = "prb_comparisons"
+"""Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
+
+OPTIONAL: Final = ("user_id", "category", "subset", "margin", "narrative")
+"""Fields that a record may lack, beside lists, which may be empty."""
+
+_INFO: Final = "dataset_info.json"
+_METADATA: Final = "metadata.json"
+_AT_A_TIME: Final = 1024
+
+
+class PreparedComparisons(Sequence[Comparison]):
+    """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
+
+    Args:
+      folder: that `prb prepare` wrote, or the folder of the version within it.
+      split: its name; a folder with only one split has that for any name.
+
+    Raises:
+      DataError: for a folder that holds no prepared data set, or not this split.
+    """
+
+    def __init__(self, folder: str | Path, *, split: str = "test") -> None:
+        self._place = f"{folder} ({split})"
+        self._source = _data_source(Path(folder), split)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @overload
+    def __getitem__(self, index: int) -> Comparison: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Comparison]: ...
+    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+        if isinstance(index, slice):
+            numbers = list(range(len(self))[index])
+            return [self._comparison(n, value) for n, value in zip(numbers, _get(self._source, numbers))]
+        number = range(len(self))[index]
+        return self._comparison(number, self._source[number])
+
+    def _comparison(self, number: int, example: Mapping[str, Any]) -> Comparison:
+        return Comparison.from_row(to_row(example), where=f"{self._place}: row {number + 1}")
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether the folder holds a prepared data set of ours."""
+    return _version_folder(folder) is not None
+
+
+def metadata(folder: Path) -> dict[str, Any]:
+    """What the data set was made of: "sources", "splits", "benchmark" (a name or None).
+
+    Raises:
+      DataError: it is damaged.
+    """
+    return read_object(_found(folder) / _METADATA, error=DataError, hint="prepare the data set again")
+
+
+def read_prepared(folder: Path, *, split: str) -> Iterator[Row]:
+    """The records of one split, in the order of their source.
+
+    Raises:
+      DataError: for a folder that cannot be read, or has several splits but not this one.
+    """
+    source = _data_source(folder, split)
+    for start in range(0, len(source), _AT_A_TIME):
+        numbers = range(start, min(start + _AT_A_TIME, len(source)))
+        for number, example in zip(numbers, _get(source, list(numbers))):
+            yield Row(f"{folder} ({split}): row {number + 1}", to_row(example))
+
+
+def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored example as a record: see ``prb_jax.sources.tfds_builder`` for what stands for what."""
+    responses = [text.decode() for text in example["responses"]]
+    row: dict[str, Any] = {"id": example["id"].decode(), "prompt": _objects(example["prompt"])}
+    if bool(example["is_pair"]):
+        row["chosen"], row["rejected"] = responses
+    else:
+        row |= {"responses": responses, "labels": [float(label) for label in example["labels"]]}
+    absent = {name.decode() for name in example["absent"]}
+    for name in OPTIONAL:
+        if name not in absent:
+            row[name] = float(example[name]) if name == "margin" else example[name].decode()
+    for name in ("profile", "rubric_aspects"):
+        row[name] = _objects(example[name])
+    return row
+
+
+def _objects(columns: Mapping[str, Sequence[bytes]]) -> list[dict[str, str]]:
+    """A list of objects, which is stored as an object of lists."""
+    return [dict(zip(columns, (text.decode() for text in texts))) for texts in zip(*columns.values())]
+
+
+def _version_folder(folder: Path) -> Path | None:
+    """The folder with the files themselves: the one given, or the newest version within it."""
+    inside = sorted(folder.glob(f"{NAME}/*/{_INFO}"), key=lambda path: path.parent.name, reverse=True)
+    for info in (folder / _INFO, *inside):
+        with contextlib.suppress(DataError):
+            if read_object(info, error=DataError).get("name") == NAME:
+                return info.parent
+    return None
+
+
+def _found(folder: Path) -> Path:
+    found = _version_folder(folder)
+    if found is None:
+        raise DataError(f"{folder}: holds no data set that `prb prepare` wrote")
+    return found
+
+
+def _data_source(folder: Path, split: str) -> Any:
+    """Random access to the stored examples of a split."""
+    found = _found(folder)
+    import tensorflow_datasets as tfds  # slow to import
+
+    try:
+        builder: Any = tfds.builder_from_directory(found)
+        splits = list(builder.info.splits)
+        name = splits[0] if len(splits) == 1 else split
+        if name not in splits:
+            raise DataError(f"{folder}: no split {quote(split)}; it has {', '.join(splits)}")
+        return builder.as_data_source(split=name)
+    except DataError:
+        raise
+    except Exception as error:  # whatever damaged files make of it; the chain keeps the details
+        raise DataError(f"{folder}: cannot be read: {error}; prepare the data set again") from error
+
+
+def _get(source: Any, numbers: list[int]) -> Sequence[Mapping[str, Any]]:
+    """Several examples at once, which is faster than one after the other."""
+    return source.__getitems__(numbers) if numbers else []

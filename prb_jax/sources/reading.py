@@ -1,0 +1,216 @@
+"""Comparisons by name: a file, a folder, a benchmark or data set of the hub, or the generated benchmark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax import benchmarks
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
+from prb_jax.data.hub import read_hub, short_name
+from prb_jax.errors import DataError, quote
+from prb_jax.sources.prepared import is_prepared, metadata, read_prepared
+
+__all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
+
+PERSONAS: Final = "personas"
+PRB: Final = "prb"
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class _Kind(StrEnum):
+    FILE = "file"
+    FOLDER = "folder"
+    PREPARED = "prepared"
+    HUB = "hub"
+    GENERATED = "generated"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A resolved source; ``name`` is a path, a hub id, or the part of the generated benchmark.
+
+    ``benchmark`` is the name of the benchmark that it holds, if it holds one.
+    """
+
+    kind: _Kind
+    name: str
+    benchmark: str | None = None
+
+
+def read_comparisons(
+    source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
+) -> list[Comparison]:
+    """Read and check labelled comparisons.
+
+    Args:
+      source: one of
+        a file: .jsonl, .json (JSON lines or one array), both also .gz, or .parquet;
+        a folder in the layout of a hub data set, or one that ``prb prepare`` wrote;
+        a benchmark of ``prb_jax.benchmarks`` by its name or hub id ("prb" is the paper's), or, as
+        "NAME:PATH", a folder or file of it; or another hub id;
+        "personas" or "personas:PART", the generated benchmark.
+      subset: keep only this subset; for the paper's data set long or short ("Art").
+      split: of a folder, a hub data set, or the generated benchmark if it is named without a part;
+        benchmarks but the paper's are read from the split that they are published in.
+      limit: keep only the first so many (of the subset). A file is not read further.
+
+    Returns:
+      At least one comparison, in the order of the source, with distinct ids.
+
+    Raises:
+      DataError: for a source that does not exist, cannot be read or holds nothing, and for the
+        first bad record, naming file, line and field.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit: expected at least 1, found {limit}")
+    resolved = _resolve(source, split=split)
+    found: list[Comparison] = []
+    subsets: set[str] = set()
+    for comparison in _distinct(_records(resolved, subset=subset, split=split)):
+        if subset is not None and (
+            comparison.subset is None or short_name(comparison.subset) != short_name(subset)
+        ):
+            subsets.add(comparison.subset or "(none)")
+            continue
+        found.append(comparison)
+        if len(found) == limit:
+            break
+    if not found:
+        if subsets:
+            raise DataError(
+                f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(subsets))}"
+            )
+        raise DataError(f"{source}: no comparisons in it")
+    return found
+
+
+def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any]:
+    """What ``source`` is made of, JSON-ready: equal now and later only if its contents are.
+
+    Files are named relative to the source with their sha256, so a moved file describes equally. Of
+    a hub data set only the name is known without reading it.
+
+    Raises:
+      DataError: for a source that does not exist or cannot be read.
+    """
+    resolved = _resolve(source, split=split)
+    # The paper's data set needs no mark: it is read alike with and without its name.
+    marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
+    mark = {"benchmark": resolved.benchmark} if marked else {}
+    path = Path(resolved.name)
+    if resolved.kind is _Kind.FILE:
+        return {"kind": "file", **mark, "files": {path.name: file_digest(path)}}
+    if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        return {
+            "kind": resolved.kind.value,
+            **mark,
+            "split": split,
+            "files": {file.relative_to(path).as_posix(): file_digest(file) for file in files},
+        }
+    if resolved.kind is _Kind.HUB:
+        return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
+    return {"kind": "generated", "name": PERSONAS, "part": resolved.name}
+
+
+def benchmark_of(source: str | Path) -> str | None:
+    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none.
+
+    Raises:
+      DataError: for a source that does not exist.
+    """
+    return _resolve(source, split="").benchmark
+
+
+def _resolve(source: str | Path, *, split: str) -> _Source:
+    if isinstance(source, str):
+        name, colon, rest = source.partition(":")
+        if name == PERSONAS:
+            return _Source(_Kind.GENERATED, rest if colon else split)
+        if name in benchmarks.NAMES:
+            return _benchmark(name, rest if colon else None)
+    return _place(source)
+
+
+def _benchmark(name: str, place: str | None) -> _Source:
+    """A benchmark from its own data set, or from the place after the colon."""
+    repository, home = benchmarks.get_benchmark(name).repository, benchmarks.get_benchmark(name).home
+    if place is None and repository is None:
+        raise DataError(f"{name}: has no data set on the hub; give --data {name}:FOLDER with {home}")
+    found = _Source(_Kind.HUB, str(repository)) if place is None else _place(place)
+    if found.benchmark not in (None, name):
+        raise DataError(f"{name}:{place}: holds the benchmark {quote(found.benchmark)}")
+    return _Source(found.kind, found.name, name)
+
+
+def _place(source: str | Path) -> _Source:
+    path = Path(source)
+    if path.is_dir():
+        if is_prepared(path):
+            return _Source(_Kind.PREPARED, str(path), _known(metadata(path).get("benchmark")))
+        return _Source(_Kind.FOLDER, str(path))
+    if has_known_suffix(path) or path.exists():
+        return _Source(_Kind.FILE, str(path))
+    if isinstance(source, str) and _HUB_ID.fullmatch(source):
+        benchmark = benchmarks.of_repository(source)
+        return _Source(_Kind.HUB, source, None if benchmark is None else benchmark.name)
+    raise DataError(
+        f"{source}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
+        f"a hub id (OWNER/NAME), {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.NAMES)}"
+    )
+
+
+def _known(benchmark: object) -> str | None:
+    return str(benchmark) if benchmark in benchmarks.NAMES else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    where: str
+    comparison: Comparison
+
+
+def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[_Record]:
+    if source.kind is _Kind.GENERATED:
+        from prb_jax.sources import personas  # the generator is only imported where it is asked for
+
+        for number, comparison in enumerate(personas.load(source.name), start=1):
+            yield _Record(f"{PERSONAS}:{source.name}: row {number}", comparison)
+        return
+    place = source.name if source.kind is _Kind.HUB else Path(source.name)
+    if source.benchmark not in (None, PRB):
+        from prb_jax.sources.benchmarks import read_benchmark
+
+        benchmark = benchmarks.get_benchmark(source.benchmark)
+        rows: Iterable[Row] = read_benchmark(benchmark, place, subset=subset, split=split)
+    elif source.kind is _Kind.FILE:
+        rows = read_rows(Path(source.name))
+    elif source.kind is _Kind.PREPARED:
+        rows = read_prepared(Path(source.name), split=split)
+    else:
+        rows = read_hub(place, subset=subset, split=split)
+    for row in rows:
+        yield _Record(row.where, Comparison.from_row(row.value, where=row.where))
+
+
+def _distinct(records: Iterable[_Record]) -> Iterator[Comparison]:
+    """The comparisons, refusing an id that was used before."""
+    seen: dict[str, str] = {}
+    for record in records:
+        before = seen.setdefault(record.comparison.id, record.where)
+        if before is not record.where:
+            raise DataError(
+                f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
+            )
+        yield record.comparison
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)

@@ -1,0 +1,58 @@
+"""The compilation cache: where it lies, that it is used, and that it is never a reason to fail."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from prb_jax.commands.compilation_cache import cache_folder, enable_compilation_cache
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILE = """
+import sys
+from prb_jax.commands.compilation_cache import enable_compilation_cache
+enable_compilation_cache()
+import jax, jax.numpy as jnp
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
+hits_so_far = lambda: sum(name.endswith("cache_hits") for name in hits)
+print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((4, 4))).sum(), hits_so_far())
+"""
+
+
+def test_the_folder_names_jax_and_the_processor(monkeypatch, tmp_path):
+    for name in ("JAX_COMPILATION_CACHE_DIR", "PRB_JAX_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = cache_folder()
+    assert isinstance(folder, Path)
+    assert folder.parent == tmp_path / ".cache" / "prb_jax" / "compiled"
+    assert folder.name.startswith("jax-")
+    monkeypatch.setenv("PRB_JAX_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own" / "compiled" / folder.name
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
+    assert cache_folder() == "gs://bucket/cache"
+
+
+def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PRB_JAX_CACHE", str(tmp_path / "file"))
+    assert enable_compilation_cache() is None
+
+
+def test_a_second_process_finds_the_compiled_program(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"PRB_JAX_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE],
+            capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.split())
+    assert outputs[0][0] == outputs[1][0]
+    assert int(outputs[0][1]) == 0
+    assert int(outputs[1][1]) > 0
+    assert list(tmp_path.rglob("*-cache"))

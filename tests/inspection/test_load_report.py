@@ -1,0 +1,142 @@
+"""The load report's lengths, and its words on tokenizers that do not fit, against transformers' own tokenisation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.cli import main
+from prb_jax.inspection.decoder import inspect_model
+from tests import tiny_tokenizer as tiny
+from tests.scoring.records import WORDS, record, write_model
+
+LONG = " ".join([*WORDS, *WORDS, *WORDS])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve pairs without a user's posts; the last one has a long response."""
+    items: list[dict[str, object]] = [
+        {
+            "id": f"c{n}",
+            "question": record(n).question,
+            "chosen": "Tea.",
+            "rejected": LONG if n == 11 else "No.",
+        }
+        for n in range(12)
+    ]
+    items[3]["profile"] = [{"id": str(k), "text": LONG} for k in range(2)]
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def whole_lengths(folder: Path, data: Path) -> list[int]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = []
+    for item in map(json.loads, data.read_text().splitlines()):
+        texts = [
+            [{"role": "user", "content": item["question"]}, {"role": "assistant", "content": item[side]}]
+            for side in ("chosen", "rejected")
+        ]
+        found.append(max(len(tokenizer.apply_chat_template(text, return_dict=False)) for text in texts))
+    return sorted(found)
+
+
+def test_lengths_of_the_data(folder: Path, data: Path) -> None:
+    facts = inspect_model(str(folder), data=data, profile_posts=0)
+    whole = whole_lengths(folder, data)
+    for protocol in ("default", "paper"):
+        assert facts[f"lengths, {protocol}"].startswith(
+            f"12 comparisons, 0 posts: {whole[6]} tokens in the middle, 95 % up to {whole[11]}, longest {whole[-1]} "
+        )
+    limit = inspect_model(str(folder))["too long, default"]
+    assert re.match(r"more than [\d,]+ tokens: posts of the profile go", limit)
+
+
+def test_what_a_limit_does(folder: Path, data: Path) -> None:
+    whole = whole_lengths(folder, data)
+    facts = inspect_model(str(folder), data=data, profile_posts=2, max_length=60)
+    default, paper = facts["at 60 tokens, default"], facts["at 60 tokens, paper"]
+    too_long = sum(length > 60 for length in whole)
+    posts, prompts, refused = default.splitlines()
+    assert posts == "1 lose posts of the profile (2 posts)"
+    assert prompts.startswith(f"{too_long - 1} lose the start of the prompt (")
+    assert refused == (
+        "1 are refused (--too-long skip leaves them out), as a response leaves no room for the prompt: 'c11'"
+    )
+    assert (
+        f"{too_long} lose the end of a response"
+        in inspect_model(str(folder), data=data, protocol="paper", profile_posts=0, max_length=60)[
+            "at 60 tokens, paper"
+        ]
+    )
+    assert "lose the prompt's end" in paper  # two posts fill all of it
+    # Scoring does as the report says.
+    model = prb.load(folder)
+    with pytest.raises(prb.DataError, match="'c11'"):
+        model.score(prb.read_comparisons(data), max_length=60)
+
+
+def test_one_protocol_and_options_without_data(folder: Path, data: Path) -> None:
+    facts = inspect_model(str(folder), data=data, protocol="paper", max_length=60, limit=3)
+    assert facts["lengths, paper"].startswith("3 comparisons")
+    assert "lengths, default" not in facts
+    with pytest.raises(prb.RunError, match="are for data"):
+        inspect_model(str(folder), profile_posts=3)
+    with pytest.raises(prb.CheckpointError, match="a baseline has no checkpoint to inspect"):
+        inspect_model("baseline:length")
+    with pytest.raises(prb.DataError, match=r"max_length 999999 is more than the \d+ tokens"):
+        inspect_model(str(folder), max_length=999_999)
+
+
+def test_on_the_command_line(folder: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(folder), "--data", str(data), "--max-length", "60"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "at 60 tokens, default" in shown
+    assert "1 are refused (--too-long skip leaves them out)" in shown
+
+
+def test_bos_of_both_protocols(tmp_path: Path) -> None:
+    place = write_model(tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True)
+    assert inspect_model(str(place))["BOS"] == "1 in a conversation; 2 in the paper protocol"
+
+
+class TestForeignTokenizers:
+    def test_smaller_than_the_embedding(self, tmp_path: Path) -> None:
+        place = write_model(tmp_path / "model", "qwen3", vocab_size=500)
+        said = inspect_model(str(place))["warnings"]
+        assert "the tokenizer has 400 ids, the model 500 embeddings: 100 embeddings are never used" in said
+
+    def test_larger_is_refused(self, tmp_path: Path) -> None:
+        place = write_model(tmp_path / "model", "qwen3", vocab_size=390)
+        for refuse in (inspect_model, prb.load):
+            with pytest.raises(
+                prb.CheckpointError, match=r"ids up to 399, but .* only 390 embeddings.*--tokenizer"
+            ):
+                refuse(str(place))
+
+    def test_an_added_token_is_refused_where_it_occurs(self, tmp_path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        place = write_model(tmp_path / "model", "qwen3")
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer.add_tokens(["<|extra|>"], special_tokens=True)
+        tokenizer.save_pretrained(place)
+        said = inspect_model(str(place))["warnings"]
+        assert "the tokenizer has 401 ids, the model 400 embeddings: 1 added tokens have none" in said
+        model = prb.load(place)
+        model.score([prb.Comparison(id="1", question="Tea?", responses=["Yes.", "No."])])
+        with pytest.raises(prb.DataError, match=r"token id 400, but .* has only 400 embeddings"):
+            model.score([prb.Comparison(id="1", question="Tea <|extra|>?", responses=["Yes.", "No."])])

@@ -1,0 +1,87 @@
+"""An attention kernel on a mesh of eight devices against one: ``python -m tests.models.attention.kernel_on_mesh KERNEL``.
+
+Prints the largest differences of the output and of the three gradients, how the output is split, and for the
+kernels of NVIDIA GPUs how many of them the program for CUDA has.
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def on_mesh(kernel: str) -> dict[str, Any]:
+    """What this module prints, run in a process with devices of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.attention.kernel_on_mesh", kernel],
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def main(kernel: str) -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+
+    from prb_jax.models.attention.splash import splash_attention
+    from prb_jax.models.attention.triton import triton_attention
+    from prb_jax.models.attention.triton_kernels import KernelBlocks
+    from prb_jax.sharding import make_mesh, partition_spec
+    from prb_jax.trees.mask import TreeLayout
+
+    rng = np.random.default_rng(0)
+    options: dict[str, Any]
+    if kernel == "splash":
+        layout, lengths, window, head_dim = TreeLayout(192, 2, 96), [192, 60], 120, 32
+        function, options = splash_attention, {"block": 128}
+        mesh, axes = make_mesh("data=2,sequence=2,tensor=2"), ("batch", "tokens", "heads", None)
+    else:
+        layout, lengths, window, head_dim = TreeLayout(64, 2, 24), [64, 20, 0, 33], 40, 16
+        function, options = triton_attention, {"blocks": (KernelBlocks(32, 16, warps=4, stages=1),) * 2}
+        mesh, axes = make_mesh("data=2,fsdp=2,tensor=2"), ("batch", None, "heads", None)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(len(lengths), layout.tokens, heads, head_dim)), jnp.float32) / 4
+        for heads in (4, 2, 2)
+    )
+    towards = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
+    attend = functools.partial(
+        function, layout=layout, prefix_lengths=jnp.asarray(lengths), window=window, **options
+    )
+
+    def both(q, k, v, mesh, interpret):
+        def loss(q, k, v):
+            out = attend(q, k, v, mesh=mesh, interpret=interpret)
+            return jnp.sum(out * towards), out
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
+
+    run = jax.jit(both, static_argnames=("mesh", "interpret"))
+    (_, alone), alone_gradients = run(q, k, v, mesh=None, interpret=True)
+    place = jax.sharding.NamedSharding(mesh, partition_spec(axes))
+    placed = [jax.device_put(x, place) for x in (q, k, v)]
+    (_, out), gradients = run(*placed, mesh=mesh, interpret=True)
+    pairs = zip((out, *gradients), (alone, *alone_gradients), strict=True)
+    found: dict[str, Any] = {
+        "differences": [float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs],
+        "shard": out.addressable_shards[0].data.shape,
+    }
+    if kernel == "triton":
+        text = run.trace(*placed, mesh=mesh, interpret=False).lower(lowering_platforms=("cuda",)).as_text()
+        found["kernels"] = len(re.findall(r"custom_call @\S*triton", text))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

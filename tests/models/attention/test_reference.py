@@ -1,0 +1,284 @@
+"""Attention over trees: the block-wise implementation against the mask written out."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prb_jax.models.attention.reference import (
+    attention_flops,
+    blockwise_attention,
+    reference_attention,
+    tree_mask,
+)
+from prb_jax.trees.mask import TreeLayout, TreeMask
+from tests.models.attention.compiled_shapes import largest_square
+
+FLOAT32_TOLERANCE = 5e-6
+"""On outputs of size one: sums of up to 300 float32 products in another order, seen through exp."""
+
+
+# Machine code is not what is tested here, and takes most of the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, and what is special about it."""
+
+    layout: TreeLayout
+    lengths: tuple[int, ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    block_rows: int = 64
+
+    def __str__(self) -> str:
+        p, k, r = self.layout.prefix, self.layout.responses, self.layout.response_length
+        text = f"P{p}-K{k}-R{r}-N{self.heads}-G{self.kv_heads}-H{self.head_dim}"
+        text += f"-w{self.window}" if self.window else ""
+        return text + (f"-c{self.softcap}" if self.softcap else "")
+
+    def inputs(self, dtype: jnp.dtype = jnp.float32, *, seed: int = 0) -> tuple[jax.Array, ...]:
+        """q [B, T, N, H] scaled so that scores have a spread of two, k and v [B, T, G, H]."""
+        rng = np.random.default_rng(seed)
+        rows, tokens, size = len(self.lengths), self.layout.tokens, self.head_dim
+        q = 2 * rng.normal(size=(rows, tokens, self.heads, size)) / math.sqrt(size)
+        k, v = rng.normal(size=(2, rows, tokens, self.kv_heads, size))
+        return tuple(jnp.asarray(x, jnp.float32).astype(dtype) for x in (q, k, v))
+
+    @property
+    def options(self) -> dict:
+        return {
+            "layout": self.layout,
+            "prefix_lengths": jnp.asarray(self.lengths, jnp.int32),
+            "window": self.window,
+            "softcap": self.softcap,
+        }
+
+    def real(self) -> np.ndarray:
+        """bool [B, T]: not padding left of a prefix."""
+        first = self.layout.prefix - np.asarray(self.lengths)[:, None]
+        return np.arange(self.layout.tokens)[None] >= first
+
+    def blockwise(self, *inputs: jax.Array, sequential: bool | None = None) -> np.ndarray:
+        return np.asarray(compiled_blocks(self, sequential)(*inputs).astype(jnp.float32))
+
+    def reference(self, *inputs: jax.Array) -> np.ndarray:
+        return np.asarray(compiled_reference(self)(*inputs))
+
+
+@functools.cache
+def compiled_blocks(case: Case, sequential: bool | None):
+    return jit(
+        functools.partial(
+            blockwise_attention, **case.options, sequential=sequential, block_rows=case.block_rows
+        )
+    )
+
+
+@functools.cache
+def compiled_reference(case: Case):
+    return jit(functools.partial(reference_attention, **case.options))
+
+
+CASES = [
+    # Ragged prefixes, one of them empty and one full; blocks of 32 and of 16 query positions.
+    Case(TreeLayout(96, 2, 32), (0, 1, 50, 96), block_rows=96),
+    Case(TreeLayout(96, 2, 32), (0, 15, 96), heads=8, kv_heads=1, block_rows=128),
+    # The prefix is no multiple of a block, a response is longer than one, or many fit in one.
+    Case(TreeLayout(70, 2, 100), (0, 33, 70)),
+    Case(TreeLayout(40, 16, 8), (40, 7), block_rows=64),
+    Case(TreeLayout(40, 16, 8), (40, 0), block_rows=10_000),
+    Case(TreeLayout(16, 5, 24), (16, 3), heads=5, kv_heads=5, head_dim=64),
+    Case(TreeLayout(48, 1, 40), (48, 20), heads=2, kv_heads=1, head_dim=128),
+    Case(TreeLayout(33, 3, 20), (33, 0), heads=4, kv_heads=4, head_dim=256),
+    # One query position, or one group of heads, larger than a block.
+    Case(TreeLayout(48, 2, 17), (48, 11), heads=8, kv_heads=1, block_rows=4),
+    # Windows: of one token, smaller than a block, across the edge of the prefix, larger than anything.
+    Case(TreeLayout(96, 2, 40), (96, 30, 0), window=1, block_rows=128),
+    Case(TreeLayout(96, 2, 40), (96, 30, 0), window=7, softcap=3.0),
+    Case(TreeLayout(96, 5, 40), (96, 30, 0), window=33, heads=8, kv_heads=2),
+    Case(TreeLayout(96, 2, 40), (96, 30, 0), window=90, block_rows=128),
+    Case(TreeLayout(96, 2, 40), (96, 30, 0), window=1000, block_rows=128),
+    Case(TreeLayout(64, 3, 64), (64, 9), window=40, heads=4, kv_heads=4, head_dim=64, block_rows=32),
+    # No place for a prefix at all, and responses of one token.
+    Case(TreeLayout(1, 4, 16), (0, 1), window=5),
+    Case(TreeLayout(32, 16, 1), (32, 0), softcap=2.0),
+    Case(TreeLayout(64, 2, 32), (64, 10), softcap=0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sequential", [True, False], ids=["in turn", "at once"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_equal_the_whole_mask(case: Case, sequential: bool) -> None:
+    inputs = case.inputs()
+    blocks, whole, real = case.blockwise(*inputs, sequential=sequential), case.reference(*inputs), case.real()
+    assert blocks.shape == whole.shape == inputs[0].shape
+    assert np.abs(whole[real]).max() > 0.5
+    np.testing.assert_allclose(blocks[real], whole[real], atol=FLOAT32_TOLERANCE, rtol=0)
+    assert np.isfinite(blocks).all()
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[10]], ids=str)
+def test_bfloat16_is_within_its_roundings(case: Case) -> None:
+    """Against float32 on the same inputs: the weights and the output are rounded to bfloat16 once.
+
+    Each rounding is at most 2**-9 of what is rounded; weights add up to one, so both errors are at most
+    2**-9 of the largest value.
+    """
+    inputs = case.inputs(jnp.bfloat16)
+    wide = [x.astype(jnp.float32) for x in inputs]
+    truth, real = case.reference(*wide), case.real()
+    bound = 2 * 2.0**-9 * float(jnp.abs(wide[2]).max()) + FLOAT32_TOLERANCE
+    for sequential in (True, False):
+        blocks = case.blockwise(*inputs, sequential=sequential)
+        assert np.abs(blocks - truth)[real].max() <= bound
+
+
+def test_the_mask_by_hand() -> None:
+    """Prefix of 3 (one of padding), two responses of 2, a window of 3."""
+    mask = np.asarray(tree_mask(TreeMask(TreeLayout(3, 2, 2), 3), jnp.asarray([2])))[0].astype(int)
+    assert mask[1:].tolist() == [
+        [0, 1, 0, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0],
+        [0, 1, 1, 0, 0, 1, 0],
+        [0, 0, 1, 0, 0, 1, 1],
+    ]
+
+
+def test_a_tree_equals_its_sequences_alone() -> None:
+    """The oracle's oracle: plain causal attention of each conversation by itself, in float64."""
+    case = Case(TreeLayout(12, 3, 5), (9,), window=6)
+    q, k, v = (np.asarray(x, np.float64)[0] for x in case.inputs())
+    whole = case.reference(*case.inputs())[0]
+    for response in range(3):
+        places = [*range(3, 12), *range(12 + 5 * response, 17 + 5 * response)]
+        for at, query in enumerate(places):
+            keys = places[max(0, at - 5) : at + 1]
+            for head in range(4):
+                scores = k[keys, head // 2] @ q[query, head]
+                weights = np.exp(scores - scores.max())
+                expected = weights @ v[keys, head // 2] / weights.sum()
+                np.testing.assert_allclose(whole[query, head], expected, atol=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("window", [None, 20])
+def test_siblings_and_padding_leave_no_trace(window: int | None, sequential: bool) -> None:
+    """Everything that a token may not see is replaced, by huge values: not one bit changes."""
+    case = Case(TreeLayout(48, 4, 20), (31, 0), window=window, block_rows=64)
+    layout, inputs = case.layout, case.inputs()
+    before = case.blockwise(*inputs, sequential=sequential)
+    other = case.inputs(seed=1)
+    index = np.arange(layout.tokens)
+    first_real = layout.prefix - np.asarray(case.lengths)[:, None]
+    for response in range(layout.responses):
+        start = layout.prefix + response * layout.response_length
+        own = (index >= start) & (index < start + layout.response_length)
+        hidden = ((index >= layout.prefix) & ~own)[None] | (index[None] < first_real)
+        changed = [
+            jnp.where(jnp.asarray(hidden)[:, :, None, None], 1e4 * y, x)
+            for x, y in zip(inputs, other, strict=True)
+        ]
+        after = case.blockwise(*changed, sequential=sequential)
+        np.testing.assert_array_equal(after[:, own], before[:, own])
+        prefix = (index < layout.prefix)[None] & (index[None] >= first_real)
+        np.testing.assert_array_equal(after[prefix], before[prefix])
+
+
+def test_later_tokens_leave_no_trace() -> None:
+    """Padding on the right of a response needs no mask: it comes later."""
+    case = Case(TreeLayout(48, 2, 40), (48,))
+    inputs, other = case.inputs(), case.inputs(seed=1)
+    place = np.arange(case.layout.tokens)
+    late = (place >= 48) & ((place - 48) % 40 >= 23)
+    changed = [jnp.where(late[None, :, None, None], 1e4 * y, x) for x, y in zip(inputs, other, strict=True)]
+    np.testing.assert_array_equal(case.blockwise(*changed)[:, ~late], case.blockwise(*inputs)[:, ~late])
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(TreeLayout(40, 2, 20), (40, 0, 13)),
+        Case(TreeLayout(32, 2, 40), (20, 0), window=9, softcap=2.0),
+    ],
+    ids=str,
+)
+def test_gradients_equal_those_of_the_whole_mask(case: Case, sequential: bool) -> None:
+    """Also in rows of padding only, whose queries see nothing: finite, and zero for what is not seen."""
+    inputs, real = case.inputs(), jnp.asarray(case.real())
+    towards = jnp.asarray(np.random.default_rng(2).normal(size=inputs[0].shape), jnp.float32)
+
+    def gradients(attend):
+        def loss(*qkv):
+            out = attend(*qkv, **case.options)
+            return jnp.sum(jnp.where(real[:, :, None, None], out * towards, 0.0))
+
+        return jit(jax.grad(loss, argnums=(0, 1, 2)))(*inputs)
+
+    blocks = gradients(
+        functools.partial(blockwise_attention, sequential=sequential, block_rows=case.block_rows)
+    )
+    whole = gradients(reference_attention)
+    for ours, theirs in zip(blocks, whole, strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=0)
+        assert float(jnp.abs(jnp.where(real[:, :, None, None], 0, ours)).max()) == 0
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_no_square_of_the_prefix_is_ever_held(sequential: bool) -> None:
+    """Neither forward nor backward; the check itself sees one where there is one."""
+    case = Case(TreeLayout(2048, 4, 128), (2048,), block_rows=512)
+    arguments = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in case.inputs()]
+
+    def largest(attend, *, backward: bool) -> int:
+        run = functools.partial(attend, **case.options)
+        if backward:
+            run = jax.grad(lambda *qkv: attend(*qkv, **case.options).sum(), argnums=(0, 1, 2))
+        return largest_square(jit(run).lower(*arguments).compile().as_text())
+
+    blocks = functools.partial(blockwise_attention, sequential=sequential, block_rows=512)
+    assert largest(blocks, backward=False) <= 512
+    assert largest(blocks, backward=True) <= 512
+    if sequential:
+        assert largest(reference_attention, backward=False) >= 2048
+
+
+@pytest.mark.parametrize(
+    ("layout", "window"),
+    [
+        (TreeLayout(20, 3, 7), None),
+        (TreeLayout(20, 3, 7), 5),
+        (TreeLayout(20, 3, 7), 21),
+        (TreeLayout(20, 3, 7), 500),
+        (TreeLayout(4, 2, 9), 6),
+        (TreeLayout(13, 1, 1), 13),
+    ],
+    ids=str,
+)
+def test_flops_count_the_pairs_of_the_mask(layout: TreeLayout, window: int | None) -> None:
+    pairs = int(np.asarray(tree_mask(TreeMask(layout, window), jnp.asarray([layout.prefix]))).sum())
+    # A product of q and k, one of weights and v: two multiply-adds, of two operations each.
+    assert attention_flops(layout, heads=6, head_dim=10, window=window) == 4 * pairs * 6 * 10
+
+
+def test_the_default_on_a_cpu_is_one_head_at_a_time() -> None:
+    if jax.default_backend() != "cpu":
+        pytest.skip("only on CPUs")
+    case = CASES[0]
+    np.testing.assert_array_equal(
+        case.blockwise(*case.inputs()), case.blockwise(*case.inputs(), sequential=True)
+    )

@@ -1,0 +1,378 @@
+"""The configuration parser against what transformers itself resolves, in both spellings."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config.decoder import DecoderConfig, RopeConfig, load_config, parse_config
+from prb_jax.models.rope import inverse_frequencies
+from tests.tiny_models import FAMILIES, write_tiny_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+# As transformers 4 writes them, and as older files on the hub look (fields absent, nulls, type for rope_type).
+OLD_FILES: dict[str, dict[str, Any]] = {
+    "llama-2": {"model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "float16", "pretraining_tp": 1},
+    "llama-3.1": {
+        "model_type": "llama",
+        "attention_bias": False,
+        "rope_theta": 500000.0,
+        "rope_scaling": LLAMA3_SCALING,
+        "max_position_embeddings": 131072,
+        "num_labels": 1,
+        "torch_dtype": "bfloat16",
+    },
+    "llama-3.2": {
+        "model_type": "llama",
+        "head_dim": 16,
+        "rope_theta": 500000.0,
+        "rope_scaling": LLAMA3_SCALING | {"factor": 32.0},
+        "max_position_embeddings": 131072,
+        "id2label": {"0": "LABEL_0"},
+        "tie_word_embeddings": True,
+    },
+    "llama-linear": {
+        "model_type": "llama",
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "num_key_value_heads": None,
+    },
+    "llama-yarn": {
+        "model_type": "llama",
+        "rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096},
+        "max_position_embeddings": 65536,
+        "mlp_bias": True,
+        "attention_bias": True,
+    },
+    "llama-null-scaling": {"model_type": "llama", "rope_scaling": None, "rope_theta": 1000000},
+    "mistral-v0.1": {"model_type": "mistral", "sliding_window": 4096, "rope_theta": 10000.0},
+    "mistral-v0.2": {
+        "model_type": "mistral",
+        "sliding_window": None,
+        "rope_theta": 1000000.0,
+        "head_dim": None,
+    },
+    "mistral-absent": {"model_type": "mistral"},
+    "qwen2": {
+        "model_type": "qwen2",
+        "rope_theta": 1000000.0,
+        "sliding_window": 131072,
+        "max_window_layers": 2,
+        "use_sliding_window": False,
+    },
+    "qwen2-window": {
+        "model_type": "qwen2",
+        "sliding_window": 512,
+        "max_window_layers": 3,
+        "use_sliding_window": True,
+        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+    },
+    "qwen2-layer-types": {
+        "model_type": "qwen2",
+        "sliding_window": 512,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen3": {"model_type": "qwen3", "rope_theta": 1000000, "attention_bias": True, "id2label": {"0": "a"}},
+    "qwen3-head-dim": {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": True},
+    "gemma": {"model_type": "gemma", "hidden_act": "gelu", "head_dim": 16, "rope_theta": 10000.0},
+    "gemma-absent": {"model_type": "gemma"},
+    "gemma-2": {
+        "model_type": "gemma2",
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 144,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "cache_implementation": "hybrid",
+        "rope_theta": 10000.0,
+    },
+    "gemma-2-absent": {"model_type": "gemma2", "attn_logit_softcapping": None},
+    "gemma-3": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 20000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 512,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 168,
+    },
+    "gemma-3-absent": {"model_type": "gemma3_text"},
+}
+
+
+def hf_config(raw: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy(raw))
+
+
+def assert_rope_is(rope: RopeConfig, hf: Any, layer_type: str | None) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
+    assert rope.rope_type == parameters["rope_type"]
+    assert rope.theta == parameters["rope_theta"]
+    if rope.rope_type == "default":
+        return
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[rope.rope_type](hf, layer_type=layer_type)
+    np.testing.assert_allclose(inverse_frequencies(rope), frequencies.numpy(), rtol=1e-6)
+    assert rope.attention_factor == pytest.approx(scaling, rel=1e-12)
+
+
+def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None:
+    for name in (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "num_labels",
+        "pad_token_id",
+        "tie_word_embeddings",
+    ):
+        assert getattr(config, name) == getattr(hf, name), name
+    assert config.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+    gemma = config.model_type.startswith("gemma")
+    later = gemma and config.model_type != "gemma"
+    assert config.hidden_activation == (hf.hidden_activation if later else hf.hidden_act)
+    assert config.torch_dtype == (None if hf.dtype is None else str(hf.dtype).removeprefix("torch."))
+    scalar = hf.query_pre_attn_scalar if later else config.head_dim
+    assert config.attention_scale == scalar**-0.5
+    assert config.embedding_scale == (hf.hidden_size**0.5 if gemma else None)
+    assert config.attn_logit_softcapping == getattr(hf, "attn_logit_softcapping", None)
+    assert config.mlp_bias == getattr(hf, "mlp_bias", False)
+
+    if config.model_type in ("llama", "gemma"):
+        assert config.sliding_window is None
+        assert not any(config.layer_windows)
+    else:
+        assert config.sliding_window == hf.sliding_window
+        uniform = ["full_attention" if hf.sliding_window is None else "sliding_attention"]
+        types = uniform * hf.num_hidden_layers if config.model_type == "mistral" else hf.layer_types
+        assert config.layer_windows == tuple(kind == "sliding_attention" for kind in types)
+    if config.model_type == "gemma3_text":
+        assert config.rope[1] is not None
+        assert_rope_is(config.rope[0], hf, "full_attention")
+        assert_rope_is(config.rope[1], hf, "sliding_attention")
+    else:
+        assert config.rope[1] is None
+        assert_rope_is(config.rope[0], hf, None)
+
+
+@pytest.mark.parametrize("name", OLD_FILES)
+def test_old_spelling_resolves_as_in_transformers(name: str) -> None:
+    raw = SMALL | OLD_FILES[name]
+    before = copy.deepcopy(raw)
+    config = parse_config(raw, where="config.json")
+    assert raw == before
+    assert_is_what_transformers_resolves(config, hf_config(raw))
+
+
+@pytest.mark.parametrize("name", OLD_FILES)
+def test_both_spellings_are_the_same_configuration(name: str) -> None:
+    old = SMALL | OLD_FILES[name]
+    new = json.loads(hf_config(old).to_json_string(use_diff=False))
+    assert "rope_theta" not in new
+    assert "rope_parameters" in new
+    ignoring = {"ignored_keys": ()}
+    first, second = parse_config(old, where="old"), parse_config(new, where="new")
+    assert replace(first, **ignoring) == replace(second, **ignoring)
+    assert hash(first) == hash(parse_config(old, where="again"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_models_resolve_as_in_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    folder = write_tiny_model(tmp_path, family, num_labels=3)
+    config, hf = load_config(folder), AutoConfig.from_pretrained(folder)
+    assert_is_what_transformers_resolves(config, hf)
+    assert config.ignored_keys == ()
+    assert config.original == json.loads((folder / "config.json").read_text())
+
+    # Structural flags are not in the file: they are compared with the modules that transformers builds.
+    layer = AutoModelForSequenceClassification.from_config(hf).model.layers[0]
+    assert config.attention_bias == (layer.self_attn.q_proj.bias is not None)
+    assert config.attention_output_bias == (layer.self_attn.o_proj.bias is not None)
+    assert config.mlp_bias == (layer.mlp.down_proj.bias is not None)
+    assert config.qk_norm == hasattr(layer.self_attn, "q_norm")
+    assert config.post_norms == hasattr(layer, "post_feedforward_layernorm")
+    assert config.attention_scale == layer.self_attn.scaling
+    assert config.norm_plus_one == (float(layer.input_layernorm.weight.detach().abs().max()) == 0.0)
+
+
+def test_norm_cast_order_is_that_of_transformers(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"):
+        folder = write_tiny_model(tmp_path / family, family, dtype="bfloat16")
+        config = load_config(folder)
+        norm = AutoModelForSequenceClassification.from_pretrained(folder, dtype="bfloat16").model.norm
+        x = torch.randn(50, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + config.rms_norm_eps)
+        weight = norm.weight.detach()
+        if config.norm_plus_one:
+            weight = 1 + weight.float()
+        if config.norm_scale_after_cast:
+            expected = weight * wide.bfloat16()
+        else:
+            expected = (wide * weight.float()).bfloat16()
+        assert torch.equal(norm(x), expected), family
+
+
+def test_num_labels_default_is_two_as_in_transformers() -> None:
+    assert parse_config(SMALL | {"model_type": "llama"}, where="c").num_labels == 2
+
+
+def test_unknown_fields_are_listed() -> None:
+    raw = SMALL | {
+        "model_type": "llama",
+        "architectures": None,
+        "use_cache": False,
+        "mean": 0.3,
+        "auto_map": {},
+    }
+    assert parse_config(raw, where="c").ignored_keys == ("auto_map", "mean")
+
+
+BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "model type": ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
+    "no model type": ({"model_type": None}, "'model_type'"),
+    "class": ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
+    "class of another family": ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
+    "causal model": ({"architectures": ["LlamaForCausalLM"]}, "causal language model, not a reward model"),
+    "classes mistyped": ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
+    "multimodal": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
+    "rope type": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
+    "rope type, new": (
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "'rope_parameters.rope_type'.*longrope",
+    ),
+    "rope types differ": (
+        {"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}},
+        "'rope_scaling.type'",
+    ),
+    "rope field": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}},
+        "'rope_scaling.beta'.*'linear'",
+    ),
+    "rope field of another type": (
+        {"rope_parameters": {"factor": 2.0}},
+        "'rope_parameters.factor'.*'default'",
+    ),
+    "rope factor": ({"rope_scaling": {"type": "linear"}}, "'rope_scaling.factor' is missing"),
+    "rope factor mistyped": (
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        "'rope_scaling.factor'.*'2'",
+    ),
+    "rope bands": ({"rope_scaling": LLAMA3_SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+    "both spellings": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5.0}},
+        "both 'rope_scaling' and 'rope_parameters'",
+    ),
+    "thetas differ": ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, "rope_theta.*1000000"),
+    "original lengths differ": (
+        {"rope_scaling": LLAMA3_SCALING, "original_max_position_embeddings": 4096},
+        "original_max_position_embeddings",
+    ),
+    "rope per layer type": ({"rope_parameters": {"full_attention": {}}}, "one object for all layers"),
+    "rope not an object": ({"rope_scaling": "linear"}, "'rope_scaling'.*object"),
+    "partial rotary": ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+    "partial rotary, inner": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "'quantization_config'.*quantised"),
+    "layer overrides": ({"per_layer_config": {"0": {}}}, "per_layer_config"),
+    "missing size": ({"hidden_size": None}, "'hidden_size'"),
+    "mistyped size": ({"hidden_size": "64"}, "'hidden_size': expected an integer.*'64'"),
+    "boolean size": ({"num_hidden_layers": True}, "'num_hidden_layers'"),
+    "zero size": ({"vocab_size": 0}, "'vocab_size'.*at least 1"),
+    "heads": ({"num_key_value_heads": 3}, "'num_key_value_heads': expected a divisor"),
+    "head dim": ({"hidden_size": 66}, "'hidden_size'.*multiple"),
+    "odd head dim": ({"head_dim": 15}, "even head_dim.*15"),
+    "activation": ({"hidden_act": "relu"}, "'hidden_act'.*'relu'"),
+    "dtype": ({"torch_dtype": "int8"}, "'torch_dtype'.*'int8'"),
+    "labels": ({"num_labels": 2, "id2label": {"0": "a"}}, "'num_labels': expected 1"),
+    "no labels": ({"id2label": {}}, "'id2label'"),
+    "not finite": ({"rms_norm_eps": float("nan")}, "'rms_norm_eps'"),
+    "mistral layer types": (
+        {"model_type": "mistral", "layer_types": ["full_attention"] * 4},
+        "'layer_types'.*sliding_attention",
+    ),
+    "window without width": (
+        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4},
+        "'sliding_window'",
+    ),
+    "layer type": ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "'layer_types'"),
+    "number of layer types": (
+        {"model_type": "qwen3", "layer_types": ["full_attention"]},
+        "4 entries.*1 entries",
+    ),
+    "gemma window": ({"model_type": "gemma2", "sliding_window": None}, "'sliding_window'"),
+    "bidirectional": (
+        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+        "use_bidirectional",
+    ),
+    "gemma 3 soft-cap": (
+        {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping",
+    ),
+    "gemma 3 flat rope": (
+        {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e6}},
+        "full_attention",
+    ),
+    "gemma 3 rope spelled type": (
+        {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
+        "'rope_scaling.rope_type' is missing",
+    ),
+    "gemma 3 local rope": (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "dynamic"}}},
+        "'rope_parameters.sliding_attention.rope_type'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_what_cannot_be_honoured_is_an_error_that_names_it(name: str) -> None:
+    changes, message = BAD_FIELDS[name]
+    with pytest.raises(CheckpointError, match=message) as caught:
+        parse_config(SMALL | {"model_type": "llama"} | changes, where="folder/config.json")
+    assert str(caught.value).startswith("folder/config.json: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_config_file_errors_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
+        load_config(tmp_path)
+    path = tmp_path / "config.json"
+    for content, message in ((b"{", "not valid JSON"), (b"\xff{}", "not valid JSON"), (b"[]", "found list")):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load_config(tmp_path)
+        assert str(path) in str(caught.value)

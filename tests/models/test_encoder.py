@@ -1,0 +1,245 @@
+"""The encoder's numbers against transformers, its parameters, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prb_jax.checkpoints.encoder_map import encoder_leaves, load_encoder_params, open_encoder
+from prb_jax.checkpoints.hf_map import flatten
+from prb_jax.checkpoints.load import abstract_leaves
+from prb_jax.errors import CheckpointError
+from prb_jax.models.attention.relative import distance_rows, distance_scores
+from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
+from prb_jax.models.encoder import encode_tokens, init_encoder
+from prb_jax.sharding import PARAMETER_AXES, make_mesh
+from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
+
+TOLERANCE = 1e-5
+# Machine code is not what is tested here, and takes most of the time.
+encode = functools.partial(
+    jax.jit(
+        encode_tokens,
+        static_argnames=("config", "dtype"),
+        compiler_options={"xla_backend_optimization_level": 0},
+    ),
+    dtype=jnp.float32,
+)
+
+CASES = {
+    "bert": ("BertModel", {}),
+    "bert-with-prefix-and-head": ("BertForMaskedLM", {}),
+    "bert-no-types-relu": ("BertModel", {"type_vocab_size": 1, "hidden_act": "relu"}),
+    "bert-gelu-new": ("BertModel", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}),
+    "deberta-v3": ("DebertaV2Model", {}),
+    "deberta-own-projections": ("DebertaV2Model", {"share_att_key": False, "norm_rel_ebd": "none"}),
+    "deberta-c2p": ("DebertaV2Model", {"share_att_key": False, "pos_att_type": "c2p", "position_buckets": 6}),
+    "deberta-p2c-no-buckets": (
+        "DebertaV2Model",
+        {"pos_att_type": "p2c", "position_buckets": -1, "max_relative_positions": 7},
+    ),
+    "deberta-positions-and-types": ("DebertaV2Model", {"position_biased_input": True, "type_vocab_size": 3}),
+    "deberta-without-distances": (
+        "DebertaV2Model",
+        {
+            "relative_attention": False,
+            "pos_att_type": None,
+            "position_biased_input": True,
+            "norm_rel_ebd": "none",
+        },
+    ),
+}  # fmt: skip
+
+
+def ragged(rows: int, length: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, 96, (rows, length)).astype(np.int32)
+    lengths = rng.integers(1, length + 1, rows).astype(np.int32)
+    lengths[:2] = length, 1
+    return tokens, lengths
+
+
+def reference(model, tokens: np.ndarray, lengths: np.ndarray, types: np.ndarray) -> np.ndarray:
+    mask = np.arange(tokens.shape[1])[None] < lengths[:, None]
+    inputs = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
+    with torch.inference_mode():
+        found = getattr(model, model.base_model_prefix, model)(
+            **{name: torch.tensor(value.astype(np.int64)) for name, value in inputs.items()}
+        )
+    return found.last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    class_name, changes = CASES[case]
+    model = write_encoder(tmp_path, class_name, **changes)
+    found = open_encoder(tmp_path)
+    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
+    tokens, lengths = ragged(6, 50)  # far beyond the buckets of distances
+    types = np.random.default_rng(1).integers(0, max(found.config.type_vocab_size, 1), tokens.shape)
+    expected = reference(model, tokens, lengths, types)
+    inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
+    states = np.asarray(
+        encode(
+            params,
+            tokens,
+            lengths=lengths,
+            config=found.config,
+            starts=np.zeros_like(lengths),
+            token_types=types.astype(np.int32),
+        )
+    )
+    np.testing.assert_allclose(states[inside], expected[inside], atol=TOLERANCE, rtol=0)
+
+    # The same texts with their padding on the left: positions and distances count from the first token.
+    starts = tokens.shape[1] - lengths
+    moved, moved_types = tokens.copy(), types.copy()
+    for row, start in enumerate(starts):
+        moved[row] = np.roll(tokens[row], start)
+        moved_types[row] = np.roll(types[row], start)
+    right = np.asarray(
+        encode(
+            params,
+            moved,
+            lengths=lengths,
+            config=found.config,
+            starts=starts,
+            token_types=moved_types.astype(np.int32),
+        )
+    )
+    for row, start in enumerate(starts):
+        np.testing.assert_allclose(right[row, start:], expected[row, : lengths[row]], atol=TOLERANCE, rtol=0)
+
+
+def test_an_empty_row_is_finite_and_changes_nothing(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    found = open_encoder(tmp_path)
+    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
+    tokens, lengths = ragged(3, 12)
+    whole = np.asarray(encode(params, tokens, lengths=lengths, config=found.config))
+    lengths[2] = 0
+    fewer = np.asarray(encode(params, tokens, lengths=lengths, config=found.config))
+    assert np.isfinite(fewer).all()
+    np.testing.assert_array_equal(fewer[:2], whole[:2])
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(256, 512), (8, 64), (6, 64), (0, 7), (0, 64), (32, 40)])
+def test_rows_of_distances_are_those_of_transformers(buckets: int, distance: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+
+    length = 600
+    relative = RelativePositions(
+        buckets=buckets,
+        max_distance=distance,
+        content_to_position=True,
+        position_to_content=True,
+        shared=True,
+        normed=True,
+    )
+    tokens = torch.zeros(1, length, 4)
+    table = build_relative_position(tokens, tokens, bucket_size=buckets or -1, max_position=distance)[0]
+    expected = torch.clamp(table + relative.span, 0, 2 * relative.span - 1).numpy()
+    rows = distance_rows(length, relative)
+    query, key = np.indices((length, length))
+    np.testing.assert_array_equal(rows[length - 1 - (query - key)], expected)
+
+
+def test_scores_of_distances_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    length, heads, size = 5, 2, 3
+    vectors = rng.normal(size=(2, length, heads, size)).astype(np.float32)
+    table = rng.normal(size=(2 * length - 1, heads, size)).astype(np.float32)
+    found = np.asarray(distance_scores(jnp.asarray(vectors), jnp.asarray(table)))
+    for i in range(length):
+        for j in range(length):
+            expected = (vectors[:, i] * table[length - 1 - (i - j)]).sum(-1)
+            np.testing.assert_allclose(found[:, :, i, j], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", ["bert", "deberta-v3", "deberta-own-projections", "deberta-positions-and-types"]
+)
+def test_the_module_and_the_checkpoint_have_one_tree(case: str) -> None:
+    class_name, changes = CASES[case]
+    raw = random_model(class_name, **changes).config.to_dict()
+    config = parse_encoder_config(raw, where="test")
+    params = jax.jit(
+        lambda: init_encoder(config, seed=1), compiler_options={"xla_backend_optimization_level": 0}
+    )()
+    expected = abstract_leaves(encoder_leaves(config))
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, expected)
+    for path, leaf in flatten(expected).items():
+        assert len(PARAMETER_AXES["/".join(path)]) == len(leaf.shape)
+    np.testing.assert_allclose(float(params["layers"]["down"].std()), 56**-0.5, rtol=0.1)
+    assert not params["layers"]["q_bias"].any()
+    assert (params["embed_norm"] == 1).all()
+
+
+def test_tensors_of_older_files(tmp_path: Path) -> None:
+    """Files of torch.save, TensorFlow's names of norms, a stored buffer, and a pooler."""
+    model = write_encoder(tmp_path)
+    expected = load_encoder_params(open_encoder(tmp_path), mesh=make_mesh("data=1")).params
+    tensors = {
+        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for key, value in model.state_dict().items()
+    } | {"embeddings.position_ids": torch.arange(64)[None]}
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    found = open_encoder(tmp_path)
+    assert set(found.report.ignored_keys) == {
+        "embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"
+    }  # fmt: skip
+    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "changes", "message"),
+    [
+        ("BertModel", {"model_type": "roberta"}, r"'model_type': expected an encoder, .*found 'roberta'"),
+        ("BertModel", {"position_embedding_type": "relative_key"}, r"'position_embedding_type': expected 'absolute'"),
+        ("BertModel", {"is_decoder": True}, r"field 'is_decoder': expected False"),
+        ("BertModel", {"hidden_act": "silu"}, r"field 'hidden_act': expected one of gelu, .*found 'silu'"),
+        ("BertModel", {"num_attention_heads": 5}, r"'hidden_size': expected a multiple of .*\(5\)"),
+        ("BertModel", {"architectures": "BertModel"}, r"field 'architectures': expected a list"),
+        ("DebertaV2Model", {"conv_kernel_size": 3}, r"field 'conv_kernel_size': expected 0 or no such field"),
+        ("DebertaV2Model", {"pos_att_type": "p2p"}, r"field 'pos_att_type': expected c2p, p2c"),
+        ("DebertaV2Model", {"norm_rel_ebd": "batch"}, r"field 'norm_rel_ebd': expected none or layer_norm"),
+        ("DebertaV2Model", {"relative_attention": False}, r"field 'pos_att_type': expected none"),
+        ("DebertaV2Model", {"quantization_config": {"bits": 4}}, r"quantised weights"),
+    ],
+)  # fmt: skip
+def test_configurations_that_are_refused(class_name: str, changes: dict, message: str) -> None:
+    raw = {"model_type": "bert" if class_name == "BertModel" else "deberta-v2"}
+    raw |= (BERT if class_name == "BertModel" else DEBERTA) | changes
+    with pytest.raises(CheckpointError, match="config.json: .*" + message):
+        parse_encoder_config(raw, where="config.json")
+
+
+def test_tensors_that_are_not_those_of_the_configuration(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    key = "encoder.layer.1.attention.self.query.bias"
+    save_file({k: v for k, v in whole.items() if k != key}, path)
+    with pytest.raises(CheckpointError, match=rf"1 missing: '{key}'"):
+        open_encoder(tmp_path)
+    save_file(whole | {"adapter.weight": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match=r"1 that bert has no place for: 'adapter\.weight'"):
+        open_encoder(tmp_path)
+    save_file(whole | {key: torch.zeros(5)}, path)
+    with pytest.raises(CheckpointError, match=rf"tensor '{key}': expected shape \[32\], found \[5\]"):
+        open_encoder(tmp_path)
+    save_file(whole, path)
+    configure(tmp_path, odd_field=1)
+    assert open_encoder(tmp_path).config.ignored_keys == ("odd_field",)
+    assert json.loads((tmp_path / "config.json").read_text())["odd_field"] == 1

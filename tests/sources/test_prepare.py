@@ -1,0 +1,280 @@
+"""Prepared data sets: what was written is what is read, by us and by tensorflow-datasets."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import DataError, RunError
+from prb_jax.sources.prepare import prepare
+from prb_jax.sources.prepared import PreparedComparisons, is_prepared
+from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
+from tests.benchmarks.layouts import write_rewardbench, write_rm_bench
+from tests.data.hub_layout import prb_tables, write_layout
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+ROWS = [
+    {
+        "id": "a",
+        "user_id": "u",
+        "question": "Où?",
+        "chosen": "là",
+        "rejected": "ici 🙂",
+        "profile": [{"id": "p", "category": "c", "text": "t"}, {"id": "", "category": "", "text": "x"}],
+        "category": "k",
+        "subset": "s",
+        "margin": 0.5,
+        "rubric_aspects": [{"aspect": "a", "evidence": "e", "reason": "r"}],
+        "narrative": "n",
+    },
+    {
+        "id": "b",
+        "prompt": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "r"},
+            {"role": "user", "content": "last"},
+        ],
+        "responses": ["x", "y", "z" * 100_000],
+        "labels": [0.1, 3.0, -2.0],
+    },
+    {
+        "id": "c",
+        "question": "q",
+        "responses": ["a", "b"],
+        "labels": [0, 1],
+        "margin": 0,
+        "category": "",
+        "narrative": "",
+    },
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A file of 3,000 pairs and the folder prepared from it."""
+    root = tmp_path_factory.mktemp("many")
+    rows = [
+        {
+            "id": f"r{i}",
+            "user_id": f"u{i % 7}",
+            "question": f"{i}?",
+            "chosen": "a" * (i % 9 + 1),
+            "rejected": "bbb",
+        }
+        for i in range(3000)
+    ]
+    file = write(root / "x.jsonl", rows)
+    prepare([str(file)], out=root / "prepared")
+    return file, root / "prepared"
+
+
+def test_every_field_comes_back(tmp_path):
+    file = write(tmp_path / "x.jsonl", ROWS)
+    prepared = prepare([str(file)], out=tmp_path / "out")
+    assert prepared.counts == {"test": 3}
+    comparisons = read_comparisons(file)
+    for folder in (tmp_path / "out", prepared.folder):
+        found = read_comparisons(folder)
+        assert found == comparisons
+        assert [c.is_pair for c in found] == [True, False, False]
+        assert found[2].margin == 0.0
+
+
+def test_random_access_in_the_order_of_the_source(many):
+    file, folder = many
+    comparisons, lazy = read_comparisons(file), PreparedComparisons(folder)
+    assert len(lazy) == len(comparisons) == 3000
+    for number in (0, 1, 1234, 2999, -1):
+        assert lazy[number] == comparisons[number]
+    assert lazy[10:20] == comparisons[10:20]
+    assert lazy[20:10] == []
+    assert list(lazy)[:50] == comparisons[:50]
+    with pytest.raises(IndexError):
+        lazy[3000]
+    assert read_comparisons(folder) == comparisons
+    assert read_comparisons(folder, limit=3) == comparisons[:3]
+
+
+def test_it_is_a_source_for_evaluation_like_any_other(many, tmp_path):
+    file, folder = many
+    one = prb.evaluate("baseline:length", file, out=tmp_path / "one", progress=False)
+    two = prb.evaluate("baseline:length", folder, out=tmp_path / "two", progress=False)
+    assert one.summary == two.summary
+    described = describe_source(folder)
+    assert described["kind"] == "prepared"
+    assert all(digest.startswith("sha256:") for digest in described["files"].values())
+
+
+def test_it_is_a_source_for_training(many):
+    from prb_jax.training.settings import TrainSettings
+    from prb_jax.training.splits import read_training_data
+
+    file, folder = many
+    from_file = read_training_data(TrainSettings(data=str(file)))
+    from_folder = read_training_data(TrainSettings(data=str(folder)))
+    assert from_folder.train == from_file.train
+    assert from_folder.validation == from_file.validation
+
+
+def test_several_splits(tmp_path):
+    folder = write_layout(tmp_path / "hub", prb_tables(rows=2), readme=True)
+    for split in ("train",):
+        for config in prb_tables():
+            source = folder / config / "test-00000-of-00001.parquet"
+            (folder / config / f"{split}-00000-of-00001.parquet").write_bytes(source.read_bytes())
+    text = (folder / "README.md").read_text()
+    for config in prb_tables():
+        declared = f"  - split: test\n    path: {config}/test-*\n"
+        text = text.replace(declared, declared + declared.replace("test", "train"))
+    (folder / "README.md").write_text(text)
+    command = [
+        "prepare",
+        "--data",
+        f"prb:{folder}",
+        "--split",
+        "train",
+        "test",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(command) == 0
+    assert len(read_comparisons(tmp_path / "out", split="train")) == 6
+    assert [c.subset for c in read_comparisons(tmp_path / "out", subset="Art")] == ["Art", "Art"]
+    with pytest.raises(DataError, match="no split 'validation'; it has"):
+        read_comparisons(tmp_path / "out", split="validation")
+
+
+def test_one_split_answers_to_any_name(many):
+    assert len(read_comparisons(many[1], split="train")) == 3000
+
+
+def test_a_prepared_benchmark_keeps_its_rule(tmp_path):
+    folder = write_rewardbench(tmp_path / "rb")
+    source = f"rewardbench:{folder}"
+    prepare([source], out=tmp_path / "out")
+    assert benchmark_of(tmp_path / "out") == "rewardbench"
+    assert read_comparisons(tmp_path / "out") == read_comparisons(source)
+    one = prb.evaluate("baseline:random", source, out=tmp_path / "one", progress=False)
+    for name in (str(tmp_path / "out"), f"rewardbench:{tmp_path / 'out'}"):
+        two = prb.evaluate("baseline:random", name, out=tmp_path / "two", progress=False)
+        assert two.summary["benchmarks"] == one.summary["benchmarks"]
+    with pytest.raises(DataError, match="holds the benchmark 'rewardbench'"):
+        read_comparisons(f"rm-bench:{tmp_path / 'out'}")
+    rm = write_rm_bench(tmp_path / "rm")
+    prepare([f"rm-bench:{rm}"], out=tmp_path / "rm-out")
+    assert read_comparisons(f"rm-bench:{tmp_path / 'rm-out'}") == read_comparisons(f"rm-bench:{rm}")
+
+
+def test_the_command_says_what_it_wrote_and_repeats_itself(tmp_path, capsys):
+    file = write(tmp_path / "x.jsonl", ROWS)
+    command = ["prepare", "--data", str(file), "--out", str(tmp_path / "out")]
+    contents = []
+    for _ in range(2):
+        assert cli.main(command) == 0
+        captured = capsys.readouterr()
+        assert (
+            captured.out
+            == f"test: 3 comparisons\nwritten to {tmp_path / 'out' / 'prb_comparisons' / '1.0.0'}\n"
+        )
+        contents.append({p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()})
+    assert contents[0] == contents[1]
+    write(file, ROWS[:2])
+    assert cli.main(command) == 2
+    assert "holds another prepared data set" in capsys.readouterr().err
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path):
+    good = write(tmp_path / "x.jsonl", ROWS)
+    bad = write(tmp_path / "bad.jsonl", [ROWS[1], {"id": "z"}])
+    same = write(tmp_path / "same.jsonl", ROWS[:1])
+    out = tmp_path / "deep" / "out"
+    for sources, message in (
+        ([bad], r"bad\.jsonl:2: field 'question': missing"),
+        ([good, same], "comparison id 'a' occurs twice: in .*x.jsonl and in .*same.jsonl"),
+        ([tmp_path / "none.jsonl"], "no such file"),
+        ([], "at least one source"),
+    ):
+        with pytest.raises(DataError, match=message):
+            prepare([str(source) for source in sources], out=out)
+        assert not (tmp_path / "deep").exists()
+    with pytest.raises(RunError, match="the output folder is a file"):
+        prepare([str(good)], out=good)
+    with pytest.raises(RunError, match=r"cannot write .*x\.jsonl/out: Not a directory"):
+        prepare([str(good)], out=good / "out")
+    assert not is_prepared(tmp_path)
+
+
+def test_damaged_files_are_named(many, tmp_path):
+    file = write(tmp_path / "x.jsonl", ROWS)
+    prepared = prepare([str(file)], out=tmp_path / "out")
+    (prepared.folder / "features.json").unlink()
+    with pytest.raises(DataError, match=r"out: cannot be read: .*prepare the data set again"):
+        read_comparisons(tmp_path / "out")
+    (prepared.folder / "metadata.json").write_text("[]")
+    with pytest.raises(DataError, match=r"metadata\.json: expected an object"):
+        read_comparisons(tmp_path / "out")
+
+
+TFDS = """
+import socket, sys
+def refuse(*arguments):
+    raise AssertionError("no network is needed")
+socket.socket.connect = socket.getaddrinfo = refuse
+import tensorflow_datasets as tfds
+source = tfds.data_source("prb_comparisons", split="test", data_dir={folder!r})
+example = source[1234]
+assert len(source) == 3000 and example["id"] == b"r1234" and example["question"] == b"1234?"
+assert example["responses"] == [b"aa", b"bbb"] and list(example["labels"]) == [1.0, 0.0]
+again = tfds.builder_from_directory({version!r}).as_data_source(split="test[10:20]")
+assert [example["id"] for example in again] == [b"r%d" % i for i in range(10, 20)]
+import prb_jax.sources.tfds_builder
+assert tfds.builder_cls("prb_comparisons") is prb_jax.sources.tfds_builder.PrbComparisons
+options = {{"sources": [{file!r}]}}
+other = tfds.data_source("prb_comparisons", split="test", data_dir={other!r}, builder_kwargs=options)
+assert other[7]["id"] == b"r7"
+print({{"tensorflow", "torch", "jax"}} & set(sys.modules))
+"""
+
+
+def test_tensorflow_datasets_finds_it_by_name_without_tensorflow(many, tmp_path):
+    file, folder = many
+    code = TFDS.format(
+        folder=str(folder),
+        version=str(folder / "prb_comparisons" / "1.0.0"),
+        file=str(file),
+        other=str(tmp_path / "other"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_real_data(tmp_path):
+    path = SHARED / "personalised" / "polis_en.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    small = tmp_path / "x.jsonl"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        small.write_text("".join(line for _, line in zip(range(2000), file)))
+    prepare([str(small)], out=tmp_path / "out")
+    comparisons, lazy = read_comparisons(small), PreparedComparisons(tmp_path / "out")
+    picked = np.random.default_rng(0).integers(0, 2000, 50)
+    assert [lazy[int(i)] for i in picked] == [comparisons[i] for i in picked]

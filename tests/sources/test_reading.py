@@ -1,0 +1,228 @@
+import gzip
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError
+from prb_jax.sources.reading import describe_source, file_digest, read_comparisons
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+ROWS = [
+    {"id": i, "question": f"q{i}", "chosen": "a", "rejected": "b", "subset": "even" if i % 2 == 0 else "odd"}
+    for i in range(6)
+]
+
+
+def write(path, rows):
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json", "x.parquet"])
+def test_every_kind_of_file_gives_the_same_comparisons(tmp_path, name):
+    path = tmp_path / name
+    rows = [row | {"profile": [{"id": "p", "category": "c", "text": "t"}], "meta": {"x": 1}} for row in ROWS]
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        write(path, rows)
+    expected = [Comparison.from_row(row, where="x") for row in rows]
+    assert read_comparisons(path) == expected
+    assert read_comparisons(str(path)) == expected
+
+
+def test_parquet_with_pairs_and_lists_mixed(tmp_path):
+    rows = [ROWS[0], {"id": 9, "prompt": "q", "responses": ["a", "b", "c"], "labels": [0, 1, 0]}]
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist([{**dict.fromkeys(rows[0] | rows[1]), **row} for row in rows]), path)
+    assert [c.labels for c in read_comparisons(path)] == [(1.0, 0.0), (0.0, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("chosen", [1, 2], r"row 1: field 'chosen': expected a string, found 1 \(int\)"),
+        ("rejected", [b"a", b"b"], r"row 1: field 'rejected': expected a string, found b'a' \(bytes\)"),
+        ("question", ["q", None], "row 2: field 'question': missing"),
+        ("profile", ["p", "q"], "row 1: field 'profile': expected a list, found 'p'"),
+        ("profile", [[{"text": "t"}], [{"text": None}]], r"row 2: field 'profile\[0\]\.text': missing"),
+        ("margin", [0.5, float("nan")], "row 2: field 'margin': expected a finite number, found nan"),
+        ("id", [1.5, 2.5], r"row 1: field 'id': expected a string, found 1\.5 \(float\)"),
+    ],
+)
+def test_parquet_with_wrong_columns(tmp_path, column, values, message):
+    columns = {"id": ["1", "2"], "question": ["q", "q"], "chosen": ["a", "a"], "rejected": ["b", "b"]}
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table(columns | {column: values}), path)
+    with pytest.raises(DataError, match=f"x.parquet: {message}"):
+        read_comparisons(path)
+
+
+def test_parquet_without_a_column(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": ["1"], "question": ["q"], "chosen": ["a"]}), path)
+    with pytest.raises(DataError, match=r"x\.parquet: row 1: field 'rejected': missing"):
+        read_comparisons(path)
+
+
+def test_a_bad_field_names_file_and_line(tmp_path):
+    path = write(tmp_path / "x.jsonl", [*ROWS, {"id": "9", "question": "q", "chosen": 3, "rejected": "b"}])
+    with pytest.raises(DataError) as caught:
+        read_comparisons(path)
+    assert str(caught.value) == f"{path}:7: field 'chosen': expected a string, found 3 (int)"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": 9, "question": "q", "chosen": "", "rejected": "b"}, "field 'chosen': empty"),
+        ({"id": 9, "question": "q", "responses": ["a"], "labels": [1]}, "at least 2 responses, found 1"),
+        ({"id": 9, "question": "q", "responses": ["a", "b"]}, "field 'labels': missing"),
+        (
+            {"id": 9, "question": "q", "responses": ["a", "b"], "labels": [1, float("nan")]},
+            r"field 'labels\[1\]': expected a finite number, found nan",
+        ),
+        ({"id": 9, "question": "q", "rejected": "b"}, "field 'chosen': missing"),
+        ([1, 2], "expected an object with fields"),
+    ],
+)
+def test_bad_rows_of_a_file(tmp_path, row, message):
+    path = write(tmp_path / "x.jsonl", [ROWS[0], row])
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{message}"):
+        read_comparisons(path)
+
+
+def test_duplicate_ids_name_both_lines(tmp_path):
+    path = write(tmp_path / "x.jsonl", [*ROWS, ROWS[1] | {"id": "1"}])  # the number 1 is the id "1"
+    with pytest.raises(DataError) as caught:
+        read_comparisons(path)
+    assert str(caught.value) == f"{path}:7: field 'id': '1' was already used at {path}:2"
+    with pytest.raises(DataError, match="already used"):
+        read_comparisons(path, subset="even")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n", b"\xef\xbb\xbf"])
+def test_empty_files(tmp_path, content):
+    for name in ("x.jsonl", "x.json"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name}: no comparisons in it"):
+            read_comparisons(tmp_path / name)
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(DataError, match="no comparisons in it"):
+        read_comparisons(tmp_path / "x.json")
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match="no comparisons in it"):
+        read_comparisons(tmp_path / "x.jsonl.gz")
+
+
+def test_limit(tmp_path):
+    path = write(tmp_path / "x.jsonl", [*ROWS, "not a record"])
+    assert [c.id for c in read_comparisons(path, limit=2)] == ["0", "1"]
+    assert [c.id for c in read_comparisons(path, limit=2, subset="odd")] == ["1", "3"]
+    with pytest.raises(DataError, match=":7: expected an object"):
+        read_comparisons(path, limit=7)
+    with pytest.raises(DataError, match="limit: expected at least 1, found 0"):
+        read_comparisons(path, limit=0)
+
+
+def test_subset(tmp_path):
+    path = write(
+        tmp_path / "x.jsonl", [*ROWS, {k: v for k, v in ROWS[0].items() if k != "subset"} | {"id": 9}]
+    )
+    assert [c.id for c in read_comparisons(path, subset="even")] == ["0", "2", "4"]
+    with pytest.raises(DataError, match=r"no subset 'Even'; expected one of \(none\), even, odd"):
+        read_comparisons(path, subset="Even")
+
+
+def test_no_such_source(tmp_path):
+    with pytest.raises(DataError, match="nothing: no such file, folder or data set"):
+        read_comparisons("nothing")
+    with pytest.raises(DataError, match="no such file, folder or data set"):
+        read_comparisons(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"nothing\.jsonl: no such file"):
+        read_comparisons(tmp_path / "nothing.jsonl")
+    with pytest.raises(DataError, match="no such file, folder or data set"):
+        describe_source(tmp_path / "nothing")
+    (tmp_path / "x.csv").write_text("id\n1\n")
+    with pytest.raises(DataError, match=r"x\.csv: unknown kind of file"):
+        read_comparisons(tmp_path / "x.csv")
+
+
+def test_description_follows_the_contents(tmp_path):
+    path = write(tmp_path / "x.jsonl", ROWS)
+    described = describe_source(path)
+    assert described == {"kind": "file", "files": {"x.jsonl": file_digest(path)}}
+    assert json.loads(json.dumps(described)) == described
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    assert describe_source(path.rename(moved / "x.jsonl")) == described
+    write(moved / "x.jsonl", ROWS[1:])
+    assert describe_source(moved / "x.jsonl") != described
+
+
+def test_a_file_that_vanishes_is_named(tmp_path):
+    path = write(tmp_path / "x.jsonl", ROWS)
+    describe_source(path)
+    path.unlink()
+    for use in (describe_source, read_comparisons, file_digest):
+        with pytest.raises(DataError, match=r"x\.jsonl: no such file"):
+            use(path)
+
+
+def test_hub_sources_are_described_without_a_network():
+    described = {"kind": "hub", "repository": "QiyaoMa/Personalized-RewardBench", "split": "test"}
+    assert describe_source("prb") == described
+    assert describe_source("QiyaoMa/Personalized-RewardBench") == described
+
+
+def test_the_generated_benchmark_by_name(monkeypatch):
+    asked = []
+
+    def load(part="test"):
+        asked.append(part)
+        return [Comparison.from_row(row, where="x") for row in ROWS]
+
+    generated = ModuleType("prb_jax.sources.personas")
+    generated.load = load  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "prb_jax.sources.personas", generated)
+    monkeypatch.setattr("prb_jax.sources.personas", generated, raising=False)
+    assert len(read_comparisons("personas")) == 6
+    assert len(read_comparisons("personas:train", subset="odd", limit=2)) == 2
+    assert len(read_comparisons("personas", split="all")) == 6
+    assert asked == ["test", "train", "all"]
+    assert describe_source("personas:train") == {"kind": "generated", "name": "personas", "part": "train"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "users"),
+    [
+        ("personalised/polis_en", 16_953, 3_229),
+        ("personalised/ukpconvarg1", 6_270, 749),
+        ("personalised/prefeval", 3_000, 1_000),
+        ("generic/llmbar", 1_200, 0),
+        ("generic/rm_bench", 798, 0),
+        ("generic/ukpconvarg1_all_judgements", 65_340, 3_801),
+    ],
+)
+def test_real_files_read_whole_and_fast(name, rows, users):
+    path = SHARED / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    start = time.process_time()
+    comparisons = read_comparisons(path)
+    seconds = time.process_time() - start
+    assert len(comparisons) == rows
+    assert len({c.user_id for c in comparisons} - {None}) == users
+    assert all(c.is_pair for c in comparisons)
+    if users and name.startswith("personalised"):
+        assert all(c.profile for c in comparisons)
+    assert seconds < 10
