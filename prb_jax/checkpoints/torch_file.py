@@ -42,7 +42,7 @@ _STORAGES = {
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
 # A pickle with the names and shapes of even the largest model is far below this.
-_MAX_PICKLE_BYTES = 256 << 20
+_MAX_PICKLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{path}: not a file of torch.save: it holds {len(pickles)} data.pkl")
             root = pickles[0].removesuffix("data.pkl")
             order = f"{root}byteorder"
-            if order in archive.namelist() and _member(archive, order, most=16) != b"little":
+            if order in archive.namelist() and _member(archive, order, path, most=16) != b"little":
                 raise CheckpointError(f"{path}: was written on a big-endian machine; {REMEDY}")
-            found = _Unpickler(io.BytesIO(_member(archive, pickles[0], most=_MAX_PICKLE_BYTES)), path).load()
+            found = _Unpickler(
+                io.BytesIO(_member(archive, pickles[0], path, most=_MAX_PICKLE_BYTES)), path
+            ).load()
             members = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise CheckpointError(
@@ -102,12 +104,12 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
         }
 
 
-def _member(archive: zipfile.ZipFile, name: str, *, most: int) -> bytes:
+def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> bytes:
     """The bytes of a member, whose size the archive may state wrongly and compression hide."""
     with archive.open(name) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise CheckpointError(f"{archive.filename}: {name} is too large to be that of a state dict")
+        raise CheckpointError(f"{path}: {name} is too large to be that of a state dict")
     return data
 
 

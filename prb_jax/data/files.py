@@ -210,17 +210,19 @@ def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 
 
 def _batch_values(batch: Any, path: Path, before: int) -> list[Mapping[str, Any]]:
-    """The rows of a record batch; text that is not UTF-8 is an error that names its row."""
+    """The rows of a record batch; text that is not UTF-8, or a date beyond the year 9999, is an error that names it."""
     try:
         return batch.to_pylist()
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError):
         for i in range(batch.num_rows):
             for name in batch.schema.names:
                 try:
                     batch.column(name).slice(i, 1).to_pylist()
-                except UnicodeDecodeError as error:
-                    where = f"{path}: row {before + i + 1}"
-                    raise DataError(f"{where}: field '{name}': invalid UTF-8 ({error.reason})") from error
+                except (ValueError, OverflowError) as error:
+                    text = (
+                        f"invalid UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+                    )
+                    raise DataError(f"{path}: row {before + i + 1}: field '{name}': {text}") from error
         raise
 
 

@@ -30,7 +30,7 @@ def open_file(path: str | Path) -> io.BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return open(descriptor, "rb")  # noqa: SIM115
+        return open(descriptor, "rb")
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -81,9 +81,9 @@ def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = ""
         if data.count(b"[") + data.count(b"{") > _DEEPEST:
             _check_depth(value)
     except RecursionError as failed:
-        raise error(f"{where}: is not valid JSON: nested too deeply{_after(hint)}") from failed
+        raise error(f"{where}: not valid JSON: nested too deeply{_after(hint)}") from failed
     except ValueError as failed:  # malformed, or bytes that are not UTF-8
-        raise error(f"{where}: is not valid JSON: {failed}{_after(hint)}") from failed
+        raise error(f"{where}: not valid JSON: {failed}{_after(hint)}") from failed
     return value
 
 

@@ -39,7 +39,7 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
       RunError: `out` is a file, cannot be written, holds another run, or another process is writing to it.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     with held_folder(path):
         wanted = as_recorded(inputs)
         found = _read(path)

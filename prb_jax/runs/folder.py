@@ -96,13 +96,16 @@ def check_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a run.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     if path.is_dir():
         _read_run(path)
 
 
-def refuse_file(path: Path) -> None:
-    """Raises RunError if the output folder is there already, and is none."""
+def refuse_file(out: str | Path) -> None:
+    """Raises RunError if the output folder has no name, or is there already, and is none."""
+    if not str(out):
+        raise RunError("out: expected the name of a folder, found an empty text")
+    path = Path(out)
     if os.path.lexists(path) and not path.is_dir():
         raise RunError(f"{path}: the output folder is a file; give --out a folder")
 

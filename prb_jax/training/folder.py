@@ -33,7 +33,7 @@ def check_training_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a training run.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     read_training(path)
 
 

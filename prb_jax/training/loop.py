@@ -90,7 +90,7 @@ def train(
     """
     settings = load_settings(config, overrides)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
     mesh = make_mesh(settings.mesh)
     data = read_training_data(settings)
     start = start_from(settings, data.train, out=path)
