@@ -18,11 +18,11 @@ from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
-from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import load_own_tokenizer
+from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
 from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
@@ -91,7 +91,10 @@ def inspect_model(
     weights = inspect_checkpoint(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
-    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    named = found.rule is not None or config.num_labels == 1
+    rule = choose_readout(
+        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
+    )
     chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     prompts = load_prompts(folder.path, width=config.hidden_size)
     reserved = 0 if prompts is None else prompts.table.shape[1]
@@ -117,7 +120,8 @@ def inspect_model(
         "in memory": _in_memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
         "score head": weights.head,
-        "readout": f"{found.row.name}: {_reading(found, rule)}",
+        "readout": f"{found.row.name}: {_reading(found, rule)}"
+        + ("" if named else " (protocol paper; the default one needs --readout)"),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
         f"{config.pad_token_id})",
@@ -125,7 +129,10 @@ def inspect_model(
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
-        "warnings": "\n".join(_warnings(folder.path, found, chat)) or "none",
+        "warnings": "\n".join(
+            [*_warnings(folder.path, found, chat), *paper_remarks(chat, config, named=named)]
+        )
+        or "none",
     }
 
 
@@ -156,9 +163,10 @@ def _reading(found: ResolvedModel, rule: str) -> str:
     if isinstance(head, Mlp):
         return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
     if isinstance(head, Vocabulary):
+        cap = "" if head.softcap is None else f", logits capped at {head.softcap:g}"
         if len(head.tokens) == 1:
-            return f"logit of token {head.tokens[0]} at the last token"
-        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
+            return f"logit of token {head.tokens[0]} at the last token{cap}"
+        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
     if isinstance(head, Steps):
         others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
         return (

@@ -239,7 +239,8 @@ def test_interrupt_of_a_real_process(tmp_path, number: signal.Signals, status: i
         # Where the tests run in the background of a shell, its children would ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    time.sleep(1.0)
+    while not (tmp_path / "r" / "scores.jsonl").exists() and process.poll() is None:
+        time.sleep(0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == status, error
