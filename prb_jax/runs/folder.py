@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import parse_json, read_object
+from prb_jax.data.reading import parse_json, read_json
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 
@@ -283,7 +283,7 @@ def _read_scores(path: Path) -> dict[str, ScoredRow]:
 
 def _read_row(line: bytes, *, where: str) -> ScoredRow:
     hint = "remove the line, and the same command scores it again"
-    row = parse_json(line, where=where, error=RunError, hint=hint)
+    row = parse_json(line, where=f"{where}: not a row of scores", error=RunError, hint=hint)
     if isinstance(row, dict) and row.keys() == _ROW and isinstance(row["id"], str):
         scores, labels = row["scores"], row["labels"]
         if _are_numbers(scores) and _are_numbers(labels) and len(scores) == len(labels) >= 2:
@@ -304,8 +304,8 @@ def _read_run(path: Path) -> dict[str, Any] | None:
                     f"give --out another folder"
                 )
         return None
-    run = read_object(path / RUN, error=RunError, hint="give --out another folder")
-    if run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
+    run = read_json(path / RUN, error=RunError, hint="give --out another folder")
+    if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
         raise RunError(f"{path / RUN}: not a run of `prb evaluate`; give --out another folder")
     return run
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import read_object
+from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError
 from prb_jax.runs.folder import as_recorded, check_same_inputs, held_folder, refuse_file, write_json
 
@@ -51,8 +51,8 @@ def read_training(out: str | Path) -> dict[str, Any] | None:
                     f"{out} has a {name} but no {TRAIN}, so it is no training run; give --out another folder"
                 )
         return None
-    run = read_object(path, error=RunError, hint="give --out another folder")
-    if run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
+    run = read_json(path, error=RunError, hint="give --out another folder")
+    if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
         raise RunError(f"{path}: not a run of `prb train`; give --out another folder")
     return run
 

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ def relabelled(model: Path, data: Path) -> list[str]:
     return ["--readout", "first-logit"]
 
 
-def rows(*changed: dict[str, object]) -> Callable[[Path, Path], list[str]]:
+def rows(*changed: Mapping[str, object]) -> Callable[[Path, Path], list[str]]:
     def change(model: Path, data: Path) -> list[str]:
         data.write_text("".join(json.dumps(row) + "\n" for row in changed))
         return []
