@@ -32,10 +32,12 @@ USUAL = {
     "{{ '%s and %05.1f' % ('a', 2.5) }}{{ '{:>6}|{}'.format('x', 1) }}{{ '%s' | format(7) }}"
     "{{ {'a': 1} | items | list }}",
     "tests": "{% if tools is none and nothing is not defined and 'user' in messages|map(attribute='role')|list %}"
-    "{{ 2 ** 3 }}{% endif %}{% for m in messages if m.role != 'system' %}{{ m.content is string }}{{ loop.last }}{% endfor %}",
+    "{{ 2 ** 3 }}{% endif %}{% for m in messages if m.role != 'system' %}"
+    "{{ m.content is string }}{{ loop.last }}{% endfor %}",
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
-    "set block": "{% set text %}{{ bos_token }}{% for m in messages %}{{ m.role }}{% endfor %}{% endset %}{{ text | trim }}",
+    "set block": "{% set text %}{{ bos_token }}{% for m in messages %}{{ m.role }}{% endfor %}"
+    "{% endset %}{{ text | trim }}",
 }  # fmt: skip
 
 HOSTILE = {
