@@ -193,7 +193,14 @@ def _bos(chat: ChatTokenizer) -> str:
     if bos is None:
         return "the tokenizer has none"
     written = chat.encode(_TEA).count(bos)
+    if _opens_turns(chat):
+        return f"{written} in a conversation of {len(_TEA)} turns: the token opens every turn"
     return f"{written} in a conversation; {written + chat.added_before.count(bos)} in the paper protocol"
+
+
+def _opens_turns(chat: ChatTokenizer) -> bool:
+    """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
+    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -269,9 +276,9 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    ids = chat.encode(probe)
-    if chat.bos_token_id is not None and ids.count(chat.bos_token_id) != 1:
-        said.append(f"{ids.count(chat.bos_token_id)} BOS in a conversation")
+    written = chat.encode(probe).count(chat.bos_token_id)
+    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+        said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")
     extras = config.original
@@ -295,8 +302,12 @@ def _shape(config: DecoderConfig) -> str:
 
 
 def _attention(config: DecoderConfig) -> str:
-    sliding = sum(config.layer_windows)
-    text = "full" if not sliding else f"{sliding} layers see {config.sliding_window:,} tokens, the others all"
+    sliding, layers, window = sum(config.layer_windows), config.num_hidden_layers, config.sliding_window
+    text = "full"
+    if sliding and window is not None and window < config.max_position_embeddings:
+        text = f"every layer sees {window:,} tokens"
+        if sliding < layers:
+            text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
     if config.qk_norm:
         text += "; q and k normalised"
     if config.attn_logit_softcapping:

@@ -26,6 +26,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.readable import check_readable, load_own_tokenizer, paper_remarks
@@ -295,10 +296,14 @@ class RewardModel:
             encode=functools.partial(
                 self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
             ),
-            dispatch=lambda batch: self.score_fn(self.params, self.place(batch)),
+            dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
         )
+
+    def _dispatch(self, batch: TreeBatch) -> jax.Array:
+        with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
+            return self.score_fn(self.params, self.place(batch))
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """How batches are shaped for this model on its devices."""

@@ -95,7 +95,7 @@ def test_as_transformers_renders(name: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_budget(name: str) -> None:
     with pytest.raises(
-        Exception, match="template (takes|makes|formats|computes|rounds|calls)|expected at most"
+        Exception, match=r"template (takes|makes|formats|computes|rounds|calls)|expected at most"
     ):
         compile_template(HOSTILE[name])(messages=MESSAGES)
 
