@@ -5,6 +5,7 @@ Nothing heavy is imported before it is known what to do: `prb --help` starts no 
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import os
 import signal
@@ -741,8 +742,14 @@ def _prepare_jax(*, distributed: bool) -> None:
 
 
 def _hide_torch() -> None:
-    """Tokenizers need no torch, but transformers imports it where it is installed: two seconds."""
-    sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+    """Answer "not installed" to transformers and datasets, which look for torch to import it: two seconds.
+
+    An ``import torch`` of somebody else, as in a config file, still works.
+    """
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == "torch" else find_spec(name, package)
+    )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
 
 

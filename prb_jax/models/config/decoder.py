@@ -25,7 +25,7 @@ from prb_jax.models.config.shared import (
     parse_num_labels,
     refuse_unless_neutral,
 )
-from prb_jax.readouts.heads import LINEAR, Head
+from prb_jax.models.head import LINEAR, Head
 
 __all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
 
