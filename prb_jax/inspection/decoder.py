@@ -15,9 +15,10 @@ from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
 from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.report.style import facts_table
