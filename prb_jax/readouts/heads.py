@@ -280,6 +280,12 @@ class Steps:
         return (kept.prod if self.together == "product" else kept.min)(axis=2, keepdims=True)
 
 
+def is_one_row(head: Head) -> bool:
+    """Whether a head is a product with one matrix at the last token, as that of a ``*ForSequenceClassification``."""
+    one_token = isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None
+    return isinstance(head, Linear) or one_token
+
+
 def check_outputs(stack: Stack, expected: int, *, where: str) -> None:
     """Raises CheckpointError if a stack does not end in so many outputs."""
     if stack.outputs != expected:
