@@ -5,6 +5,7 @@ Nothing heavy is imported before it is known what to do: `prb --help` starts no 
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import os
 import signal
@@ -14,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from prb_jax import __version__
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, RunError
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
@@ -112,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     _add_quickstart(verbs)
     _add_bench(verbs)
     _add_plan(verbs)
+    _add_completion(verbs)
     return top
 
 
@@ -548,6 +550,7 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
     )
     sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def _rank_profiles(options: argparse.Namespace) -> int:
@@ -567,6 +570,7 @@ def _rank_profiles(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         max_length=options.max_length,
         revision=options.revision,
+        progress=not options.no_progress,
     )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     if ranked.texts:
@@ -672,6 +676,18 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_completion(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(verbs, "completion", _completion, about="print a script that completes prb in your shell")
+    sub.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
+    return 0
+
+
 def _prepare_jax(*, distributed: bool) -> None:
     """What must come before the first use of a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache
@@ -682,8 +698,14 @@ def _prepare_jax(*, distributed: bool) -> None:
 
 
 def _hide_torch() -> None:
-    """Tokenizers need no torch, but transformers imports it where it is installed: two seconds."""
-    sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+    """Answer "not installed" to transformers and datasets, which look for torch to import it: two seconds.
+
+    An ``import torch`` of somebody else, as in a config file, still works.
+    """
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == "torch" else find_spec(name, package)
+    )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
 
 

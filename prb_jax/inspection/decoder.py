@@ -15,9 +15,10 @@ from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
 from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.open_model import LoadOptions, open_model
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
@@ -84,7 +85,14 @@ def inspect_model(
         quantize=quantize,
     )
     if is_encoder(read_raw_config(folder.path)):
-        refuse_for_encoder(folder.name, data=data, max_length=max_length, protocol=protocol)
+        refuse_for_encoder(
+            folder.name,
+            chat_template=chat_template,
+            quantize=quantize,
+            data=data,
+            max_length=max_length,
+            protocol=protocol,
+        )
         return inspect_encoder(folder, options)
     opened = open_model(folder, options)
     found, named = opened.decoder, opened.labels_named
@@ -190,7 +198,15 @@ def _bos(chat: ChatTokenizer) -> str:
     if bos is None:
         return "the tokenizer has none"
     written = chat.encode(_TEA).count(bos)
+    if _opens_turns(chat):
+        return f"{written} in a conversation of {len(_TEA)} turns: the token opens every turn"
     return f"{written} in a conversation; {written + chat.added_before.count(bos)} in the paper protocol"
+
+
+def _opens_turns(chat: ChatTokenizer) -> bool:
+    """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
+    bos = chat.bos_token_id
+    return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -266,9 +282,9 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    ids = chat.encode(probe)
-    if chat.bos_token_id is not None and ids.count(chat.bos_token_id) != 1:
-        said.append(f"{ids.count(chat.bos_token_id)} BOS in a conversation")
+    bos = chat.bos_token_id
+    if bos is not None and (written := chat.encode(probe).count(bos)) != 1 and not _opens_turns(chat):
+        said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")
     extras = config.original
@@ -292,8 +308,12 @@ def _shape(config: DecoderConfig) -> str:
 
 
 def _attention(config: DecoderConfig) -> str:
-    sliding = sum(config.layer_windows)
-    text = "full" if not sliding else f"{sliding} layers see {config.sliding_window:,} tokens, the others all"
+    sliding, layers, window = sum(config.layer_windows), config.num_hidden_layers, config.sliding_window
+    text = "full"
+    if sliding and window is not None and window < config.max_position_embeddings:
+        text = f"every layer sees {window:,} tokens"
+        if sliding < layers:
+            text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
     if config.qk_norm:
         text += "; q and k normalised"
     if config.attn_logit_softcapping:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, Layout
+from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.readouts.heads import TOGETHER, Head, Linear, Steps, Vocabulary, is_one_row
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
+from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
+from prb_jax.readouts.heads import TOGETHER, Steps
 from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules
@@ -257,7 +259,7 @@ def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig,
     layout = row.layout
     for prefix in row.prefixes:
         layout = replace(row.layout, prefix=prefix)
-        if f"{layout.module('final_norm')}.weight" in tensors:
+        if f"{module_name(layout, 'final_norm')}.weight" in tensors:
             break
     return config, layout
 

@@ -16,16 +16,19 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.labels import choose_readout, read_out
 from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
 from prb_jax.readouts.pairs import make_pair_score_fn
+from prb_jax.readouts.score_tree import score_tree
+from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.readable import check_readable, paper_remarks
@@ -102,9 +105,9 @@ class RewardModel:
     __repr__ = short_repr
 
     @overload
-    def score(
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
         self,
-        comparisons: Comparison,
+        comparisons: Comparison | Mapping[str, Any],
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -114,7 +117,7 @@ class RewardModel:
     @overload
     def score(
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -123,7 +126,7 @@ class RewardModel:
     ) -> list[np.ndarray]: ...
     def score(
         self,
-        comparisons: Comparison | Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -133,8 +136,8 @@ class RewardModel:
         """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: several comparisons, or a single one, of which its array [K] is returned; labels are not
-            looked at.
+          comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
+            its array [K] is returned; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none.
           protocol: "default" or "paper".
           max_length: longest conversation in tokens; the model's context if not given.
@@ -144,7 +147,7 @@ class RewardModel:
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
-        several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+        several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(
             several,
@@ -155,7 +158,7 @@ class RewardModel:
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
-        return scores[0] if isinstance(comparisons, Comparison) else scores
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def reward(
         self,
@@ -294,10 +297,14 @@ class RewardModel:
             encode=functools.partial(
                 self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
             ),
-            dispatch=lambda batch: self.score_fn(self.params, self.place(batch)),
+            dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
         )
+
+    def _dispatch(self, batch: TreeBatch) -> jax.Array:
+        with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
+            return self.score_fn(self.params, self.place(batch))
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """How batches are shaped for this model on its devices."""

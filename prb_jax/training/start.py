@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.layout import STANDARD
 from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.head import LINEAR
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.heads import LINEAR
 from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
 from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
 from prb_jax.sharding import check_heads, parameter_shardings

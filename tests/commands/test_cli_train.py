@@ -79,7 +79,7 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
     done = run(train(model, data, out), environment)
     assert done.returncode == 0, done.stderr
     assert "validation at step" in done.stdout
-    assert "step 12/12" in done.stderr
+    assert "12 of 12 steps (100%)" in done.stderr
     return out
 
 
