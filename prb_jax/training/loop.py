@@ -96,7 +96,7 @@ def train(
     """
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
