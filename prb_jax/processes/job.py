@@ -151,7 +151,8 @@ def _check_address(*, first: bool) -> None:
         listening_socket(int(port)).close()
     except OSError as error:
         raise MeshError(
-            f"process 0 cannot listen at {address} ({os.strerror(error.errno or 0)}): give all processes another port ({name})"
+            f"process 0 cannot listen at {address} ({os.strerror(error.errno or 0)}): give all processes another port "
+            f"({name})"
         ) from error
 
 

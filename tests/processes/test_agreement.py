@@ -41,13 +41,10 @@ def test_processes_that_differ_are_refused_by_name_and_field(tmp_path: Path) -> 
     assert said == others
     expected = [
         "inputs.profile_posts: 3, expected 10",
-        'inputs.mesh: "fsdp=1", expected null',
         MODEL + '"sha256:',
         'inputs.data.sources[0].files.other.jsonl: "sha256:',
-        "inputs.data.comparisons: 2, expected 3; inputs.data.sha256: ",
         "inputs.settings.steps: 2, expected 1",
         MODEL + '"sha256:',
-        'inputs.data.sources.data[0].files.other.jsonl: "sha256:',
         'inputs.verb: "train", expected "evaluate"; ',
     ]
     for line, field in zip(said, expected, strict=True):
@@ -65,8 +62,7 @@ def test_every_process_of_a_command_ends_with_status_2_and_one_line(tmp_path: Pa
     for status, _, errors in found:
         assert status == 2, found
         assert errors.count("\n") == 1
-        assert "error: process 1 differs from process 0 in inputs.data.comparisons: 10, expected 20" in errors
-        assert "inputs.limit: 10, expected 20" in errors
+        assert "error: process 1 differs from process 0 in inputs.limit: 10, expected 20; inputs." in errors
     assert not (tmp_path / "run").exists()
 
 
