@@ -1,12 +1,29 @@
 """The errors a user can cause. Each message names the place, what was found and what was expected.
 
 The command line prints these as one line and exits with status 2; anything else is a bug and
-keeps its traceback.
+keeps its traceback. Values of any size are quoted by :func:`quote`, also where a dataclass shows itself.
 """
+
+import dataclasses
+import reprlib
+
+QUOTED = 200
+"""The most characters of a value in a message."""
+
+MESSAGE_LENGTH = 3000
+"""The most characters of a message, but for the mark of what is left out."""
+
+REPR_LENGTH = 1000
+"""The most characters of a repr."""
 
 
 class PrbError(Exception):
     """Base of every error that bad input or an impossible request can raise."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        half = MESSAGE_LENGTH // 2  # names of fields, files and subsets may be of any length too
+        return text if len(text) <= MESSAGE_LENGTH else f"{text[:half]} ... {text[-half:]}"
 
 
 class DataError(PrbError):
@@ -23,3 +40,33 @@ class MeshError(PrbError):
 
 class RunError(PrbError):
     """An output folder that cannot be written, or that belongs to another run."""
+
+
+class _Quoting(reprlib.Repr):
+    """Never visits more of a value than it shows; arrays by their type and shape."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = limit
+
+    def repr1(self, x: object, level: int) -> str:
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        if shape and dtype is not None:
+            return f"{dtype}[{', '.join(map(str, shape))}]"
+        return super().repr1(x, level)  # pyright: ignore[reportArgumentType]
+
+
+def quote(value: object, *, limit: int = QUOTED) -> str:
+    """Return the repr of a value, at most ``limit`` characters of it, without its middle where it is longer."""
+    text = _Quoting(limit).repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
+
+
+def short_repr(self: object) -> str:
+    """The ``__repr__`` of a dataclass that may hold much: each field quoted, at most `REPR_LENGTH` characters."""
+    fields = [field for field in dataclasses.fields(self) if field.repr]  # pyright: ignore[reportArgumentType]
+    limit = max(40, min(QUOTED, REPR_LENGTH // len(fields) - 15))
+    shown = [f"{field.name}={quote(getattr(self, field.name), limit=limit)}" for field in fields]
+    text = f"{type(self).__name__}({', '.join(shown)})"
+    return text if len(text) <= REPR_LENGTH else f"{text[: REPR_LENGTH - 4]}...)"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 
 
@@ -93,10 +93,10 @@ def pair_scores(row: ScoredRow) -> tuple[float, float]:
       DataError: for a row with more of them, or with equal labels.
     """
     if len(row.scores) != 2 or len(row.labels) != 2:
-        raise DataError(f"row {row.id!r}: expected a pair, found {len(row.scores)} responses")
+        raise DataError(f"row {quote(row.id)}: expected a pair, found {len(row.scores)} responses")
     first, second = row.scores
     if row.labels[0] == row.labels[1]:
-        raise DataError(f"row {row.id!r}: labels {list(row.labels)} prefer no response over another")
+        raise DataError(f"row {quote(row.id)}: labels {list(row.labels)} prefer no response over another")
     return (first, second) if row.labels[0] > row.labels[1] else (second, first)
 
 
@@ -115,7 +115,7 @@ def by_subset(rows: Iterable[ScoredRow]) -> dict[str, list[ScoredRow]]:
     groups: dict[str, list[ScoredRow]] = {}
     for row in rows:
         if row.subset is None:
-            raise DataError(f"row {row.id!r}: no subset, which this benchmark's rule needs")
+            raise DataError(f"row {quote(row.id)}: no subset, which this benchmark's rule needs")
         groups.setdefault(row.subset, []).append(row)
     return groups
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, by_subset, is_won, mean
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 
 CATEGORIES: Final[Mapping[str, str]] = {
@@ -27,7 +27,7 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         return row
     label = fields.text(row.get("label"), place.where, "label")
     if label not in _LABELS:
-        fields.fail(place.where, "label", f"expected {' or '.join(_LABELS)}, found {label!r}")
+        fields.fail(place.where, "label", f"expected {' or '.join(_LABELS)}, found {quote(label)}")
     source = fields.text(row.get("source"), place.where, "source")
     category = next((name for start, name in CATEGORIES.items() if source.startswith(start)), source)
     writer = fields.text(row.get("response_model") or place.split, place.where, "response_model")
@@ -44,7 +44,7 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 def is_right(row: ScoredRow) -> bool:
     """Whether the benchmark's verdict, A if it scores above B and else B, is the label: a tie is a B."""
     if len(row.scores) != 2:
-        raise DataError(f"row {row.id!r}: expected a pair, found {len(row.scores)} responses")
+        raise DataError(f"row {quote(row.id)}: expected a pair, found {len(row.scores)} responses")
     return (row.scores[0] > row.scores[1]) == (row.labels[0] > row.labels[1])
 
 

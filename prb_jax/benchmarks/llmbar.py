@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, by_subset, is_won, mean
 from prb_jax.data import fields
+from prb_jax.errors import quote
 from prb_jax.metrics.accuracy import ScoredRow
 
 NATURAL: Final = "LLMBar/Natural"
@@ -27,7 +28,7 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         return row
     label = fields.number(row.get("label"), place.where, "label")
     if label not in _LABELS:
-        fields.fail(place.where, "label", f"expected 1 or 2, found {row['label']!r}")
+        fields.fail(place.where, "label", f"expected 1 or 2, found {quote(row['label'])}")
     subset = _subset(PurePosixPath(place.path).parent.parts)
     return {
         "id": f"{subset}-{place.number - 1}",

@@ -12,7 +12,7 @@ from typing import Any
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, mean
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, margin
 
 
@@ -44,7 +44,7 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
     users: dict[str, list[ScoredRow]] = {}
     for row in rows:
         if row.user_id is None:
-            raise DataError(f"row {row.id!r}: no user, which this benchmark's rule needs")
+            raise DataError(f"row {quote(row.id)}: no user, which this benchmark's rule needs")
         users.setdefault(row.user_id, []).append(row)
     right = {
         user: all(margin(row.scores, row.labels, id=row.id) > 0 for row in members)

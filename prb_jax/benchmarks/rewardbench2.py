@@ -11,7 +11,7 @@ import numpy as np
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, better_first, by_subset, mean
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 
 TIES: Final = "Ties"
@@ -25,7 +25,7 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     responses = better_first(row, place, better="chosen", worse="rejected")
     number = row.get("num_correct")
     if number is not None and number != len(row["chosen"]):
-        found = f"expected the number of chosen responses, {len(row['chosen'])}, found {number!r}"
+        found = f"expected the number of chosen responses, {len(row['chosen'])}, found {quote(number)}"
         fields.fail(place.where, "num_correct", found)
     return {"id": row.get("id"), "prompt": row.get("prompt"), "subset": row.get("subset"), **responses}
 
@@ -66,7 +66,9 @@ def credit(row: ScoredRow) -> float:
       DataError: if the first response is not the one right response.
     """
     if row.labels[0] <= max(row.labels[1:]):
-        raise DataError(f"row {row.id!r}: expected the one right response first, found {list(row.labels)}")
+        raise DataError(
+            f"row {quote(row.id)}: expected the one right response first, found {list(row.labels)}"
+        )
     return share_of_top(row.scores)
 
 
@@ -111,10 +113,10 @@ def ties_score(rows: Sequence[ScoredRow]) -> TiesScore:
     for row in rows:
         kind, number = _kind_and_number(row.id)
         if number in kinds[kind]:
-            raise DataError(f"row {row.id!r}: a second one of this name")
+            raise DataError(f"row {quote(row.id)}: a second one of this name")
         kinds[kind][number] = _spread(row)
         if kind == "tied" and sum(label > 0 for label in row.labels) < 2:
-            raise DataError(f"row {row.id!r}: expected at least two right answers, found one")
+            raise DataError(f"row {quote(row.id)}: expected at least two right answers, found one")
     ref, tied = kinds["ref"], kinds["tied"]
     both = sorted(ref.keys() & tied.keys())
     spread = np.array([tied[number].spread for number in both])
@@ -146,7 +148,9 @@ def _spread(row: ScoredRow) -> _Spread:
     right = [score for score, label in zip(row.scores, row.labels) if label > 0]
     wrong = [score for score, label in zip(row.scores, row.labels) if label <= 0]
     if not right or not wrong:
-        raise DataError(f"row {row.id!r}: expected right and wrong answers, found labels {list(row.labels)}")
+        raise DataError(
+            f"row {quote(row.id)}: expected right and wrong answers, found labels {list(row.labels)}"
+        )
     return _Spread(gap=min(right) - max(wrong), spread=max(right) - min(right))
 
 
@@ -154,7 +158,7 @@ def _kind_and_number(id: str) -> tuple[str, int]:
     # a file that shares ids with others has them as "SUBSET/ID"
     kind, colon, number = id.rpartition("/")[2].partition(":")
     if kind not in ("ref", "tied") or not colon or not number.isdecimal():
-        raise DataError(f"row {id!r}: expected an id ref:N or tied:N in the subset {TIES}")
+        raise DataError(f"row {quote(id)}: expected an id ref:N or tied:N in the subset {TIES}")
     return kind, int(number)
 
 

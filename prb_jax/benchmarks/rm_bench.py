@@ -9,7 +9,7 @@ import numpy as np
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, better_first, by_subset, mean
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 
 STYLES: Final = ("concise", "detailed", "detailed Markdown")
@@ -33,7 +33,7 @@ def wins(row: ScoredRow) -> np.ndarray:
     """bool [3, 3]: whether the chosen answer in style i scores strictly above the rejected one in style j."""
     if list(row.labels) != [1.0] * len(STYLES) + [0.0] * len(STYLES):
         raise DataError(
-            f"row {row.id!r}: expected {len(STYLES)} chosen and {len(STYLES)} rejected answers, "
+            f"row {quote(row.id)}: expected {len(STYLES)} chosen and {len(STYLES)} rejected answers, "
             f"found labels {list(row.labels)}"
         )
     scores = np.asarray(row.scores, np.float64)

@@ -25,7 +25,7 @@ from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_ten
 from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bounds, scale_path
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
 from prb_jax.checkpoints.shapes import leaf_shapes, total_bytes
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, short_repr
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.quantization import Form, quantization_form
 
@@ -69,6 +69,8 @@ class LoadReport:
     quantize: str | None
     bytes_unquantized: int
     bytes_held: int
+
+    __repr__ = short_repr
 
 
 class LoadedParams(NamedTuple):

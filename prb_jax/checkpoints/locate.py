@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.checkpoints.safetensors_header import read_header
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
 # themselves only where there are no safetensors.
@@ -51,7 +51,9 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(f"{path}: revision {revision!r} was asked for, but this is a local folder")
+            raise CheckpointError(
+                f"{path}: revision {quote(revision)} was asked for, but this is a local folder"
+            )
         return ModelFolder(str(name), _trained_model(path), None)
     if path.exists():
         raise CheckpointError(f"{path}: expected a model folder, found a file")

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 #: dtypes whose values are read; the others are only measured.
 FLOAT_DTYPES: dict[str, np.dtype] = {
@@ -99,14 +99,14 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
         return CheckpointError(f"{path}: tensor '{name}': {what}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise wrong(f"expected dtype, shape and data_offsets in the header, found {entry!r}")
+        raise wrong(f"expected dtype, shape and data_offsets in the header, found {quote(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in ITEM_SIZES:
-        raise wrong(f"unknown dtype {dtype!r}")
+        raise wrong(f"unknown dtype {quote(dtype)}")
     if not _are_counts(shape):
-        raise wrong(f"expected a list of sizes as shape, found {shape!r}")
+        raise wrong(f"expected a list of sizes as shape, found {quote(shape)}")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise wrong(f"expected two byte offsets as data_offsets, found {offsets!r}")
+        raise wrong(f"expected two byte offsets as data_offsets, found {quote(offsets)}")
     nbytes = math.prod(shape) * ITEM_SIZES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise wrong(f"{dtype} of shape {shape} needs {nbytes} bytes, but data_offsets are {offsets}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
 from prb_jax.checkpoints.torch_file import read_torch_file
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -249,7 +249,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
             raise CheckpointError(
-                f"{path}: tensor '{name}': expected a file name in the folder, found {file_name!r}"
+                f"{path}: tensor '{name}': expected a file name in the folder, found {quote(file_name)}"
             )
     return weight_map
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from prb_jax.checkpoints.safetensors_header import ITEM_SIZES, TensorInfo
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 REMEDY = (
     "convert it where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -127,7 +127,7 @@ class _Unpickler(pickle.Unpickler):
         kind, storage, member, _, items = pid
         if kind != "storage" or not isinstance(storage, _StorageType):
             raise CheckpointError(
-                f"{self._path}: data.pkl refers to something that is not a storage: {pid!r}"
+                f"{self._path}: data.pkl refers to something that is not a storage: {quote(pid)}"
             )
         return _Storage(storage.dtype, str(member), int(items))
 

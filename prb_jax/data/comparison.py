@@ -14,13 +14,12 @@ comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prb_jax.data import fields
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote, short_repr
 
 ROLES: Final = ("system", "user", "assistant")
 
@@ -32,6 +31,8 @@ class Message:
     role: str
     content: str
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Post:
@@ -41,6 +42,8 @@ class Post:
     text: str
     category: str = ""
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class RubricAspect:
@@ -49,6 +52,8 @@ class RubricAspect:
     aspect: str
     evidence: str = ""
     reason: str = ""
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -89,6 +94,8 @@ class Comparison:
     narrative: str | None
     is_pair: bool = field(init=False, compare=False)
 
+    __repr__ = short_repr
+
     def __init__(
         self,
         *,
@@ -123,7 +130,7 @@ class Comparison:
             "rubric_aspects": fields.as_list(rubric_aspects),
             "narrative": narrative,
         }
-        _fill(self, row, where=f"comparison {reprlib.repr(id)}")
+        _fill(self, row, where=f"comparison {quote(id)}")
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, where: str) -> Comparison:
@@ -242,13 +249,17 @@ def _messages(value: object, where: str, name: str) -> tuple[Message, ...]:
         for i, message in enumerate(messages):
             if message.role not in ROLES:
                 fields.fail(
-                    where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {message.role!r}"
+                    where,
+                    f"{name}[{i}].role",
+                    f"expected one of {', '.join(ROLES)}, found {quote(message.role)}",
                 )
             if message.role == "system" and i > 0:
                 fields.fail(where, f"{name}[{i}].role", "a system message may only come first")
         if messages[-1].role != "user":
             fields.fail(
-                where, f"{name}[{len(messages) - 1}].role", f"expected 'user', found {messages[-1].role!r}"
+                where,
+                f"{name}[{len(messages) - 1}].role",
+                f"expected 'user', found {quote(messages[-1].role)}",
             )
     if not messages[-1].content.strip():
         fields.fail(where, name, "the question is empty")

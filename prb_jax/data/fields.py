@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 
 def fail(where: str, name: str, message: str) -> NoReturn:
@@ -20,7 +19,7 @@ def found(value: object) -> str:
     """A value and its type, short enough for one line."""
     if value is None:
         return "null"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+    return f"{quote(value)} ({type(value).__name__})"
 
 
 def text(value: object, where: str, name: str) -> str:
@@ -64,7 +63,7 @@ def number(value: object, where: str, name: str) -> float:
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        fail(where, name, f"expected a finite number, found {reprlib.repr(value)}")
+        fail(where, name, f"expected a finite number, found {quote(value)}")
     return result
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.files import RECORD_FIELDS, Row, has_known_suffix
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 PRB_REPOSITORY: Final = "QiyaoMa/Personalized-RewardBench"
 
@@ -73,7 +73,7 @@ def read_hub(
         wanted = [c for c in configs if short_name(c.name) == short_name(subset)]
         if not wanted:
             names = ", ".join(short_name(c.name) for c in configs)
-            raise DataError(f"{source}: no subset {subset!r}; expected one of {names}")
+            raise DataError(f"{source}: no subset {quote(subset)}; expected one of {names}")
         configs, several = wanted, True
     else:
         several = len(configs) > 1
@@ -133,7 +133,7 @@ def _load(
             cache_dir=temporary if local else None,
         )
         if not isinstance(table, datasets.Dataset):
-            raise DataError(f"{source}: split {split!r} is not one table of records")
+            raise DataError(f"{source}: split {quote(split)} is not one table of records")
         if columns is not None:
             table = table.select_columns([name for name in table.column_names if name in columns])
         return [_lists_of_objects(row) for row in table.to_list()]

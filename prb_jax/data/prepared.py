@@ -12,7 +12,7 @@ from typing import Any, Final, overload
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 NAME: Final = "prb_comparisons"
 """Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
@@ -143,7 +143,7 @@ def _data_source(folder: Path, split: str) -> Any:
         splits = list(builder.info.splits)
         name = splits[0] if len(splits) == 1 else split
         if name not in splits:
-            raise DataError(f"{folder}: no split {split!r}; it has {', '.join(splits)}")
+            raise DataError(f"{folder}: no split {quote(split)}; it has {', '.join(splits)}")
         return builder.as_data_source(split=name)
     except DataError:
         raise

@@ -14,7 +14,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
 from prb_jax.data.hub import read_hub, short_name
 from prb_jax.data.prepared import is_prepared, metadata, read_prepared
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 __all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
 
@@ -84,7 +84,9 @@ def read_comparisons(
             break
     if not found:
         if subsets:
-            raise DataError(f"{source}: no subset {subset!r}; expected one of {', '.join(sorted(subsets))}")
+            raise DataError(
+                f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(subsets))}"
+            )
         raise DataError(f"{source}: no comparisons in it")
     return found
 
@@ -144,7 +146,7 @@ def _benchmark(name: str, place: str | None) -> _Source:
         raise DataError(f"{name}: has no data set on the hub; give --data {name}:FOLDER with {home}")
     found = _Source(_Kind.HUB, str(repository)) if place is None else _place(place)
     if found.benchmark not in (None, name):
-        raise DataError(f"{name}:{place}: holds the benchmark {found.benchmark!r}")
+        raise DataError(f"{name}:{place}: holds the benchmark {quote(found.benchmark)}")
     return _Source(found.kind, found.name, name)
 
 
@@ -205,7 +207,7 @@ def _distinct(records: Iterable[_Record]) -> Iterator[Comparison]:
         before = seen.setdefault(record.comparison.id, record.where)
         if before is not record.where:
             raise DataError(
-                f"{record.where}: field 'id': {record.comparison.id!r} was already used at {before}"
+                f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
             )
         yield record.comparison
 

@@ -25,7 +25,7 @@ import tensorflow_datasets as tfds
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.prepared import NAME, OPTIONAL
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 
 class PrbComparisons(tfds.core.GeneratorBasedBuilder):
@@ -96,7 +96,7 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
             for comparison in read_comparisons(source, split=split):
                 if comparison.id in place:
                     found = f"in {place[comparison.id]} and in {source}"
-                    raise DataError(f"comparison id {comparison.id!r} occurs twice: {found}")
+                    raise DataError(f"comparison id {quote(comparison.id)} occurs twice: {found}")
                 yield len(place), to_example(comparison)
                 place[comparison.id] = source
 

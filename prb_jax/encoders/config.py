@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 from prb_jax.models.shared_fields import (
@@ -123,6 +123,8 @@ class EncoderConfig:
     head: Head | None = None
     prefix: str = ""
     norm_names: tuple[str, str] = ("weight", "bias")
+
+    __repr__ = short_repr
 
     @property
     def head_dim(self) -> int:

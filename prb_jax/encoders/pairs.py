@@ -19,7 +19,7 @@ from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.encoders.checkpoint import EncoderFolder, encoder_shardings, match_encoder
 from prb_jax.encoders.config import EncoderConfig, parse_encoder_config
 from prb_jax.encoders.encoder import Params, encode_tokens
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config import read_raw_config
 from prb_jax.models.readout import READOUTS, read_out
 from prb_jax.readouts.heads import Pooled
@@ -132,7 +132,9 @@ def _row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
     if not fitting:
         known = ", ".join(row.name for row in REGISTRY if isinstance(row.head, Pooled))
         named = (
-            f"readout {readout!r}" if readout else f"'{', '.join(config.architectures) or config.model_type}'"
+            f"readout {quote(readout)}"
+            if readout
+            else f"'{', '.join(config.architectures) or config.model_type}'"
         )
         raise CheckpointError(
             f"{where}: {named} is not a reward model on an encoder; expected a row of the table for them ({known}). An "

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 PoolingMode = Literal["mean", "cls"]
 
@@ -72,7 +72,7 @@ def read_pooling(folder: Path) -> Pooling:
     limit = settings.get("max_seq_length")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise CheckpointError(
-            f"{sentence}: field 'max_seq_length': expected a positive number, found {limit!r}"
+            f"{sentence}: field 'max_seq_length': expected a positive number, found {quote(limit)}"
         )
     cosine = _cosine(folder / "config_sentence_transformers.json")
     return Pooling(
@@ -105,7 +105,7 @@ def _mode(path: Path) -> PoolingMode:
         found = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
         found = found[0] if len(found) == 1 else found
     if not isinstance(found, str) or found not in _MODES:
-        raise CheckpointError(f"{path}: field 'pooling_mode': expected mean or cls, found {found!r}")
+        raise CheckpointError(f"{path}: field 'pooling_mode': expected mean or cls, found {quote(found)}")
     return _MODES[found]
 
 
@@ -114,11 +114,13 @@ def _cosine(path: Path) -> bool:
     settings = _read_object(path) if path.exists() else {}
     name = settings.get("similarity_fn_name")
     if name not in _SIMILARITIES:
-        raise CheckpointError(f"{path}: field 'similarity_fn_name': expected dot or cosine, found {name!r}")
+        raise CheckpointError(
+            f"{path}: field 'similarity_fn_name': expected dot or cosine, found {quote(name)}"
+        )
     if settings.get("default_prompt_name") is not None:
         raise CheckpointError(
-            f"{path}: field 'default_prompt_name': expected none, found {settings['default_prompt_name']!r}: texts "
-            "are embedded without a prompt"
+            f"{path}: field 'default_prompt_name': expected none, found {quote(settings['default_prompt_name'])}: "
+            "texts are embedded without a prompt"
         )
     return _SIMILARITIES[name]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote, short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class ScoredRow:
     tokens: int = 0
     truncated: int | Mapping[str, int] = 0
 
+    __repr__ = short_repr
+
     @property
     def is_truncated(self) -> bool:
         """Whether anything of the row was cut."""
@@ -59,6 +61,8 @@ class Outcomes:
     ties: np.ndarray
     margins: np.ndarray
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True)
 class GroupCounts:
@@ -73,6 +77,8 @@ class GroupCounts:
     names: tuple[str | None, ...]
     wins: np.ndarray
     rows: np.ndarray
+
+    __repr__ = short_repr
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -96,17 +102,17 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
             return difference if labels[0] > labels[1] else -difference
     values = [float(s) for s in scores]
     if len(values) != len(labels):
-        raise DataError(f"row {id!r}: {len(values)} scores for {len(labels)} labels; expected as many")
+        raise DataError(f"row {quote(id)}: {len(values)} scores for {len(labels)} labels; expected as many")
     for k, value in enumerate(values):
         if not math.isfinite(value):
-            raise DataError(f"row {id!r}: scores[{k}] is {value}; expected a finite number")
+            raise DataError(f"row {quote(id)}: scores[{k}] is {value}; expected a finite number")
     if not all(math.isfinite(label) for label in labels):
-        raise DataError(f"row {id!r}: labels {list(labels)}; expected finite numbers")
+        raise DataError(f"row {quote(id)}: labels {list(labels)}; expected finite numbers")
     top = max(labels, default=math.nan)
     best = [value for value, label in zip(values, labels) if label == top]
     rest = [value for value, label in zip(values, labels) if label != top]
     if not best or not rest:
-        raise DataError(f"row {id!r}: labels {list(labels)} prefer no response over another")
+        raise DataError(f"row {quote(id)}: labels {list(labels)} prefer no response over another")
     return max(best) - max(rest)
 
 

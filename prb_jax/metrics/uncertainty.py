@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
 
 
@@ -81,11 +81,11 @@ def paired_difference(
         raise DataError("the rows to compare hold an id twice; expected each comparison once")
     if ids_a != by_id.keys():
         odd = min(ids_a ^ by_id.keys())
-        raise DataError(f"the rows to compare differ: id {odd!r} is in one of the two only")
+        raise DataError(f"the rows to compare differ: id {quote(odd)} is in one of the two only")
     matched = [by_id[row.id] for row in rows_a]
     for a, b in zip(rows_a, matched):
         if a.user_id != b.user_id or list(a.labels) != list(b.labels):
-            raise DataError(f"row {a.id!r}: the two sides have different users or labels")
+            raise DataError(f"row {quote(a.id)}: the two sides have different users or labels")
     gains = outcomes(rows_a).wins.astype(np.int64) - outcomes(matched).wins.astype(np.int64)
     counts = group_counts(gains, [row.user_id for row in rows_a])
     return {

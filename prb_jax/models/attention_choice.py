@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.attention import blockwise_attention
 
 Attention = Callable[..., jax.Array]
@@ -46,7 +46,7 @@ def choose_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto") 
         MeshError: the mesh splits what the kernel cannot.
     """
     if wanted not in ATTENTIONS:
-        raise CheckpointError(f"attention: expected {', '.join(ATTENTIONS)}, found {wanted!r}")
+        raise CheckpointError(f"attention: expected {', '.join(ATTENTIONS)}, found {quote(wanted)}")
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform == "tpu" and dtype == jnp.bfloat16 and wanted != "blockwise":
         # Only here: the kernel's package takes a while to import, and knows TPUs alone.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prb_jax.checkpoints.layout import STANDARD, Layout
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config_fields import FieldReader
 from prb_jax.models.families import FAMILIES, Family
 from prb_jax.models.layer_windows import parse_layer_windows
@@ -115,6 +115,8 @@ class DecoderConfig:
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     head: Head = LINEAR
     layout: Layout = STANDARD
+
+    __repr__ = short_repr
 
     @property
     def default_dtype(self) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 
 class FieldReader:
@@ -34,7 +34,7 @@ class FieldReader:
             )
         value = self.raw.get(name) if found is None else found
         return CheckpointError(
-            f"{self.where}: field '{self.prefix}{name}': expected {expected}, found {value!r}"
+            f"{self.where}: field '{self.prefix}{name}': expected {expected}, found {quote(value)}"
         )
 
     def has(self, name: str) -> bool:

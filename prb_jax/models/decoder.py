@@ -20,6 +20,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
+from prb_jax.errors import quote
 from prb_jax.models.attention import ATTENTION_RESULTS
 from prb_jax.models.attention_choice import Attention, choose_attention
 from prb_jax.models.attention_reads import attend_from_reads, take_places
@@ -236,7 +237,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
         )
         return jax.checkpoint(body, prevent_cse=False, policy=kept)
-    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {policy!r}")
+    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
 
 
 def _with_soft_prompt(

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.layers import dot
 
 MATRICES: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
@@ -83,7 +83,7 @@ def quantization_form(name: str, *, mesh: Mesh | None = None) -> Form:
     """
     form = FORMS.get(name)
     if form is None:
-        raise CheckpointError(f"quantize: expected {', '.join(FORMS)}, found {name!r}")
+        raise CheckpointError(f"quantize: expected {', '.join(FORMS)}, found {quote(name)}")
     device = None if mesh is None else mesh.devices.flat[0]
     if device is not None and form.dtype == _FP8 and not _multiplies_fp8(device):
         raise CheckpointError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 READOUTS = ("logit", "first-logit", "last-softmax")
 
@@ -21,10 +21,14 @@ def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
       CheckpointError: an unknown rule, or none that fits the head.
     """
     if name is not None and name not in READOUTS:
-        raise CheckpointError(f"{where}: unknown readout {name!r}: expected one of {', '.join(READOUTS)}")
+        raise CheckpointError(
+            f"{where}: unknown readout {quote(name)}: expected one of {', '.join(READOUTS)}"
+        )
     if num_labels == 1:
         if name not in (None, "logit"):
-            raise CheckpointError(f"{where}: readout {name!r} needs several labels, the score head has one")
+            raise CheckpointError(
+                f"{where}: readout {quote(name)} needs several labels, the score head has one"
+            )
         return "logit"
     if name in (None, "logit"):
         raise CheckpointError(

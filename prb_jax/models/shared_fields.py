@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config_fields import FieldReader
 
 DTYPES = ("float32", "bfloat16")
@@ -96,5 +96,5 @@ def choose_dtype(asked: str | None, stored: str | None, *, where: str) -> str:
     if asked is None:
         return "float32" if stored in (None, "float32", "float64") else "bfloat16"
     if asked not in DTYPES:
-        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {asked!r}")
+        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {quote(asked)}")
     return asked

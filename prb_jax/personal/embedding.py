@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, MeshError
+from prb_jax.errors import DataError, MeshError, quote
 from prb_jax.sharding import RULES, shown_axes
 from prb_jax.training.step import UserRows
 
@@ -47,7 +47,7 @@ class Users:
         rows = {name: row for row, name in enumerate(self.names, start=1)}
         if len(rows) < len(self.names):
             double = next(name for row, name in enumerate(self.names, start=1) if rows[name] != row)
-            raise DataError(f"users: {double!r} is given twice; expected distinct user ids")
+            raise DataError(f"users: {quote(double)} is given twice; expected distinct user ids")
         object.__setattr__(self, "_rows", rows)
 
     @classmethod

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.personal.embedding import Users
 from prb_jax.trees.tree import Tree
 
@@ -140,7 +140,9 @@ def _read_names(path: Path) -> tuple[list[str], int]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{path}: field 'users': expected a list of user ids")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise CheckpointError(f"{path}: field 'tokens': expected a positive whole number, found {tokens!r}")
+        raise CheckpointError(
+            f"{path}: field 'tokens': expected a positive whole number, found {quote(tokens)}"
+        )
     return names, tokens
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.bench.shapes import SHAPES, shape_config
-from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.errors import CheckpointError, MeshError, quote
 from prb_jax.models.attention_choice import choose_attention
 from prb_jax.models.config import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import REMAT_POLICIES
@@ -144,9 +144,9 @@ def plan_on(
 ) -> Plan:
     """As :func:`plan`, on devices that are already described."""
     if tuning not in get_args(Tuning):
-        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {tuning!r}")
+        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {quote(tuning)}")
     if remat not in REMAT_POLICIES:
-        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {remat!r}")
+        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
     if train and quantize is not None:
         raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, quote
 from prb_jax.processes.signals import take_signals, take_sigterm_again
 from prb_jax.processes.watch import FAILED, Hub, Spoke, Watch, end_alone, listening_socket
 
@@ -134,7 +134,7 @@ def _number(name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise MeshError(f"{name}: expected a whole number, found {text!r}") from None
+        raise MeshError(f"{name}: expected a whole number, found {quote(text)}") from None
 
 
 def _check_address(*, first: bool) -> None:
@@ -144,7 +144,7 @@ def _check_address(*, first: bool) -> None:
         return
     port = address.rpartition(":")[2]
     if ":" not in address or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise MeshError(f"{name}: expected HOST:PORT, found {address!r}")
+        raise MeshError(f"{name}: expected HOST:PORT, found {quote(address)}")
     if not first or "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
         return
     try:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.readouts.heads import check_outputs
 from prb_jax.readouts.layers import HeadTensor, Shapes, Stack, dense
 from prb_jax.readouts.states import TreeStates
@@ -75,7 +75,7 @@ class Gated:
         if patterns and config.get("model_type") not in patterns:
             raise CheckpointError(
                 f"{where}: where the gate of '{what}' reads is known for {', '.join(patterns)}, not for model_type "
-                f"{config.get('model_type')!r}"
+                f"{quote(config.get('model_type'))}"
             )
         temperature = self.temperature
         if self.temperature_field is not None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 from prb_jax.readouts.layers import HeadTensor, Shapes, Stack, dense
 from prb_jax.readouts.states import TreeStates
@@ -152,7 +152,7 @@ class Pooled(_ReadsAnything):
         if named not in ACTIVATIONS:
             raise CheckpointError(
                 f"{where}: field 'pooler_hidden_act' of config.json: expected one of {', '.join(ACTIVATIONS)}, "
-                f"found {named!r}"
+                f"found {quote(named)}"
             )
         labels = stored.get(f"{self.classifier}.weight", (1,))[0]
         bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)

@@ -12,7 +12,7 @@ from typing import Any
 from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.encoders.config import refuse_encoder
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.families import FAMILIES
 from prb_jax.models.readout import READOUTS
@@ -166,17 +166,17 @@ def _asked_for(readout: str) -> ModelRow:
             if together == known:
                 return replace(row, head=replace(row.head, together=known))
         raise CheckpointError(
-            f"unknown readout {readout!r}: the reward of '{name}' over the steps of a response is one of "
+            f"unknown readout {quote(readout)}: the reward of '{name}' over the steps of a response is one of "
             f"{', '.join(f'{name}:{each}' for each in TOGETHER)}"
         )
     if row is not None:
         raise CheckpointError(
-            f"unknown readout {readout!r}: '{name}' does not score steps, so there is nothing to put together: "
-            f"expected {name!r} alone"
+            f"unknown readout {quote(readout)}: '{name}' does not score steps, so there is nothing to put together: "
+            f"expected {quote(name)} alone"
         )
     steps = [f"{row.name}:{each}" for row in REGISTRY if isinstance(row.head, Steps) for each in TOGETHER]
     known = ", ".join((*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID"))
-    raise CheckpointError(f"unknown readout {readout!r}: expected one of {known}")
+    raise CheckpointError(f"unknown readout {quote(readout)}: expected one of {known}")
 
 
 def _recognise(stored: _Stored) -> ModelRow | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.data.comparison import Message
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config import DecoderConfig
 from prb_jax.readouts.heads import LINEAR, Linear, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel
@@ -113,8 +113,8 @@ def standard_tokenizer(
     written = load_tokenizer(place, chat_template=text)
     if written.encode(_PROBE) != chat.encode(_PROBE):
         raise CheckpointError(
-            f"{where}: its conversations end in {token!r} (id {chat.ends_with}), which its tokenizer does not read "
-            "as one token in a text, so no chat template can write it: `prb evaluate` scores with the checkpoint as "
-            "it is"
+            f"{where}: its conversations end in {quote(token)} (id {chat.ends_with}), which its tokenizer does not "
+            "read as one token in a text, so no chat template can write it: `prb evaluate` scores with the checkpoint "
+            "as it is"
         )
     return written

@@ -11,7 +11,7 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
 from prb_jax.scoring.runs import replace_file
 from prb_jax.text.protocol import Protocol, parse_protocol
@@ -72,7 +72,7 @@ def rank_profiles(
         raise DataError(f"{', '.join(given)}: for encoders that are models, not for {encoder}")
     if encoder not in RANKERS and "/" not in encoder and not Path(encoder).exists():
         raise DataError(
-            f"encoder {encoder!r}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
+            f"encoder {quote(encoder)}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
         )
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 
 _WORD: Final = re.compile(r"\w+")
 
@@ -36,7 +36,7 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     """
     score = BASELINES.get(name)
     if score is None:
-        raise CheckpointError(f"unknown baseline {name!r}; expected one of {', '.join(BASELINES)}")
+        raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINES)}")
     return score(comparisons)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.agreement import check_agreement
@@ -60,6 +60,11 @@ class Evaluation:
     out: Path
     summary: dict[str, Any]
     rows: list[ScoredRow]
+
+    def __repr__(self) -> str:
+        shown = {name: self.summary.get(name) for name in ("model", "n", "accuracy", "ci95", "user_accuracy")}
+        facts = ", ".join(f"{name}={quote(value)}" for name, value in shown.items())
+        return f"Evaluation({facts}, out={quote(str(self.out))})"
 
 
 @dataclass(frozen=True)
@@ -332,7 +337,7 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
         if options.get("quantize") is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
         if model not in BASELINES:
-            raise RunError(f"unknown baseline {model!r}; there are {', '.join(sorted(BASELINES))}")
+            raise RunError(f"unknown baseline {quote(model)}; there are {', '.join(sorted(BASELINES))}")
         _refuse_for_baseline(model, **options)
         return BaselineScorer(model)
     if isinstance(model, str | Path):

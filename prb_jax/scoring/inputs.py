@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote, short_repr
 
 Data = str | Path | Sequence[str | Path] | Iterable[Comparison]
 
@@ -34,6 +34,8 @@ class Inputs:
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
@@ -143,10 +145,12 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for comparison, place in zip(comparisons, places, strict=True):
         if comparison.labels is None:
-            raise DataError(f"{place}: comparison {comparison.id!r} has no labels, so it cannot be evaluated")
+            raise DataError(
+                f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"
+            )
         if comparison.id in seen:
             raise DataError(
-                f"comparison id {comparison.id!r} occurs twice: in {seen[comparison.id]} and in {place}; "
+                f"comparison id {quote(comparison.id)} occurs twice: in {seen[comparison.id]} and in {place}; "
                 f"ids must be distinct within one run"
             )
         seen[comparison.id] = place

@@ -9,7 +9,7 @@ import numpy as np
 from prb_jax.checkpoints.locate import ModelFolder, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.encoders.config import EncoderConfig
-from prb_jax.errors import CheckpointError, DataError
+from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.models.config import DecoderConfig
 from prb_jax.readouts.registry import PLACEHOLDERS
 from prb_jax.readouts.resolve import ResolvedModel
@@ -72,8 +72,8 @@ def check_readable(
     top = max(int(ids.max(initial=0)) for ids in (tree.prefix, *tree.responses))
     if top >= config.vocab_size:
         raise DataError(
-            f"comparison {comparison.id!r}: token id {top}, but {name} has only {config.vocab_size} embeddings: this "
-            "is not the tokenizer of this model"
+            f"comparison {quote(comparison.id)}: token id {top}, but {name} has only {config.vocab_size} embeddings: "
+            "this is not the tokenizer of this model"
         )
     if isinstance(config, EncoderConfig):  # its read-out is that of the first token
         return
@@ -81,8 +81,8 @@ def check_readable(
         mark = config.original.get(field)
         if mark is not None and any((ids == mark).any() for ids in (tree.prefix, *tree.responses)):
             raise DataError(
-                f"comparison {comparison.id!r}: its text holds the token {mark} ({field} of {name}), which stands for "
-                "an image or a video: only text can be scored"
+                f"comparison {quote(comparison.id)}: its text holds the token {mark} ({field} of {name}), which stands "
+                "for an image or a video: only text can be scored"
             )
     needs = config.head.needs
     if not needs:
@@ -92,6 +92,6 @@ def check_readable(
         windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
         if not (windows == np.asarray(needs)).all(axis=1).any():
             raise DataError(
-                f"comparison {comparison.id!r}: response {k}: the ids {list(needs)}, at which {name} is read, do not "
-                "occur: the chat template or the tokenizer is not the model's own, or the end was cut off"
+                f"comparison {quote(comparison.id)}: response {k}: the ids {list(needs)}, at which {name} is read, do "
+                "not occur: the chat template or the tokenizer is not the model's own, or the end was cut off"
             )

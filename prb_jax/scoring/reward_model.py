@@ -17,6 +17,7 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.encoders.config import EncoderConfig, is_encoder, refuse_for_encoder
+from prb_jax.errors import short_repr
 from prb_jax.models.attention_choice import choose_attention, wanted_attention
 from prb_jax.models.config import DecoderConfig, read_raw_config
 from prb_jax.models.decoder import Params, score_tree
@@ -94,6 +95,8 @@ class RewardModel:
     prompts: UserPrompts | None = field(default=None, repr=False)
     quantize: str | None = None
     wanted_attention: str = "auto"
+
+    __repr__ = short_repr
 
     def score(
         self,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.agreement import differences
 
@@ -144,13 +144,13 @@ def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
     missing = [name for name in ids if name not in run.rows]
     if missing:
         raise RunError(
-            f"{path}: {len(missing)} of {len(ids)} comparisons have no score, first {missing[0]!r}"
+            f"{path}: {len(missing)} of {len(ids)} comparisons have no score, first {quote(missing[0])}"
         )
     if len(run.rows) != len(ids):
         known = set(ids)
         extra = [name for name in run.rows if name not in known]
         raise RunError(
-            f"{path}: {len(extra)} rows belong to no comparison of this run, first {extra[0]!r}; "
+            f"{path}: {len(extra)} rows belong to no comparison of this run, first {quote(extra[0])}; "
             f"remove them, or start again in another folder"
         )
     rows = [run.rows[name] for name in ids]
@@ -240,7 +240,7 @@ def _line(row: ScoredRow) -> bytes:
     scores = [float(score) for score in row.scores]
     if not all(math.isfinite(score) for score in scores):
         raise RunError(
-            f"comparison {row.id!r}: the model gave the scores {scores}; expected finite numbers "
+            f"comparison {quote(row.id)}: the model gave the scores {scores}; expected finite numbers "
             f"(float16 and broken weights overflow; try --dtype float32)"
         )
     # float32 values written as the float64 they equal: reading them back gives the same bits.
@@ -272,7 +272,7 @@ def _read_scores(path: Path) -> dict[str, ScoredRow]:
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         row = _read_row(line, where=f"{path}:{number}")
         if row.id in rows:
-            raise RunError(f"{path}:{number}: a second row for {row.id!r}; remove one of them")
+            raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
         rows[row.id] = row
     return rows
 

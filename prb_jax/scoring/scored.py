@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.errors import short_repr
 from prb_jax.trees.tree import Truncation
 
 
@@ -25,6 +26,8 @@ class ScoredBatch:
     scores: Sequence[np.ndarray]
     tokens: Sequence[int]
     truncation: Sequence[Truncation]
+
+    __repr__ = short_repr
 
 
 class Scorer(Protocol):

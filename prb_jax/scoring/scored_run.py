@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.scoring.progress import progress as show_progress
@@ -29,6 +29,8 @@ class ScoredRun:
 
     folder: RunFolder | None
     rows: dict[str, ScoredRow]
+
+    __repr__ = short_repr
 
     def lacks(self, comparisons: Sequence[Comparison]) -> bool:
         """Whether any of them has no score yet."""
@@ -108,7 +110,7 @@ def scored_row(comparison: Comparison, scores: np.ndarray, tokens: int, truncati
     labels = comparison.labels or ()
     if len(scores) != len(labels):
         raise RunError(
-            f"comparison {comparison.id!r}: the model gave {len(scores)} scores, expected {len(labels)}"
+            f"comparison {quote(comparison.id)}: the model gave {len(scores)} scores, expected {len(labels)}"
         )
     return ScoredRow(
         id=comparison.id,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.runs import replace_file, writing
 from prb_jax.scoring.scored import Scorer
@@ -88,7 +88,7 @@ def check_too_long(too_long: str, scorer: Scorer, *, protocol: Rules) -> None:
       RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
     """
     if too_long not in TOO_LONG:
-        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {too_long!r}")
+        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
     if too_long == "error":
         return
     if FACTS[protocol].cuts_responses:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 
 class Protocol(StrEnum):
@@ -65,7 +65,7 @@ def parse_protocol(name: str) -> Protocol:
         return Protocol(name)
     except ValueError:
         known = ", ".join(repr(str(protocol)) for protocol in Protocol)
-        raise DataError(f"protocol: expected one of {known}, found {name!r}") from None
+        raise DataError(f"protocol: expected one of {known}, found {quote(name)}") from None
 
 
 def length_limit(

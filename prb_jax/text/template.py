@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, short_repr
 
 PLAIN = "plain"
 """Name of the built-in template for models that have none."""
@@ -47,6 +47,8 @@ class Template:
     text: str
     hash: str
     reads_clock: bool
+
+    __repr__ = short_repr
 
 
 def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) -> Template:

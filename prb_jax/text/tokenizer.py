@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Message
-from prb_jax.errors import CheckpointError, DataError
+from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.text.boundaries import independent_tokens, shared_run
 from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
 from prb_jax.text.rules import PLAIN_RULES, TextRules
@@ -75,6 +75,8 @@ class ChatTokenizer(TokenizerIds):
     added_after: tuple[int, ...] = ()
     ends_with: int | None = None
     response_suffix: str = ""
+
+    __repr__ = short_repr
 
     @property
     def template_hash(self) -> str:
@@ -250,7 +252,7 @@ def load_tokenizer(
         raise CheckpointError(f"{name}: the chat template renders the same conversation in two ways")
     if missing := [message.content for message in _PROBE if message.content not in probe]:
         raise CheckpointError(
-            f"{name}: the chat template leaves out message contents, such as {missing[0]!r}"
+            f"{name}: the chat template leaves out message contents, such as {quote(missing[0])}"
         )
     chat.encode(_PROBE)
     before, after = added_tokens(tokenizer, name)

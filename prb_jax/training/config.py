@@ -25,7 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.training.settings import TrainSettings
 
 Config = str | Path | ConfigDict | Mapping[str, Any] | TrainSettings
@@ -89,7 +89,7 @@ def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSetting
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
-            raise RunError(f"override {text!r}: expected key=value")
+            raise RunError(f"override {quote(text)}: expected key=value")
         key = key.removeprefix("config.").replace("-", "_")
         values[key] = _parse(key, value, _type_of(key, types_by_key))
     checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
@@ -183,7 +183,7 @@ def _described(hint: Any) -> str:
 
 
 def _wrong(key: str, hint: Any, found: Any) -> RunError:
-    return RunError(f"config key '{key}': expected {_described(hint)}, found {found!r}")
+    return RunError(f"config key '{key}': expected {_described(hint)}, found {quote(found)}")
 
 
 def _parse(key: str, text: str, hint: Any) -> Any:
@@ -248,7 +248,7 @@ def _check_ranges(settings: TrainSettings) -> None:
 
     def check(key: str, ok: bool, expected: str) -> None:
         if flat[key] is not None and not ok:
-            raise RunError(f"config key '{key}': expected {expected}, found {flat[key]!r}")
+            raise RunError(f"config key '{key}': expected {expected}, found {quote(flat[key])}")
 
     positive = (
         "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets", "lora.rank",

@@ -13,7 +13,7 @@ from prb_jax.checkpoints.locate import locate
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
-from prb_jax.errors import CheckpointError, RunError
+from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.shared_fields import DTYPES
 from prb_jax.readouts.heads import Linear, Vocabulary
 from prb_jax.readouts.resolve import resolve_model
@@ -70,9 +70,9 @@ def convert(
       CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
     """
     if layout not in LAYOUTS:
-        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {layout!r}")
+        raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
     if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {dtype!r}")
+        raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {quote(dtype)}")
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")

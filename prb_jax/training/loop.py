@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.scoring.runs import write_json
@@ -57,6 +57,8 @@ class TrainResult:
     model: Path | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
+
+    __repr__ = short_repr
 
 
 def train(

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 LossKind = Literal["bradley_terry", "plackett_luce"]
 LOSS_KINDS: tuple[LossKind, ...] = ("bradley_terry", "plackett_luce")
@@ -39,7 +39,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in LOSS_KINDS:
-            raise DataError(f"loss.kind: expected {' or '.join(LOSS_KINDS)}, found {self.kind!r}")
+            raise DataError(f"loss.kind: expected {' or '.join(LOSS_KINDS)}, found {quote(self.kind)}")
         if not 0 <= self.label_smoothing < 0.5:
             raise DataError(
                 f"loss.label_smoothing: expected at least 0 and less than 0.5, found {self.label_smoothing}"

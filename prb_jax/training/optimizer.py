@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import optax
 
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
 SCHEDULES: tuple[ScheduleName, ...] = ("constant", "linear", "cosine", "wsd")
@@ -47,7 +47,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         def check(name: str, ok: bool, expected: str) -> None:
             if not ok:
-                raise DataError(f"optimizer.{name}: expected {expected}, found {getattr(self, name)!r}")
+                raise DataError(f"optimizer.{name}: expected {expected}, found {quote(getattr(self, name))}")
 
         check("steps", self.steps >= 1, "at least 1")
         check("learning_rate", self.learning_rate > 0, "more than 0")

@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.sources import describe_source, read_comparisons
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
 SPLIT = "train"
@@ -147,7 +147,7 @@ def _refuse_repeated_ids(comparisons: Sequence[Comparison], role: str) -> None:
     seen: set[str] = set()
     for comparison in comparisons:
         if comparison.id in seen:
-            raise DataError(f"{role}: comparison id {comparison.id!r} occurs in two of its sources")
+            raise DataError(f"{role}: comparison id {quote(comparison.id)} occurs in two of its sources")
         seen.add(comparison.id)
 
 
@@ -183,4 +183,4 @@ def _named(*parts: Sequence[Comparison]) -> list[tuple[str, Sequence[Comparison]
 
 def _names(names: Sequence[str]) -> str:
     rest = len(names) - _SHOWN
-    return ", ".join(repr(name) for name in names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(quote(name) for name in names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -19,7 +19,7 @@ from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.data.comparison import Comparison
 from prb_jax.encoders.config import refuse_encoder
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.families import FAMILIES
@@ -230,7 +230,7 @@ def _refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:
     for token, number in sorted(own.items(), key=lambda item: item[1]):
         if given.get(token, number) != number:
             raise CheckpointError(
-                f"{tokenizer.name}: token {token!r} has id {given[token]}, but {number} in the tokenizer of "
+                f"{tokenizer.name}: token {quote(token)} has id {given[token]}, but {number} in the tokenizer of "
                 f"{folder}: this is not the tokenizer of this model"
             )
     shared = len(own.keys() & given.keys())

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.attention_choice import wanted_attention
 from prb_jax.models.config import DecoderConfig
 from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
@@ -96,7 +96,7 @@ def split_params(
         return head, frozen
     if tuning == "lora":
         return {**init_lora(params, lora or LoraConfig(), seed=seed), **head}, frozen
-    raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {tuning!r}")
+    raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
 
 
 def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
@@ -181,7 +181,7 @@ def make_train_step(
             f"training needs a score head with one label, found num_labels={config.num_labels}"
         )
     if remat not in REMAT_POLICIES:
-        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {remat!r}")
+        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(remat)}")
     attend = wanted_attention(mesh, dtype, attention)
     transformation = make_optimizer(optimizer)
     schedule = learning_rate(optimizer)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.personal.embedding import StepUsers
 from prb_jax.training.data import Examples, Order, Shapes
 from prb_jax.training.interruption import Interruption
@@ -164,7 +164,7 @@ class Loop:
 
     def _not_finite(self, dispatched: _Dispatched, values: Mapping[str, float]) -> RunError:
         ids = [self.examples.comparisons[member].id for member in dispatched.host.members.tolist()]
-        shown = ", ".join(repr(name) for name in ids[:_IDS_SHOWN])
+        shown = ", ".join(quote(name) for name in ids[:_IDS_SHOWN])
         more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
         kept = self.checkpoints.steps()
         return RunError(

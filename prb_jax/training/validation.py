@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.settings import TrainSettings
@@ -47,7 +47,7 @@ def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: T
     for comparison, row in zip(comparisons, scores, strict=True):
         if not np.isfinite(row).all():
             raise RunError(
-                f"validation: comparison {comparison.id!r}: the scores {row.tolist()} are not finite"
+                f"validation: comparison {quote(comparison.id)}: the scores {row.tolist()} are not finite"
             )
     responses = max(len(row) for row in scores)
     shape = (len(scores), responses)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, short_repr
 from prb_jax.trees.buckets import Bucket, Buckets, balanced_batch, choose_buckets
 from prb_jax.trees.tree import Tree
 
@@ -37,6 +37,8 @@ class TreeBatch:
     response_lengths: np.ndarray | jax.Array
     read: np.ndarray | jax.Array
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True)
 class PlannedBatch:
@@ -45,6 +47,8 @@ class PlannedBatch:
     bucket: Bucket
     batch: int
     indices: tuple[int, ...]
+
+    __repr__ = short_repr
 
 
 def make_batch(trees: Sequence[Tree], bucket: Bucket, *, batch: int) -> TreeBatch:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prb_jax.errors import short_repr
 from prb_jax.models.tree_mask import TreeLayout
 from prb_jax.trees.bucket_search import Objective, cell_cost, refine, split_by_k
 
@@ -35,6 +36,8 @@ class Buckets:
 
     buckets: tuple[Bucket, ...]
     assignment: np.ndarray
+
+    __repr__ = short_repr
 
 
 def batch_size(bucket: Bucket, *, tokens_per_batch: int, divisor: int = 1) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
@@ -195,7 +195,7 @@ class _Encoder:
             number = error.conversation
             for comparison, group in zip(comparisons, groups, strict=True):
                 if number < len(group):
-                    raise DataError(f"comparison {comparison.id!r}: {error.reason}") from error
+                    raise DataError(f"comparison {quote(comparison.id)}: {error.reason}") from error
                 number -= len(group)
             raise
 
@@ -315,7 +315,7 @@ def refuse_merged_responses(comparison: Comparison, tree: Tree) -> None:
         a, b = comparison.responses[other], comparison.responses[k]
         if a != b and _plain(a) != _plain(b):
             raise DataError(
-                f"comparison {comparison.id!r}: responses[{other}] and responses[{k}] differ as text but have the"
+                f"comparison {quote(comparison.id)}: responses[{other}] and responses[{k}] differ as text but have the"
                 " same tokens; the chat template or the tokenizer drops what tells them apart"
             )
 

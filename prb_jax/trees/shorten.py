@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 Fits = Callable[[Sequence[Message]], bool]
 
@@ -26,7 +26,7 @@ class TooLongError(DataError):
     def __init__(self, comparison: Comparison, *, tokens: int, responses: Sequence[int], limit: int) -> None:
         self.comparison, self.tokens, self.limit = comparison, tokens, limit
         super().__init__(
-            f"comparison {comparison.id!r}: its longest conversation has {tokens} tokens without profile and the"
+            f"comparison {quote(comparison.id)}: its longest conversation has {tokens} tokens without profile and the"
             f" responses alone {min(responses)} to {max(responses)}; with the chat template that leaves no room for"
             f" the prompt within max_length {limit}, and responses are never cut"
         )

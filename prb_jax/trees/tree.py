@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prb_jax.errors import short_repr
+
 
 @dataclass(frozen=True)
 class Truncation:
@@ -51,6 +53,8 @@ class Tree:
     responses: tuple[np.ndarray, ...]
     read: tuple[int, ...]
     truncation: Truncation = field(default_factory=Truncation)
+
+    __repr__ = short_repr
 
     @property
     def tokens(self) -> int:

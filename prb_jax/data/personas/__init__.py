@@ -22,7 +22,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.personas.benchmark import PARTS, Benchmark, generate
 from prb_jax.data.personas.ceilings import Ceilings
 from prb_jax.data.personas.export import export
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, quote
 
 __all__ = ["PARTS", "Benchmark", "Ceilings", "generate", "load", "write"]
 
@@ -34,7 +34,7 @@ def load(part: str = "test") -> list[Comparison]:
       DataError: for an unknown part.
     """
     if part not in PARTS:
-        raise DataError(f"personas: no part {part!r}; expected one of {', '.join(PARTS)}")
+        raise DataError(f"personas: no part {quote(part)}; expected one of {', '.join(PARTS)}")
     return list(generate().parts[part])
 
 
