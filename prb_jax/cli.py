@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, NoReturn
 from prb_jax import __version__
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, RunError
-from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job, start_job
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _LOG_WIDTH = 120
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PrbError as error:
         return _ended(EXIT_USER_ERROR, f"error: {error}")
     except KeyboardInterrupt:
-        return _ended(EXIT_INTERRUPTED, f"interrupted; {options.after_interrupt}")
+        return _ended(INTERRUPTED_BY_USER, f"interrupted; {options.after_interrupt}")
     except _Terminated:
         return _ended(INTERRUPTED, f"SIGTERM; {options.after_interrupt}")
     except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
@@ -79,7 +78,6 @@ def _until_terminated(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     finally:
-        # JAX has a handler of its own where there are several processes, which Python does not know.
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
@@ -244,12 +242,11 @@ def _evaluate(options: argparse.Namespace) -> int:
         if not baseline and options.own_process:
             _hide_torch()
         if not baseline or options.distributed:
-            _prepare_jax(distributed=options.distributed)
+            _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
         from prb_jax.processes.sharing import process_index
         from prb_jax.report.table import render_summary
 
-        with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
-            result = _evaluated(options)
+        result = _evaluated(options)
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
@@ -323,13 +320,12 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     if options.own_process:
         _hide_torch()
-    _prepare_jax(distributed=options.distributed)
-    from prb_jax.processes.sharing import process_index
-    from prb_jax.report.training import training_table
-    from prb_jax.training.loop import train
+    with _until_terminated(options):
+        _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
+        from prb_jax.processes.sharing import process_index
+        from prb_jax.report.training import training_table
+        from prb_jax.training.loop import train
 
-    # Several processes leave SIGTERM to JAX, and stop at the same step.
-    with contextlib.nullcontext() if options.distributed else _until_terminated(options):
         result = train(
             options.config,
             out=options.out,
@@ -655,13 +651,13 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare_jax(*, distributed: bool) -> None:
+def _prepare_jax(*, distributed: bool, after_interrupt: str = "") -> None:
     """What must come before the first use of a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
     if distributed:
-        start_job()
+        start_job(after_interrupt=after_interrupt)
 
 
 def _hide_torch() -> None:

@@ -15,6 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -166,6 +167,21 @@ def evaluate(
         "readout": readout,
         "attention": None if attention == "auto" else attention,
     }
+    shown: dict[str, Any] = {"protocol": rules.value, "profile_posts": posts, "max_length": max_length}
+    data_read = {
+        "sources": list(inputs.sources.values()),
+        "subset": subset,
+        "comparisons": len(inputs.comparisons),
+        "sha256": inputs.sha256,
+    }
+    if (
+        process_count() > 1
+    ):  # before a model is loaded: processes that disagree may wait for each other for ever
+        computing = {name: loading[name] for name in ("mesh", "dtype", "readout", "attention")}
+        computing |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
+        asked = {"verb": "evaluate", "limit": limit, "seed": seed, "too_long": too_long, **shown, **computing}
+        model_read = {"model": _contents(model, revision), "versions": _versions(baseline=False)}
+        check_agreement({**asked, "data": data_read, **model_read})
     scorer = _scorer(model, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
     if isinstance(scorer, BaselineScorer):
@@ -182,19 +198,13 @@ def evaluate(
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": name},
-        "data": {
-            "sources": list(inputs.sources.values()),
-            "subset": subset,
-            "comparisons": len(inputs.comparisons),
-            "sha256": inputs.sha256,
-        },
-        "protocol": rules.value,
-        "profile_posts": posts,
-        "max_length": max_length,
+        "data": data_read,
+        **shown,
         "limit": limit,
         "seed": seed,
         "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
     }
+    check_agreement(decides)  # the tokenizer too, and a model that was given as an object
     left_out = None
     if too_long == "skip":
         decides["too_long"] = too_long
@@ -204,7 +214,7 @@ def evaluate(
         "session": _session(scorer, batch_tokens),
         "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
     }
-    options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
+    options = dict(shown)
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
@@ -337,6 +347,15 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
     return model
+
+
+def _contents(model: "Scorer | str | Path", revision: str | None) -> Any:
+    """Digests of the files of a model that is not loaded yet; a baseline's name."""
+    if not isinstance(model, str | Path) or str(model).startswith("baseline:"):
+        return model if isinstance(model, str) else None
+    from prb_jax.checkpoints.locate import describe, locate
+
+    return describe(locate(model, revision=revision))
 
 
 def _refuse_for_baseline(baseline: str, **options: Any) -> None:

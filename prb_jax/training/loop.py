@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.sharding import make_mesh
@@ -30,7 +31,7 @@ from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
 from prb_jax.training.progress import Display, show_training
-from prb_jax.training.record import run_inputs, run_session
+from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -91,10 +92,12 @@ def train(
     settings = load_settings(config, overrides)
     path = Path(out)
     on_first_process(lambda: check_training_folder(path))
+    check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     data = read_training_data(settings)
     start = start_from(settings, data.train, out=path)
     inputs = run_inputs(settings, data, start)
+    check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
