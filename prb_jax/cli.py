@@ -5,18 +5,21 @@ Nothing heavy is imported before it is known what to do: `prb --help` starts no 
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from prb_jax import __version__
+from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, RunError
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job, start_job
+from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
@@ -36,9 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
     options, rest = parser().parse_known_args(arguments)
-    if options.verb is _train:  # overrides may also stand behind flags
-        options.overrides += [argument for argument in rest if not argument.startswith("-")]
-        rest = [argument for argument in rest if argument.startswith("-")]
+    words = [argument for argument in rest if not argument.startswith("-")]
+    if options.verb is _train:  # its words may also stand behind flags
+        options.overrides += words
+    elif options.verb is _evaluate and options.model is None and len(words) == 1:
+        options.model = words[0]
+    else:
+        words = []
+    rest = [argument for argument in rest if argument not in words]
     if rest and options.verb is not _bench:
         parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
@@ -103,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     _add_quickstart(verbs)
     _add_bench(verbs)
     _add_plan(verbs)
+    _add_completion(verbs)
     return top
 
 
@@ -159,6 +168,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     sub.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
         help="hub id, Hugging Face folder, or baseline:length, baseline:random, baseline:profile-overlap",
     )
     sub.add_argument(
@@ -166,13 +176,10 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        required=True,
         help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
-    )
+    sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
@@ -216,6 +223,8 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
     _add_distributed(sub)
+    add_config(sub)
+    sub.set_defaults(parser=sub)
 
 
 def _add_quantize(sub: argparse.ArgumentParser) -> None:
@@ -237,6 +246,7 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    options = with_config(options, options.parser, required=("model", "data", "out"))
     with _until_terminated(options):
         baseline = options.model.startswith("baseline:")
         if not baseline and options.own_process:
@@ -286,21 +296,23 @@ def _evaluated(options: argparse.Namespace) -> "Evaluation":
 def _add_train(verbs: argparse._SubParsersAction) -> None:
     sub = _add_verb(verbs, "train", _train, about="train a reward model; the same command continues a run")
     sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
-    sub.add_argument("config", metavar="CONFIG", help="a config file, as configs/bt_user_blind.py")
+    sub.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="Python, YAML or TOML file, as configs/bt_user_blind.py"
+    )
     sub.add_argument(
         "overrides",
         metavar="KEY=VALUE",
         nargs="*",
         help="as model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4",
     )
-    sub.add_argument(
-        "--out",
-        metavar="DIR",
-        required=True,
-        help="run folder: train.json, metrics.jsonl, checkpoints, model",
-    )
+    sub.add_argument("--out", metavar="DIR", help="run folder: train.json, metrics.jsonl, checkpoints, model")
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
-    sub.add_argument("--show-config", action="store_true", help="print every option, and train nothing")
+    sub.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print a YAML config of every option with its meaning, and train nothing",
+    )
+    sub.set_defaults(parser=sub)
     _add_distributed(sub)
 
 
@@ -313,11 +325,18 @@ def _add_distributed(sub: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    given = [word for word in (options.config, *options.overrides) if word is not None]
+    is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
+    config, overrides = given[0] if is_config else None, given[is_config:]
     if options.show_config:
-        from prb_jax.training.config import load_settings, settings_text
+        from prb_jax.training.config import load_settings
+        from prb_jax.training.meanings import explained_settings
 
-        print(settings_text(load_settings(options.config, options.overrides)), end="")
+        print(explained_settings(load_settings(config, overrides, complete=False)), end="")
         return 0
+    if config is None or options.out is None:
+        missing = [name for name, value in (("CONFIG", config), ("--out", options.out)) if value is None]
+        return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if options.own_process:
         _hide_torch()
     with _until_terminated(options):
@@ -327,9 +346,9 @@ def _train(options: argparse.Namespace) -> int:
         from prb_jax.training.loop import train
 
         result = train(
-            options.config,
+            config,
             out=options.out,
-            overrides=options.overrides,
+            overrides=overrides,
             progress=not options.no_progress,
             command=options.command,
         )
@@ -527,6 +546,7 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
     )
     sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def _rank_profiles(options: argparse.Namespace) -> int:
@@ -546,6 +566,7 @@ def _rank_profiles(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         max_length=options.max_length,
         revision=options.revision,
+        progress=not options.no_progress,
     )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     if ranked.texts:
@@ -651,6 +672,18 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_completion(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(verbs, "completion", _completion, about="print a script that completes prb in your shell")
+    sub.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
+    return 0
+
+
 def _prepare_jax(*, distributed: bool, after_interrupt: str = "") -> None:
     """What must come before the first use of a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache
@@ -661,8 +694,14 @@ def _prepare_jax(*, distributed: bool, after_interrupt: str = "") -> None:
 
 
 def _hide_torch() -> None:
-    """Tokenizers need no torch, but transformers imports it where it is installed: two seconds."""
-    sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+    """Answer "not installed" to transformers and datasets, which look for torch to import it: two seconds.
+
+    An ``import torch`` of somebody else, as in a config file, still works.
+    """
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == "torch" else find_spec(name, package)
+    )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
 
 

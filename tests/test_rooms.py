@@ -34,6 +34,7 @@ ORDER = (
     ("retrieval",),
     ("training",),
     ("report",),
+    ("inspection",),
     ("plan",),
     ("bench",),
     ("quickstart",),

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.readouts.heads import TOGETHER, Linear, Steps, Vocabulary
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Steps
 from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules
@@ -229,8 +231,9 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     layout = row.layout
     for prefix in row.prefixes:
         layout = replace(row.layout, prefix=prefix)
-        if f"{layout.module('final_norm')}.weight" in shapes:
+        if f"{module_name(layout, 'final_norm')}.weight" in shapes:
             break
+    raw["final_logit_softcapping"] = config.final_logit_softcapping
     head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
     if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
         raise CheckpointError(

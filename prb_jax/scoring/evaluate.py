@@ -3,20 +3,20 @@
 import contextlib
 import functools
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
-import prb_jax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
@@ -26,6 +26,13 @@ from prb_jax.scoring.benchmarks import (
     write_result_files,
 )
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.plain import (
+    PlainScorer,
+    ScoreFunction,
+    baseline_scorer,
+    function_scorer,
+    refuse_options,
+)
 from prb_jax.scoring.quantized import (
     QUANTIZATION_DEFINITION,
     UNQUANTIZED,
@@ -33,12 +40,13 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, Quantized, ScoredBatch, Scorer
+from prb_jax.scoring.scored import KnowsUsers, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
+from prb_jax.version import versions
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -52,12 +60,12 @@ class Evaluation:
     """The result of `evaluate`.
 
     Attributes:
-      out: the run folder.
+      out: the run folder; None where none was asked for.
       summary: what `summary.json` holds.
       rows: one for each comparison, in the order of the input.
     """
 
-    out: Path
+    out: Path | None
     summary: dict[str, Any]
     rows: list[ScoredRow]
 
@@ -67,30 +75,12 @@ class Evaluation:
         return f"Evaluation({facts}, out={quote(str(self.out))})"
 
 
-@dataclass(frozen=True)
-class BaselineScorer:
-    """A built-in baseline as a scorer: no weights, no tokens, the whole profile."""
-
-    name: str
-
-    def identity(self) -> Mapping[str, Any]:
-        """The name decides everything."""
-        return {"name": self.name}
-
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Scores everything as one batch."""
-        indices = range(len(comparisons))
-        if skip(indices):
-            return
-        scores = score_baseline(self.name, comparisons)
-        yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
-
-
 def evaluate(
-    model: "Scorer | str | Path",
+    model: "Scorer | ScoreFunction | str | Path",
     data: Data,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
+    name: str | None = None,
     profile_posts: int | None = None,
     protocol: str = Protocol.DEFAULT,
     max_length: int | None = None,
@@ -111,7 +101,7 @@ def evaluate(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> Evaluation:
-    """Scores every comparison, writes `run.json`, `scores.jsonl` and `summary.json` to `out`.
+    """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
     A run that was killed is continued by the same call. It is refused where anything that decides the
     result differs: the model (its `identity` but for the name), the data (names and contents of its files, `subset`,
@@ -119,14 +109,16 @@ def evaluate(
     compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
-      model: a loaded model (`prb_jax.load`), any `Scorer`, the name of a baseline ("baseline:length",
-        "baseline:random", "baseline:profile-overlap"), or what `prb_jax.load` takes.
+      model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
+        "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
       data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
         benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
         rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
-      out: the run folder.
+      out: the run folder; without one nothing is kept but the result.
+      name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
+        code is not seen, so a changed function needs another name or folder.
       profile_posts: how many posts of the user's profile the model sees; `DEFAULT_PROFILE_POSTS` of
-        the protocol if not given. Baselines always see the whole profile.
+        the protocol if not given. Baselines and functions always see the whole profile.
       protocol: "default" or "paper".
       max_length: longest conversation in tokens; the model's own limit if not given.
       too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
@@ -155,7 +147,7 @@ def evaluate(
     if max_length is not None and max_length < 1:
         raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
     check_reference(reference, quantize=quantize)
-    on_first_process(lambda: check_folder(out))
+    on_first_process(lambda: None if out is None else check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
     loading: dict[str, Any] = {
@@ -174,18 +166,17 @@ def evaluate(
         "comparisons": len(inputs.comparisons),
         "sha256": inputs.sha256,
     }
-    if (
-        process_count() > 1
-    ):  # before a model is loaded: processes that disagree may wait for each other for ever
-        computing = {name: loading[name] for name in ("mesh", "dtype", "readout", "attention")}
-        computing |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
-        asked = {"verb": "evaluate", "limit": limit, "seed": seed, "too_long": too_long, **shown, **computing}
-        model_read = {"model": _contents(model, revision), "versions": _versions(baseline=False)}
-        check_agreement({**asked, "data": data_read, **model_read})
-    scorer = _scorer(model, **loading, quantize=quantize)
+    if process_count() > 1:
+        # Before a model is loaded: processes that disagree may wait for each other for ever.
+        asked = {"verb": "evaluate", "limit": limit, "seed": seed, "too_long": too_long, **shown}
+        asked |= {option: loading[option] for option in ("mesh", "dtype", "readout", "attention")}
+        asked |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
+        read = {"data": data_read, "model": _contents(model, revision), "versions": _versions(plain=False)}
+        check_agreement(asked | read)
+    scorer = _scorer(model, out=out, name=name, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
-    if isinstance(scorer, BaselineScorer):
-        _refuse_for_baseline(
+    if isinstance(scorer, PlainScorer):
+        refuse_options(
             scorer.name,
             profile_posts=profile_posts,
             protocol=None if rules is Protocol.DEFAULT else protocol,
@@ -193,16 +184,21 @@ def evaluate(
             batch_tokens=batch_tokens,
         )
     check_too_long(too_long, scorer, protocol=rules)
+    remarks = scorer.remarks(protocol=rules.value) if isinstance(scorer, Remarks) else []
+    if process_index() == 0:
+        for remark in remarks:
+            print(f"prb: {remark}", file=sys.stderr)
     identity = dict(scorer.identity())
-    name = str(identity.get("name", "model"))
+    known_as = str(identity.get("name", "model"))
+    name = name or known_as
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
-        "model": {key: value for key, value in identity.items() if key != "name"} or {"name": name},
+        "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
         "data": data_read,
         **shown,
         "limit": limit,
         "seed": seed,
-        "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
+        "versions": _versions(plain=isinstance(scorer, PlainScorer)),
     }
     check_agreement(decides)  # the tokenizer too, and a model that was given as an object
     left_out = None
@@ -212,13 +208,15 @@ def evaluate(
         check_benchmarks(inputs)
     folder = {
         "session": _session(scorer, batch_tokens),
-        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
+        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)}
+        | ({"remarks": remarks} if remarks else {}),
     }
     options = dict(shown)
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(open_scored_run(out, inputs=decides, **folder))
+        kept = Path(stack.enter_context(TemporaryDirectory(prefix="prb-")) if out is None else out)
+        run = stack.enter_context(open_scored_run(kept, inputs=decides, **folder))
         try:
             run.score(scorer, inputs.comparisons, label=name, progress=progress, options=options)
         except TooLongError as error:
@@ -231,11 +229,11 @@ def evaluate(
             scorer = scorer.without_weights()  # both models are never in memory at once
             plain_decides = decides | {"model": without_quantization(decides["model"])}
             plain_run = stack.enter_context(
-                open_scored_run(Path(out) / UNQUANTIZED, inputs=plain_decides, **folder)
+                open_scored_run(kept / UNQUANTIZED, inputs=plain_decides, **folder)
             )
             if plain_run.lacks(inputs.comparisons):
                 label = f"{name}, unquantized"
-                plain_scorer = _scorer(model, **loading)
+                plain_scorer = _scorer(model, out=out, name=None, **loading)
                 plain_run.score(
                     plain_scorer, inputs.comparisons, label=label, progress=progress, options=options
                 )
@@ -253,7 +251,7 @@ def evaluate(
 
         summary = on_first_process(finish)
     rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
-    return Evaluation(out=Path(out), summary=summary, rows=rows)
+    return Evaluation(out=None if out is None else kept, summary=summary, rows=rows)
 
 
 def _finish(
@@ -331,25 +329,7 @@ def _summary(
     }
 
 
-def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
-    given = [name for name, value in options.items() if value is not None]
-    if isinstance(model, str) and model.startswith("baseline:"):
-        if options.get("quantize") is not None:
-            raise RunError(f"quantize: {model} has no weights; leave it out")
-        if model not in BASELINES:
-            raise RunError(f"unknown baseline {quote(model)}; there are {', '.join(sorted(BASELINES))}")
-        _refuse_for_baseline(model, **options)
-        return BaselineScorer(model)
-    if isinstance(model, str | Path):
-        from prb_jax.scoring.reward_model import load
-
-        return load(str(model), **{name: options[name] for name in given})
-    if given:
-        raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
-    return model
-
-
-def _contents(model: "Scorer | str | Path", revision: str | None) -> Any:
+def _contents(model: "Scorer | ScoreFunction | str | Path", revision: str | None) -> Any:
     """Digests of the files of a model that is not loaded yet; a baseline's name."""
     if not isinstance(model, str | Path) or str(model).startswith("baseline:"):
         return model if isinstance(model, str) else None
@@ -358,26 +338,34 @@ def _contents(model: "Scorer | str | Path", revision: str | None) -> Any:
     return describe(locate(model, revision=revision))
 
 
-def _refuse_for_baseline(baseline: str, **options: Any) -> None:
-    """Raises RunError for what would have no effect: a baseline has no weights, no tokens and no protocol."""
-    given = [name for name, value in options.items() if value is not None]
+def _scorer(
+    model: "Scorer | ScoreFunction | str | Path", *, out: str | Path | None, name: str | None, **options: Any
+) -> Scorer:
+    given = {option: value for option, value in options.items() if value is not None}
+    if isinstance(model, str) and model.startswith("baseline:"):
+        if "quantize" in given:
+            raise RunError(f"quantize: {model} has no weights; leave it out")
+        return baseline_scorer(model, **given)
+    if isinstance(model, str | Path):
+        from prb_jax.scoring.reward_model import load
+
+        return load(str(model), **given)
     if given:
-        raise RunError(
-            f"{', '.join(given)}: {baseline} reads the whole text of profile, prompt and responses, and computes on "
-            "no device: leave out here"
-        )
+        raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
+    if hasattr(model, "stream"):
+        return cast(Scorer, model)
+    if not callable(model):
+        raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
+    scorer = function_scorer(model, name=name)
+    if out is not None and name is None and "<lambda>" in scorer.name:
+        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
+    return scorer
 
 
-def _versions(*, baseline: bool) -> dict[str, str | None]:
+def _versions(*, plain: bool) -> dict[str, str | None]:
     """Versions of everything that computes."""
-    packages = ("numpy",) if baseline else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
+    return versions(packages)
 
 
 def _session(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,22 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
 from prb_jax.models.config.shared import choose_dtype
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
-from prb_jax.readouts.labels import choose_readout, read_out
+from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.score_tree import score_tree
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
-from prb_jax.scoring.readable import check_readable, load_own_tokenizer
+from prb_jax.scoring.readable import check_readable, load_own_tokenizer, paper_remarks
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
@@ -40,7 +44,7 @@ from prb_jax.sharding import (
     to_global,
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import length_limit, parse_protocol
+from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
@@ -75,6 +79,8 @@ class RewardModel:
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       readout: how logits become a reward.
+      readout_named: False for a head with several labels where nobody named the one that is the reward: ``readout``
+        is then the paper protocol's, and the default protocol is refused.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
       prompts: the soft prompts of its users, where the model has any; they are further rows of the
@@ -95,22 +101,44 @@ class RewardModel:
     prompts: UserPrompts | None = field(default=None, repr=False)
     quantize: str | None = None
     wanted_attention: str = "auto"
+    readout_named: bool = True
 
     __repr__ = short_repr
 
-    def score(
+    @overload
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Comparison | Mapping[str, Any],
         *,
         profile_posts: int = 10,
         protocol: str = "default",
         max_length: int | None = None,
         batch_tokens: int | None = None,
-    ) -> list[np.ndarray]:
-        """Rewards of every response, one float32 array [K] a comparison, in the order given.
+    ) -> np.ndarray: ...
+    @overload
+    def score(
+        self,
+        comparisons: Records,
+        *,
+        profile_posts: int = 10,
+        protocol: str = "default",
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> list[np.ndarray]: ...
+    def score(
+        self,
+        comparisons: Records,
+        *,
+        profile_posts: int = 10,
+        protocol: str = "default",
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: what to score; labels are not looked at.
+          comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
+            its array [K] is returned; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none.
           protocol: "default" or "paper".
           max_length: longest conversation in tokens; the model's context if not given.
@@ -118,10 +146,12 @@ class RewardModel:
 
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
+          CheckpointError: nothing says which of the head's labels is the reward.
         """
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
+        several = as_comparisons(comparisons, labelled=False)
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(
-            comparisons,
+            several,
             profile_posts=profile_posts,
             protocol=protocol,
             max_length=max_length,
@@ -129,7 +159,27 @@ class RewardModel:
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
-        return scores
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
+
+    def reward(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        response: str,
+        *,
+        profile: Sequence[Mapping[str, Any]] = (),
+        user_id: str | None = None,
+        **options: Any,
+    ) -> float:
+        """Return the reward of a single response.
+
+        Args:
+          prompt: the question, or the conversation before the response.
+          response: the text to be scored.
+          profile, user_id: as of a `Comparison`.
+          options: as of :meth:`score`.
+        """
+        one = Comparison(id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id)
+        return float(self.score(one, **options)[0])
 
     def encode(
         self,
@@ -141,6 +191,7 @@ class RewardModel:
     ) -> list[Tree]:
         """What the model sees of each comparison, as trees of token ids."""
         rules = parse_protocol(protocol)
+        self._check_labels(rules)
         trees = encode_comparisons(
             comparisons,
             self.tokenizer,
@@ -152,6 +203,22 @@ class RewardModel:
         for comparison, tree in zip(comparisons, trees, strict=True):
             check_readable(comparison, tree, self.config, name=self.name)
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+
+    def remarks(self, *, protocol: str = "default") -> list[str]:
+        """Sentences about the way in which this protocol reads this model, where its files do not say it.
+
+        Raises:
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
+        rules = parse_protocol(protocol)
+        self._check_labels(rules)
+        if rules is not Protocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+            return []
+        return paper_remarks(self.tokenizer, self.decoder, named=self.readout_named)
+
+    def _check_labels(self, protocol: Protocol) -> None:
+        if not (self.readout_named or protocol is Protocol.PAPER):
+            choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def length_limit(self, *, protocol: str = "default", max_length: int | None = None) -> int:
         """The most tokens of a conversation's text.
@@ -231,10 +298,14 @@ class RewardModel:
             encode=functools.partial(
                 self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
             ),
-            dispatch=lambda batch: self.score_fn(self.params, self.place(batch)),
+            dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
         )
+
+    def _dispatch(self, batch: TreeBatch) -> jax.Array:
+        with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
+            return self.score_fn(self.params, self.place(batch))
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """How batches are shaped for this model on its devices."""
@@ -286,6 +357,9 @@ class RewardModel:
         return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
 
 
+@overload
+def load(model: BaselineName) -> PlainScorer: ...  # pyright: ignore[reportOverlappingOverload]
+@overload
 def load(
     model: str | Path,
     *,
@@ -297,11 +371,24 @@ def load(
     tokenizer: str | Path | None = None,
     quantize: str | None = None,
     attention: str = "auto",
-) -> RewardModel:
-    """Loads a reward model from a Hugging Face folder or hub id.
+) -> RewardModel: ...
+def load(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    readout: str | None = None,
+    tokenizer: str | Path | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> RewardModel | PlainScorer:
+    """Load a reward model from a Hugging Face folder or hub id.
 
     Args:
-      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id.
+      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
+        as "baseline:length", gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
@@ -311,7 +398,8 @@ def load(
       readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
         steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.readouts.labels.choose_readout`.
+        labels: see :func:`prb_jax.readouts.labels.choose_readout`; not named, such a head is scored by the paper
+        protocol alone, which has a rule.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
@@ -322,6 +410,10 @@ def load(
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
       MeshError: the mesh does not fit the devices or the model.
     """
+    if str(model).startswith("baseline:"):
+        options = {"mesh": mesh, "dtype": dtype, "revision": revision, "chat_template": chat_template}
+        options |= {"readout": readout, "tokenizer": tokenizer, "quantize": quantize}
+        return baseline_scorer(str(model), **options, attention=None if attention == "auto" else attention)
     folder = locate(model, revision=revision)
     if is_encoder(read_raw_config(folder.path)):
         asked = None if attention == "auto" else attention
@@ -332,7 +424,10 @@ def load(
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
     chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
-    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    named = found.rule is not None or config.num_labels == 1
+    rule = choose_readout(
+        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
+    )
     chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
@@ -369,6 +464,7 @@ def load(
         prompts=prompts,
         quantize=quantize,
         wanted_attention=attention,
+        readout_named=named,
     )
 
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.hf_map import HEAD_KEY
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.checkpoints.safetensors_reader import index_folder
@@ -22,6 +21,7 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.layout import HEAD_KEY
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import check_heads, parameter_shardings

@@ -76,7 +76,7 @@ def encode_comparisons(
       max_length: most tokens of a prompt with one response; None for the protocol's own limit
         (none for default, 8,192 for paper).
       pad_token_id: padding id in the model's configuration, which the paper protocol's read
-        position depends on; the tokenizer's, else its EOS, when not given.
+        position depends on; the tokenizer's when not given. Without either, the last token is read.
 
     Raises:
       DataError: naming the comparison: the template refuses it, a response with its template
@@ -121,16 +121,14 @@ def encode_each(
     encoder = _Encoder(tokenizer, profile_posts, protocol, limit)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
-        if facts.cuts_responses:
+        if protocol is Protocol.PAPER:
             if isinstance(tokenizer, PairTokenizer):
                 raise DataError(
                     f"protocol {protocol}: its scripts put every conversation through a chat template, which "
                     f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"
                 )
-            if pad_token_id is None:
-                pad = tokenizer.pad_token_id
-                pad_token_id = tokenizer.eos_token_id if pad is None else pad
-            yield from encoder.paper(chunk, tokenizer, pad_token_id)
+            pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
+            yield from encoder.paper(chunk, tokenizer, pad)
         else:
             yield from encoder.default(chunk)
 

@@ -12,7 +12,7 @@ import pytest
 
 from prb_jax import PrbError, cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 
 
@@ -39,7 +39,7 @@ def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
     captured = capsys.readouterr()
     for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
         assert shown in captured.out
-    assert "9/9 pairs" in captured.err
+    assert "9 of 9 pairs" in captured.err
     assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json"]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["n"] == 9
@@ -239,7 +239,8 @@ def test_interrupt_of_a_real_process(tmp_path, number: signal.Signals, status: i
         # Where the tests run in the background of a shell, its children would ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    time.sleep(1.0)
+    while not (tmp_path / "r" / "scores.jsonl").exists() and process.poll() is None:
+        time.sleep(0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == status, error

@@ -238,7 +238,11 @@ def test_bad_arguments(tmp_path):
         ({"data": []}, DataError, "nothing to score"),
         ({"data": [*one, *one]}, DataError, "'c0' occurs twice: in position 0 and in position 1"),
         ({"data": [unlabelled]}, DataError, "position 0: comparison 'x' has no labels"),
-        ({"data": [1]}, DataError, "position 0: expected a Comparison, found int"),
+        (
+            {"data": [1]},
+            DataError,
+            "position 0: expected a Comparison or an object with its fields, found int",
+        ),
         ({"data": one, "subset": "s"}, DataError, "subset: applies to named sources"),
         ({"data": one, "limit": 0}, DataError, "limit: expected a positive number"),
         ({"data": one, "protocol": "other"}, DataError, "protocol: expected.*'other'"),
@@ -334,4 +338,4 @@ def test_progress_goes_to_standard_error_as_lines(tmp_path, capsys):
     evaluate(SlowScorer(), comparisons(9), out=tmp_path)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "slow: 9/9 pairs (100%)" in captured.err
+    assert "left, 9 of 9 pairs (100%), " in captured.err

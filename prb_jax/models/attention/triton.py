@@ -1,7 +1,7 @@
 """Attention over trees on NVIDIA GPUs: Pallas kernels (Triton) with the tree's mask, forward and backward.
 
 Every program of a kernel holds one block and walks through the blocks that it meets
-(:mod:`prb_jax.models.attention.tree_blocks`): a block of queries through keys, for the output and for the gradient by q; a
+(:mod:`prb_jax.models.attention.tree_blocks`): a block of queries through keys, for the output and the gradient by q; a
 block of keys through queries, for the gradients by k and v. Blocks that nobody sees (later ones, siblings, those
 outside the window, padding) are never read, and nothing of the size T x T exists.
 

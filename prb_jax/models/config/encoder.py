@@ -21,8 +21,8 @@ from prb_jax.models.config.shared import (
     parse_num_labels,
     refuse_unless_neutral,
 )
+from prb_jax.models.head import Head
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
-from prb_jax.readouts.heads import Head
 
 MODEL_TYPES = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2."""

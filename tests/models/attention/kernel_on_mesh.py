@@ -1,4 +1,4 @@
-"""An attention kernel on a mesh of eight devices against one: ``python -m tests.models.attention.kernel_on_mesh KERNEL``.
+"""An attention kernel on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh KERNEL``.
 
 Prints the largest differences of the output and of the three gradients, how the output is split, and for the
 kernels of NVIDIA GPUs how many of them the program for CUDA has.
