@@ -21,6 +21,7 @@ from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.report.style import facts_table
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
@@ -139,15 +140,7 @@ def inspect_model(
 
 def load_report_table(facts: dict[str, str]) -> Table:
     """The facts as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    return table
+    return facts_table(facts.items())
 
 
 def _in_memory(weights: LoadReport, dtype: str) -> str:

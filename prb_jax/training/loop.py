@@ -97,7 +97,7 @@ def train(
     """
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
     check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,17 +97,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
 
 def _with_one_head(folder: Path, settings: TrainSettings) -> tuple[dict[str, Any], bool]:
     """The raw configuration, and whether the head has to be made; one that scores with one output."""
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error.strerror or error}): expected a model folder"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
+    path, raw = folder / "config.json", read_raw_config(folder)
     named = (raw.get("architectures") or [""])[0]
     family = FAMILIES.get(raw.get("model_type", ""))
     remedy = (
