@@ -17,11 +17,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
-from prb_jax.checkpoints.locate import locate
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.open_model import LoadOptions, open_model
 from prb_jax.report.style import print_results
-from prb_jax.sharding import make_mesh, parameter_shardings
+from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
 
@@ -72,10 +71,8 @@ def bench_loading(
     Raises:
       CheckpointError, MeshError: as :func:`prb_jax.load`.
     """
-    folder = locate(model)
-    config = resolve_model(folder.path, name=folder.name, readout=None).config
-    devices = make_mesh(mesh)
-    chosen = dtype or ("float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16")
+    opened = open_model(model, LoadOptions(mesh=mesh, dtype=dtype))
+    folder, config, devices, chosen = opened.folder, opened.decoder.config, opened.mesh, opened.dtype
     # The first load also starts threads and the device.
     report = _load(folder.path, config, devices, chosen).report
     files = [folder.path / name for name in report.files]
