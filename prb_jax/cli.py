@@ -9,14 +9,16 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prb_jax import __version__
 from prb_jax.commands.model_options import add_attention, add_quantize
-from prb_jax.errors import PrbError, RunError
+from prb_jax.errors import PrbError, PrbWarning, RunError
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.processes.sharing import process_index
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
     try:
-        return options.verb(options)
+        with _warnings_as_lines():
+            return options.verb(options)
     except PrbError as error:
         return _ended(EXIT_USER_ERROR, f"error: {error}")
     except KeyboardInterrupt:
@@ -59,6 +62,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Our own warnings as one line each, of several processes from the first; others as they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, PrbWarning):
+            shown(message, category, *place)
+        elif process_index() == 0:
+            print(f"prb: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PrbWarning)
+        warnings.showwarning = show
+        yield
 
 
 class _Terminated(BaseException):
@@ -180,14 +200,15 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="posts of the user's profile that the model sees (default: 10; 0 for the paper protocol)",
+        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+        "say, 10, and 0 for the paper protocol)",
     )
-    sub.add_argument("--protocol", choices=("default", "paper"), default="default")
+    sub.add_argument("--protocol", choices=("default", "paper"), help="(default: as in training, or default)")
     sub.add_argument(
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's)",
+        help="longest conversation in tokens (default: as in training, or the model's)",
     )
     sub.add_argument(
         "--too-long",
@@ -245,7 +266,6 @@ def _evaluate(options: argparse.Namespace) -> int:
             _hide_torch()
         if not baseline or options.distributed:
             _prepare_jax(distributed=options.distributed)
-        from prb_jax.processes.sharing import process_index
         from prb_jax.report.table import render_summary
 
         with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
@@ -324,7 +344,6 @@ def _train(options: argparse.Namespace) -> int:
     if options.own_process:
         _hide_torch()
     _prepare_jax(distributed=options.distributed)
-    from prb_jax.processes.sharing import process_index
     from prb_jax.report.training import training_table
     from prb_jax.training.loop import train
 
@@ -413,14 +432,14 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
     )
     sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
     )
     sub.add_argument(
         "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"

@@ -32,18 +32,15 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, Quantized, ScoredBatch, Scorer
+from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, ScoredBatch, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
-from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.text.protocol import Protocol
+from prb_jax.text.view import View, choose_view
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
-
-DEFAULT_PROFILE_POSTS = {Protocol.DEFAULT: 10, Protocol.PAPER: 0}
-"""Posts of the user's profile that a model sees where the caller does not say: the best-of-N scripts
-of Personalised RewardBench show ten, its pointwise script none."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def evaluate(
     *,
     out: str | Path,
     profile_posts: int | None = None,
-    protocol: str = Protocol.DEFAULT,
+    protocol: str | None = None,
     max_length: int | None = None,
     too_long: str = "error",
     subset: str | None = None,
@@ -124,10 +121,9 @@ def evaluate(
         benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
         rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
       out: the run folder.
-      profile_posts: how many posts of the user's profile the model sees; `DEFAULT_PROFILE_POSTS` of
-        the protocol if not given. Baselines always see the whole profile.
-      protocol: "default" or "paper".
-      max_length: longest conversation in tokens; the model's own limit if not given.
+      profile_posts, protocol, max_length: what the model is shown, as of `RewardModel.score`: where not given, as
+        it was trained. What is given and differs is warned of, and named in `run.json` under "overrides".
+        Baselines always see the whole profile.
       too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
         comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
@@ -147,12 +143,12 @@ def evaluate(
       DataError: the data cannot be used, or changed while it was being scored.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    rules = parse_protocol(protocol)
-    posts = DEFAULT_PROFILE_POSTS[rules] if profile_posts is None else profile_posts
-    if posts < 0:
-        raise RunError(f"profile_posts: expected 0 or more, found {posts}")
-    if max_length is not None and max_length < 1:
-        raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
+    asked: dict[str, Any] = {
+        "profile_posts": profile_posts,
+        "protocol": protocol,
+        "max_length": max_length,
+    }
+    chosen = choose_view(None, **asked)  # what cannot be is refused before anything is read
     check_reference(reference, quantize=quantize)
     on_first_process(lambda: check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
@@ -171,14 +167,17 @@ def evaluate(
     if isinstance(scorer, BaselineScorer):
         _refuse_for_baseline(
             scorer.name,
-            profile_posts=profile_posts,
-            protocol=None if rules is Protocol.DEFAULT else protocol,
-            max_length=max_length,
+            **asked | {"protocol": None if protocol == Protocol.DEFAULT else protocol},
             batch_tokens=batch_tokens,
         )
-    check_too_long(too_long, scorer, protocol=rules)
     identity = dict(scorer.identity())
     name = str(identity.get("name", "model"))
+    if isinstance(scorer, KnowsView):
+        chosen = scorer.choose_view(**asked)
+        chosen.warn(name)
+    view = chosen.view
+    scorer = _accepting(scorer, view)
+    check_too_long(too_long, scorer, view=view)
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": name},
@@ -188,9 +187,9 @@ def evaluate(
             "comparisons": len(inputs.comparisons),
             "sha256": inputs.sha256,
         },
-        "protocol": rules.value,
-        "profile_posts": posts,
-        "max_length": max_length,
+        "protocol": view.protocol.value,
+        "profile_posts": view.profile_posts,
+        "max_length": view.max_length,
         "limit": limit,
         "seed": seed,
         "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
@@ -198,13 +197,18 @@ def evaluate(
     left_out = None
     if too_long == "skip":
         decides["too_long"] = too_long
-        inputs, left_out = leave_out(inputs, scorer, protocol=rules, max_length=max_length)
+        inputs, left_out = leave_out(inputs, scorer, view=view)
         check_benchmarks(inputs)
     folder = {
         "session": _session(scorer, batch_tokens),
-        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)},
+        "notes": {
+            "command": list(command),
+            "model": name,
+            "data": list(inputs.sources),
+            **({"overrides": chosen.overrides} if chosen.overrides else {}),
+        },
     }
-    options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
+    options: dict[str, Any] = {name: decides[name] for name in asked}
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
@@ -225,7 +229,7 @@ def evaluate(
             )
             if plain_run.lacks(inputs.comparisons):
                 label = f"{name}, unquantized"
-                plain_scorer = _scorer(model, **loading)
+                plain_scorer = _accepting(_scorer(model, **loading), view)
                 plain_run.score(
                     plain_scorer, inputs.comparisons, label=label, progress=progress, options=options
                 )
@@ -285,8 +289,7 @@ def _finish(
         inputs,
         rows,
         name=name,
-        profile_posts=decides["profile_posts"],
-        protocol=Protocol(decides["protocol"]),
+        view=View(decides["profile_posts"], Protocol(decides["protocol"])),
     )
     write_json(folder.path / SUMMARY, summary)
     return rows, summary
@@ -337,6 +340,10 @@ def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
     return model
+
+
+def _accepting(scorer: Scorer, view: View) -> Scorer:
+    return scorer.accepting(view) if isinstance(scorer, KnowsView) else scorer
 
 
 def _refuse_for_baseline(baseline: str, **options: Any) -> None:

@@ -15,6 +15,7 @@ from prb_jax.readouts.pairs import make_pair_score_fn, open_pair_model
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
+from prb_jax.text.view import read_trained_view
 
 
 def load_pair_model(
@@ -55,4 +56,5 @@ def load_pair_model(
         readout=row.name if rule == "logit" else rule,
         report=loaded.report,
         source=source,
+        trained=read_trained_view(folder.path),
     )
