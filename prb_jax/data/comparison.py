@@ -58,7 +58,7 @@ class RubricAspect:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Comparison:
-    """One prompt with K >= 2 responses to be ranked for one user.
+    """One prompt with K >= 2 responses to be ranked for one user; K = 1 where it is only to be scored.
 
     Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
     ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
@@ -204,7 +204,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     else:
         items = fields.sequence(responses, where, "responses")
         texts = tuple(_response(text, where, f"responses[{i}]") for i, text in enumerate(items))
-        if len(texts) < 2:
+        if not texts or (len(texts) == 1 and labels is not None):
             fields.fail(where, "responses", f"expected at least 2 responses, found {len(texts)}")
         values = None if labels is None else _labels(labels, where, responses=len(texts))
     set_field(comparison, "responses", texts)

@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import prb_jax
 from prb_jax.data.comparison import Comparison
@@ -25,6 +26,13 @@ from prb_jax.scoring.benchmarks import (
     write_result_files,
 )
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.plain import (
+    PlainScorer,
+    ScoreFunction,
+    baseline_scorer,
+    function_scorer,
+    refuse_options,
+)
 from prb_jax.scoring.quantized import (
     QUANTIZATION_DEFINITION,
     UNQUANTIZED,
@@ -32,7 +40,7 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, ScoredBatch, Scorer
+from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol
@@ -48,12 +56,12 @@ class Evaluation:
     """The result of `evaluate`.
 
     Attributes:
-      out: the run folder.
+      out: the run folder; None where none was asked for.
       summary: what `summary.json` holds.
       rows: one for each comparison, in the order of the input.
     """
 
-    out: Path
+    out: Path | None
     summary: dict[str, Any]
     rows: list[ScoredRow]
 
@@ -63,30 +71,12 @@ class Evaluation:
         return f"Evaluation({facts}, out={quote(str(self.out))})"
 
 
-@dataclass(frozen=True)
-class BaselineScorer:
-    """A built-in baseline as a scorer: no weights, no tokens, the whole profile."""
-
-    name: str
-
-    def identity(self) -> Mapping[str, Any]:
-        """The name decides everything."""
-        return {"name": self.name}
-
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Scores everything as one batch."""
-        indices = range(len(comparisons))
-        if skip(indices):
-            return
-        scores = score_baseline(self.name, comparisons)
-        yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
-
-
 def evaluate(
-    model: "Scorer | str | Path",
+    model: "Scorer | ScoreFunction | str | Path",
     data: Data,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
+    name: str | None = None,
     profile_posts: int | None = None,
     protocol: str | None = None,
     max_length: int | None = None,
@@ -107,7 +97,7 @@ def evaluate(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> Evaluation:
-    """Scores every comparison, writes `run.json`, `scores.jsonl` and `summary.json` to `out`.
+    """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
     A run that was killed is continued by the same call. It is refused where anything that decides the
     result differs: the model (its `identity` but for the name), the data (names and contents of its files, `subset`,
@@ -115,15 +105,17 @@ def evaluate(
     compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
-      model: a loaded model (`prb_jax.load`), any `Scorer`, the name of a baseline ("baseline:length",
-        "baseline:random", "baseline:profile-overlap"), or what `prb_jax.load` takes.
+      model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
+        "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
       data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
         benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
         rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
-      out: the run folder.
+      out: the run folder; without one nothing is kept but the result.
+      name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
+        code is not seen, so a changed function needs another name or folder.
       profile_posts, protocol, max_length: what the model is shown, as of `RewardModel.score`: where not given, as
         it was trained. What is given and differs is warned of, and named in `run.json` under "overrides".
-        Baselines always see the whole profile.
+        Baselines and functions always see the whole profile.
       too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
         comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
@@ -150,7 +142,8 @@ def evaluate(
     }
     chosen = choose_view(None, **asked)  # what cannot be is refused before anything is read
     check_reference(reference, quantize=quantize)
-    on_first_process(lambda: check_folder(out))
+    if out is not None:
+        on_first_process(lambda: check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
     loading: dict[str, Any] = {
@@ -162,25 +155,26 @@ def evaluate(
         "readout": readout,
         "attention": None if attention == "auto" else attention,
     }
-    scorer = _scorer(model, **loading, quantize=quantize)
+    scorer = _scorer(model, out=out, name=name, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
-    if isinstance(scorer, BaselineScorer):
-        _refuse_for_baseline(
+    if isinstance(scorer, PlainScorer):
+        refuse_options(
             scorer.name,
             **asked | {"protocol": None if protocol == Protocol.DEFAULT else protocol},
             batch_tokens=batch_tokens,
         )
     identity = dict(scorer.identity())
-    name = str(identity.get("name", "model"))
+    known_as = str(identity.get("name", "model"))
+    name = name or known_as
     if isinstance(scorer, KnowsView):
         chosen = scorer.choose_view(**asked)
-        chosen.warn(name)
+        chosen.warn(known_as)
     view = chosen.view
     scorer = _accepting(scorer, view)
     check_too_long(too_long, scorer, view=view)
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
-        "model": {key: value for key, value in identity.items() if key != "name"} or {"name": name},
+        "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
         "data": {
             "sources": list(inputs.sources.values()),
             "subset": subset,
@@ -192,7 +186,7 @@ def evaluate(
         "max_length": view.max_length,
         "limit": limit,
         "seed": seed,
-        "versions": _versions(baseline=isinstance(scorer, BaselineScorer)),
+        "versions": _versions(plain=isinstance(scorer, PlainScorer)),
     }
     left_out = None
     if too_long == "skip":
@@ -212,7 +206,8 @@ def evaluate(
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(open_scored_run(out, inputs=decides, **folder))
+        kept = Path(stack.enter_context(TemporaryDirectory(prefix="prb-")) if out is None else out)
+        run = stack.enter_context(open_scored_run(kept, inputs=decides, **folder))
         try:
             run.score(scorer, inputs.comparisons, label=name, progress=progress, options=options)
         except TooLongError as error:
@@ -225,11 +220,11 @@ def evaluate(
             scorer = scorer.without_weights()  # both models are never in memory at once
             plain_decides = decides | {"model": without_quantization(decides["model"])}
             plain_run = stack.enter_context(
-                open_scored_run(Path(out) / UNQUANTIZED, inputs=plain_decides, **folder)
+                open_scored_run(kept / UNQUANTIZED, inputs=plain_decides, **folder)
             )
             if plain_run.lacks(inputs.comparisons):
                 label = f"{name}, unquantized"
-                plain_scorer = _accepting(_scorer(model, **loading), view)
+                plain_scorer = _accepting(_scorer(model, out=out, name=None, **loading), view)
                 plain_run.score(
                     plain_scorer, inputs.comparisons, label=label, progress=progress, options=options
                 )
@@ -247,7 +242,7 @@ def evaluate(
 
         summary = on_first_process(finish)
     rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
-    return Evaluation(out=Path(out), summary=summary, rows=rows)
+    return Evaluation(out=None if out is None else kept, summary=summary, rows=rows)
 
 
 def _finish(
@@ -324,41 +319,37 @@ def _summary(
     }
 
 
-def _scorer(model: "Scorer | str | Path", **options: Any) -> Scorer:
-    given = [name for name, value in options.items() if value is not None]
+def _scorer(
+    model: "Scorer | ScoreFunction | str | Path", *, out: str | Path | None, name: str | None, **options: Any
+) -> Scorer:
+    given = {option: value for option, value in options.items() if value is not None}
     if isinstance(model, str) and model.startswith("baseline:"):
-        if options.get("quantize") is not None:
+        if "quantize" in given:
             raise RunError(f"quantize: {model} has no weights; leave it out")
-        if model not in BASELINES:
-            raise RunError(f"unknown baseline {quote(model)}; there are {', '.join(sorted(BASELINES))}")
-        _refuse_for_baseline(model, **options)
-        return BaselineScorer(model)
+        return baseline_scorer(model, **given)
     if isinstance(model, str | Path):
         from prb_jax.scoring.reward_model import load
 
-        return load(str(model), **{name: options[name] for name in given})
+        return load(str(model), **given)
     if given:
         raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
-    return model
+    if hasattr(model, "stream"):
+        return cast(Scorer, model)
+    if not callable(model):
+        raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
+    scorer = function_scorer(model, name=name)
+    if out is not None and name is None and "<lambda>" in scorer.name:
+        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
+    return scorer
 
 
 def _accepting(scorer: Scorer, view: View) -> Scorer:
     return scorer.accepting(view) if isinstance(scorer, KnowsView) else scorer
 
 
-def _refuse_for_baseline(baseline: str, **options: Any) -> None:
-    """Raises RunError for what would have no effect: a baseline has no weights, no tokens and no protocol."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise RunError(
-            f"{', '.join(given)}: {baseline} reads the whole text of profile, prompt and responses, and computes on "
-            "no device: leave out here"
-        )
-
-
-def _versions(*, baseline: bool) -> dict[str, str | None]:
+def _versions(*, plain: bool) -> dict[str, str | None]:
     """Versions of everything that computes."""
-    packages = ("numpy",) if baseline else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
+    packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
     versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
     for package in packages:
         try:

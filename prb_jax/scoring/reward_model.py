@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.labels import choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.readable import check_readable, load_own_tokenizer
 from prb_jax.scoring.scored import ScoredBatch
@@ -101,6 +102,17 @@ class RewardModel:
 
     __repr__ = short_repr
 
+    @overload
+    def score(
+        self,
+        comparisons: Comparison,
+        *,
+        profile_posts: int | None = None,
+        protocol: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> np.ndarray: ...
+    @overload
     def score(
         self,
         comparisons: Sequence[Comparison],
@@ -109,11 +121,21 @@ class RewardModel:
         protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
-    ) -> list[np.ndarray]:
-        """Rewards of every response, one float32 array [K] a comparison, in the order given.
+    ) -> list[np.ndarray]: ...
+    def score(
+        self,
+        comparisons: Comparison | Sequence[Comparison],
+        *,
+        profile_posts: int | None = None,
+        protocol: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: what to score; labels are not looked at.
+          comparisons: several comparisons, or a single one, of which its array [K] is returned; labels are not
+            looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
             as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
           protocol: "default" or "paper"; that of the training, or "default".
@@ -123,9 +145,10 @@ class RewardModel:
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
         """
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
+        several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(
-            comparisons,
+            several,
             profile_posts=profile_posts,
             protocol=protocol,
             max_length=max_length,
@@ -133,7 +156,27 @@ class RewardModel:
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
-        return scores
+        return scores[0] if isinstance(comparisons, Comparison) else scores
+
+    def reward(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        response: str,
+        *,
+        profile: Sequence[Mapping[str, Any]] = (),
+        user_id: str | None = None,
+        **options: Any,
+    ) -> float:
+        """Return the reward of a single response.
+
+        Args:
+          prompt: the question, or the conversation before the response.
+          response: the text to be scored.
+          profile, user_id: as of a `Comparison`.
+          options: as of :meth:`score`.
+        """
+        one = Comparison(id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id)
+        return float(self.score(one, **options)[0])
 
     def encode(
         self,
@@ -308,6 +351,9 @@ class RewardModel:
         return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
 
 
+@overload
+def load(model: BaselineName) -> PlainScorer: ...  # pyright: ignore[reportOverlappingOverload]
+@overload
 def load(
     model: str | Path,
     *,
@@ -319,11 +365,24 @@ def load(
     tokenizer: str | Path | None = None,
     quantize: str | None = None,
     attention: str = "auto",
-) -> RewardModel:
-    """Loads a reward model from a Hugging Face folder or hub id.
+) -> RewardModel: ...
+def load(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    readout: str | None = None,
+    tokenizer: str | Path | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> RewardModel | PlainScorer:
+    """Load a reward model from a Hugging Face folder or hub id.
 
     Args:
-      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id.
+      model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
+        as "baseline:length", gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
@@ -344,6 +403,10 @@ def load(
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
       MeshError: the mesh does not fit the devices or the model.
     """
+    if str(model).startswith("baseline:"):
+        options = {"mesh": mesh, "dtype": dtype, "revision": revision, "chat_template": chat_template}
+        options |= {"readout": readout, "tokenizer": tokenizer, "quantize": quantize}
+        return baseline_scorer(str(model), **options, attention=None if attention == "auto" else attention)
     folder = locate(model, revision=revision)
     if is_encoder(read_raw_config(folder.path)):
         asked = None if attention == "auto" else attention

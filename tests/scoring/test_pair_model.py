@@ -79,6 +79,8 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     batch = rm.batch(rm.encode(rows[:3], profile_posts=0))
     again = np.asarray(rm.score_fn(rm.params, batch))
     np.testing.assert_allclose(again[1, :3], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
+    alone = rm.reward(rows[1].question, rows[1].responses[2], profile_posts=0)
+    np.testing.assert_allclose(alone, again[1, 2], atol=TOLERANCE, rtol=0)
 
 
 def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> None:

@@ -1,0 +1,148 @@
+"""A single comparison, a single response, plain functions and baselines as scorers, results without a folder."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from tests.scoring.records import TOLERANCE, assert_close
+from tests.scoring.slow_scorer import comparisons
+
+
+def one(comparison: prb.Comparison, response: str, name: str = "one") -> prb.Comparison:
+    return prb.Comparison(
+        id=name, question=comparison.question, responses=[response], profile=comparison.profile
+    )
+
+
+def prefers_tea(comparison: prb.Comparison) -> list[float]:
+    return [float(len(text)) for text in comparison.responses]
+
+
+class TestRewardModel:
+    @pytest.mark.parametrize("batch_tokens", [None, 1])
+    def test_a_response_alone_scores_as_beside_others(self, model, mixed, scores, batch_tokens) -> None:
+        singles = [
+            one(comparison, text, f"{comparison.id}-{k}")
+            for comparison in mixed
+            for k, text in enumerate(comparison.responses)
+        ]
+        assert_close(model.score(singles, batch_tokens=batch_tokens), np.concatenate(scores)[:, None])
+        # Beside comparisons of several responses too, and batch by batch.
+        both = [*singles[:3], *mixed[:3]]
+        assert_close(model.score(both), [*np.concatenate(scores)[:3, None], *scores[:3]])
+        assert sum(len(batch.indices) for batch in model.stream(singles)) == len(singles)
+        tree = model.encode(singles[:1])[0]
+        assert len(tree.responses) == 1
+        rewards = model.score_fn(model.params, model.batch([tree]))
+        assert abs(float(rewards[0, 0]) - scores[0][0]) < TOLERANCE
+
+    def test_a_single_comparison_gives_its_array(self, model, mixed, scores) -> None:
+        found = model.score(mixed[2])
+        assert isinstance(found, np.ndarray)
+        assert found.shape == (4,)
+        assert_close([found], scores[2:3])
+
+    def test_a_bare_reward(self, model, mixed, scores) -> None:
+        c = mixed[3]
+        posts = [{"id": post.id, "category": post.category, "text": post.text} for post in c.profile]
+        found = model.reward(c.question, c.responses[1], profile=posts)
+        assert isinstance(found, float)
+        assert abs(found - scores[3][1]) < TOLERANCE
+        messages = [{"role": "user", "content": c.question}]
+        blind = model.reward(messages, c.responses[1], profile=posts, profile_posts=0)
+        assert abs(blind - model.reward(c.question, c.responses[1])) < TOLERANCE < abs(blind - found)
+        with pytest.raises(prb.DataError, match="responses"):
+            model.reward(c.question, "")
+
+
+def test_one_response_has_no_label():
+    with pytest.raises(prb.DataError, match="expected at least 2 responses, found 1"):
+        prb.Comparison(id="x", question="?", responses=["a"], labels=[1.0])
+    with pytest.raises(prb.DataError, match="expected at least 2 responses, found 0"):
+        prb.Comparison(id="x", question="?", responses=[])
+
+
+class TestBaseline:
+    def test_it_is_loaded_as_a_model_is(self, tmp_path: Path) -> None:
+        items = comparisons(6)
+        length = prb.load("baseline:length")
+        expected = [np.array([len(text) for text in c.responses], np.float32) for c in items]
+        assert_close(length.score(items), expected)
+        assert_close([length.score(items[0]), length.score(one(items[0], "four"))], [expected[0], [4.0]])
+        loaded = prb.evaluate(length, items, out=tmp_path / "a", progress=False)
+        named = prb.evaluate("baseline:length", items, out=tmp_path / "b", progress=False)
+        assert loaded.summary == named.summary
+        records = [json.loads((tmp_path / x / "run.json").read_text()) for x in ("a", "b")]
+        assert records[0]["inputs"] == records[1]["inputs"]
+
+    def test_it_takes_no_options(self) -> None:
+        with pytest.raises(prb.RunError, match="unknown baseline 'baseline:best'"):
+            prb.load("baseline:best")
+        with pytest.raises(prb.RunError, match="dtype: baseline:random reads the whole text"):
+            prb.load("baseline:random", dtype="float32")
+
+
+class TestFunction:
+    def test_it_is_a_scorer_and_no_folder_is_left(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        items = comparisons(9)
+        result = prb.evaluate(lambda c: [len(text) for text in c.responses], items, progress=False)
+        assert result.out is None
+        assert [row.scores for row in result.rows] == [prefers_tea(c) for c in items]
+        assert result.summary["accuracy"] == result.summary["length_baseline"]
+        assert os.listdir(tmp_path) == []
+
+    def test_its_name_is_what_a_folder_knows_of_it(self, tmp_path: Path) -> None:
+        items = comparisons(5)
+        asked = []
+
+        def judge(comparison: prb.Comparison) -> np.ndarray:
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            asked.append(comparison.id)
+            return np.arange(len(comparison.responses))
+
+        with pytest.raises(KeyboardInterrupt):
+            prb.evaluate(judge, items, out=tmp_path / "j", progress=False)
+        asked.clear()
+        result = prb.evaluate(judge, items, out=tmp_path / "j", progress=False)
+        assert asked == ["c3", "c4"]  # each score is kept as soon as it is there
+        run = json.loads((tmp_path / "j" / "run.json").read_text())
+        assert run["inputs"]["model"]["function"].endswith("judge")
+        assert "not recorded" in run["inputs"]["model"]["code"]
+        assert result.summary["model"].startswith("tests.scoring.test_one.")
+        with pytest.raises(prb.RunError, match=r"model.function: .*judge.* -> .*prefers_tea"):
+            prb.evaluate(prefers_tea, items, out=tmp_path / "j", progress=False)
+        named = prb.evaluate(lambda c: prefers_tea(c), items, out=tmp_path / "n", name="mine", progress=False)
+        assert named.summary["model"] == "mine"
+        with pytest.raises(prb.RunError, match=r"a lambda has no name .*name="):
+            prb.evaluate(lambda c: prefers_tea(c), items, out=tmp_path / "l", progress=False)
+
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [
+            ([1.0], r"\[1.0\]"),
+            ([1.0, float("nan")], "nan"),
+            ([1.0, 1e300], "1e\\+300"),
+            (["1", "2"], r"\['1', '2'\]"),
+            (3.0, "3.0"),
+            (None, "None"),
+            ([[1.0], [2.0, 3.0]], "2.0"),
+        ],
+    )
+    @pytest.mark.filterwarnings("error")
+    def test_wrong_numbers_name_the_comparison(self, given, found) -> None:
+        with pytest.raises(prb.RunError, match=rf"judge: comparison 'c0': expected 2 finite .*{found}"):
+            prb.evaluate(lambda c: given, comparisons(1), name="judge", progress=False)
+
+    def test_options_that_have_no_effect_are_refused(self) -> None:
+        with pytest.raises(prb.RunError, match=r"max_length: .*prefers_tea reads the whole text"):
+            prb.evaluate(prefers_tea, comparisons(1), max_length=5)
+        with pytest.raises(prb.RunError, match="expected a model, a name or a function, found int"):
+            prb.evaluate(3, comparisons(1))  # pyright: ignore[reportArgumentType]
