@@ -11,10 +11,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prb_jax import __version__
+from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, PrbWarning, RunError
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
@@ -39,9 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
     options, rest = parser().parse_known_args(arguments)
-    if options.verb is _train:  # overrides may also stand behind flags
-        options.overrides += [argument for argument in rest if not argument.startswith("-")]
-        rest = [argument for argument in rest if argument.startswith("-")]
+    words = [argument for argument in rest if not argument.startswith("-")]
+    if options.verb is _train:  # its words may also stand behind flags
+        options.overrides += words
+    elif options.verb is _evaluate and options.model is None and len(words) == 1:
+        options.model = words[0]
+    else:
+        words = []
+    rest = [argument for argument in rest if argument not in words]
     if rest and options.verb is not _bench:
         parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
@@ -125,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     _add_quickstart(verbs)
     _add_bench(verbs)
     _add_plan(verbs)
+    _add_completion(verbs)
     return top
 
 
@@ -181,6 +189,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     sub.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
         help="hub id, Hugging Face folder, or baseline:length, baseline:random, baseline:profile-overlap",
     )
     sub.add_argument(
@@ -188,13 +197,10 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        required=True,
         help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: run.json, scores.jsonl, summary.json"
-    )
+    sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
@@ -239,6 +245,8 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
     )
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
     _add_distributed(sub)
+    add_config(sub)
+    sub.set_defaults(parser=sub)
 
 
 def _add_quantize(sub: argparse.ArgumentParser) -> None:
@@ -260,6 +268,7 @@ def _add_model_options(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    options = with_config(options, options.parser, required=("model", "data", "out"))
     with _until_terminated(options):
         baseline = options.model.startswith("baseline:")
         if not baseline and options.own_process:
@@ -309,21 +318,23 @@ def _evaluated(options: argparse.Namespace) -> "Evaluation":
 def _add_train(verbs: argparse._SubParsersAction) -> None:
     sub = _add_verb(verbs, "train", _train, about="train a reward model; the same command continues a run")
     sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
-    sub.add_argument("config", metavar="CONFIG", help="a config file, as configs/bt_user_blind.py")
+    sub.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="Python, YAML or TOML file, as configs/bt_user_blind.py"
+    )
     sub.add_argument(
         "overrides",
         metavar="KEY=VALUE",
         nargs="*",
         help="as model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4",
     )
-    sub.add_argument(
-        "--out",
-        metavar="DIR",
-        required=True,
-        help="run folder: train.json, metrics.jsonl, checkpoints, model",
-    )
+    sub.add_argument("--out", metavar="DIR", help="run folder: train.json, metrics.jsonl, checkpoints, model")
     sub.add_argument("--no-progress", action="store_true", help="show no progress")
-    sub.add_argument("--show-config", action="store_true", help="print every option, and train nothing")
+    sub.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print a YAML config of every option with its meaning, and train nothing",
+    )
+    sub.set_defaults(parser=sub)
     _add_distributed(sub)
 
 
@@ -336,11 +347,18 @@ def _add_distributed(sub: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    given = [word for word in (options.config, *options.overrides) if word is not None]
+    is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
+    config, overrides = given[0] if is_config else None, given[is_config:]
     if options.show_config:
-        from prb_jax.training.config import load_settings, settings_text
+        from prb_jax.training.config import load_settings
+        from prb_jax.training.meanings import explained_settings
 
-        print(settings_text(load_settings(options.config, options.overrides)), end="")
+        print(explained_settings(load_settings(config, overrides, complete=False)), end="")
         return 0
+    if config is None or options.out is None:
+        missing = [name for name, value in (("CONFIG", config), ("--out", options.out)) if value is None]
+        return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if options.own_process:
         _hide_torch()
     _prepare_jax(distributed=options.distributed)
@@ -350,9 +368,9 @@ def _train(options: argparse.Namespace) -> int:
     # Several processes leave SIGTERM to JAX, and stop at the same step.
     with contextlib.nullcontext() if options.distributed else _until_terminated(options):
         result = train(
-            options.config,
+            config,
             out=options.out,
-            overrides=options.overrides,
+            overrides=overrides,
             progress=not options.no_progress,
             command=options.command,
         )
@@ -550,6 +568,7 @@ def _add_rank_profiles(verbs: argparse._SubParsersAction) -> None:
         help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
     )
     sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def _rank_profiles(options: argparse.Namespace) -> int:
@@ -569,6 +588,7 @@ def _rank_profiles(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         max_length=options.max_length,
         revision=options.revision,
+        progress=not options.no_progress,
     )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     if ranked.texts:
@@ -671,6 +691,18 @@ def _plan(options: argparse.Namespace) -> int:
     shown = run(options)
     if shown is not None:
         _print(shown)
+    return 0
+
+
+def _add_completion(verbs: argparse._SubParsersAction) -> None:
+    sub = _add_verb(verbs, "completion", _completion, about="print a script that completes prb in your shell")
+    sub.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
     return 0
 
 

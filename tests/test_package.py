@@ -32,6 +32,10 @@ def test_every_public_name_is_where_it_is_said_to_be():
         assert name in dir(prb_jax)
 
 
+def test_completion_offers_public_names_alone():
+    assert dir(prb_jax) == sorted(prb_jax.__all__)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'Comparision'"):
         _ = prb_jax.Comparision
@@ -62,3 +66,25 @@ def test_torch_is_only_what_the_bench_compares_with():
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
             assert not line.strip().startswith(("import torch", "from torch")), path
+
+
+def test_shells_complete_verbs_and_flags(tmp_path):
+    """The script is bash's own, and completes as a user sees it: `prb ev<TAB>`, `prb evaluate --prof<TAB>`."""
+    command = [sys.executable, "-m", "prb_jax", "completion"]
+    for shell in ("zsh", "fish", "tcsh"):
+        done = subprocess.run([*command, shell], capture_output=True, text=True, check=True, timeout=60)
+        assert "rank-profiles" in done.stdout
+    script = tmp_path / "prb.bash"
+    with open(script, "w") as file:
+        subprocess.run([*command, "bash"], stdout=file, check=True, timeout=60)
+    ask = (
+        f"source {script}; COMP_WORDS=(prb $1 $2); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); "
+        "_shtab_prb; echo ${COMPREPLY[@]}"
+    )
+    for words, expected in ((["ev"], "evaluate"), (["evaluate", "--prof"], "--profile-posts")):
+        done = subprocess.run(
+            ["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.split() == [expected]
+    refused = subprocess.run([*command, "sh"], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, "choose from" in refused.stderr) == (2, True)

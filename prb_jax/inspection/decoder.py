@@ -18,10 +18,10 @@ from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
-from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import load_own_tokenizer
+from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
 from prb_jax.text.protocol import Protocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
@@ -91,7 +91,10 @@ def inspect_model(
     weights = inspect_checkpoint(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
-    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    named = found.rule is not None or config.num_labels == 1
+    rule = choose_readout(
+        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
+    )
     chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     prompts = load_prompts(folder.path, width=config.hidden_size)
     reserved = 0 if prompts is None else prompts.table.shape[1]
@@ -123,7 +126,8 @@ def inspect_model(
         "in memory": _in_memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
         "score head": weights.head,
-        "readout": f"{found.row.name}: {_reading(found, rule)}",
+        "readout": f"{found.row.name}: {_reading(found, rule)}"
+        + ("" if named else " (protocol paper; the default one needs --readout)"),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
         f"{config.pad_token_id})",
@@ -131,7 +135,10 @@ def inspect_model(
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
-        "warnings": "\n".join(_warnings(folder.path, found, chat)) or "none",
+        "warnings": "\n".join(
+            [*_warnings(folder.path, found, chat), *paper_remarks(chat, config, named=named)]
+        )
+        or "none",
     }
 
 
@@ -162,9 +169,10 @@ def _reading(found: ResolvedModel, rule: str) -> str:
     if isinstance(head, Mlp):
         return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
     if isinstance(head, Vocabulary):
+        cap = "" if head.softcap is None else f", logits capped at {head.softcap:g}"
         if len(head.tokens) == 1:
-            return f"logit of token {head.tokens[0]} at the last token"
-        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token"
+            return f"logit of token {head.tokens[0]} at the last token{cap}"
+        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
     if isinstance(head, Steps):
         others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
         return (
@@ -191,7 +199,14 @@ def _bos(chat: ChatTokenizer) -> str:
     if bos is None:
         return "the tokenizer has none"
     written = chat.encode(_TEA).count(bos)
+    if _opens_turns(chat):
+        return f"{written} in a conversation of {len(_TEA)} turns: the token opens every turn"
     return f"{written} in a conversation; {written + chat.added_before.count(bos)} in the paper protocol"
+
+
+def _opens_turns(chat: ChatTokenizer) -> bool:
+    """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
+    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -250,9 +265,9 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    ids = chat.encode(probe)
-    if chat.bos_token_id is not None and ids.count(chat.bos_token_id) != 1:
-        said.append(f"{ids.count(chat.bos_token_id)} BOS in a conversation")
+    written = chat.encode(probe).count(chat.bos_token_id)
+    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+        said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")
     extras = config.original
@@ -276,8 +291,12 @@ def _shape(config: DecoderConfig) -> str:
 
 
 def _attention(config: DecoderConfig) -> str:
-    sliding = sum(config.layer_windows)
-    text = "full" if not sliding else f"{sliding} layers see {config.sliding_window:,} tokens, the others all"
+    sliding, layers, window = sum(config.layer_windows), config.num_hidden_layers, config.sliding_window
+    text = "full"
+    if sliding and window is not None and window < config.max_position_embeddings:
+        text = f"every layer sees {window:,} tokens"
+        if sliding < layers:
+            text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
     if config.qk_norm:
         text += "; q and k normalised"
     if config.attn_logit_softcapping:

@@ -195,10 +195,12 @@ class Vocabulary(_ReadsAnything):
       tokens: one id, whose logit is the value; or two, and the value is the softmax probability of the first
         (A against B, yes against no).
       key: the matrix they are rows of: the output embedding, or the input embedding that it is tied to.
+      softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
     """
 
     tokens: tuple[int, ...]
     key: str = OUTPUT_EMBEDDING_KEY
+    softcap: float | None = None
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Vocabulary:
         key = OUTPUT_EMBEDDING_KEY
@@ -214,13 +216,15 @@ class Vocabulary(_ReadsAnything):
             raise CheckpointError(
                 f"{where}: the read-out '{what}' reads rows {list(self.tokens)}, but '{key}' has {rows}"
             )
-        return replace(self, key=key)
+        return replace(self, key=key, softcap=config.get("final_logit_softcapping"))
 
     def tensors(self) -> tuple[HeadTensor, ...]:
         return ()
 
     def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
         logits = dense(states.read(), params["score"])
+        if self.softcap is not None:
+            logits = self.softcap * jnp.tanh(logits / self.softcap)
         return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
 
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from prb_jax.errors import CheckpointError, quote
 
 READOUTS = ("logit", "first-logit", "last-softmax")
+PAPER_READOUT = "last-softmax"
+"""How the paper protocol reads a head with several labels where no rule is named."""
 
 
 def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
@@ -33,7 +35,7 @@ def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
     if name in (None, "logit"):
         raise CheckpointError(
             f"{where}: the score head has {num_labels} labels, and nothing says which of them is the reward: "
-            "choose --readout first-logit or last-softmax"
+            f"choose --readout first-logit or last-softmax (protocol paper alone takes {PAPER_READOUT} by itself)"
         )
     return str(name)
 

@@ -73,9 +73,25 @@ _END_OF_PROMPT = (
 _VALUE_HEAD_FILES = (("value_head.safetensors", ""), ("value_head.bin", ""))
 # Five attributes of HelpSteer: helpfulness, correctness, coherence, complexity, verbosity.
 _URM_3_WEIGHTS = (0.3, 0.74, 0.46, 0.47, -0.33)
+# The form on the model card.
 _ULTRA_RM_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if not loop.first %}{{ '\n\n' }}{% endif %}"
-    "{{ message['role'] | capitalize }}: {{ message['content'] }}{% endfor %}"
+    "{{ 'Human' if message['role'] == 'user' else message['role'] | capitalize }}: {{ message['content'] }}{% endfor %}"
+)
+# The form in which RewardBench shows it.
+_ULTRA_RM_REWARDBENCH = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] }}{{ '\n\n' }}{% endfor %}{{ eos_token }}"
+)
+# The card's example: "<s>[INST] Hello? </s> [/INST] Hi, how can I help you?</s>". A system turn, which it has not,
+# stands where Llama 2 has it.
+_STARLING_7B_TEMPLATE = (
+    "{% set system = '' %}{% set turns = messages %}{% if messages[0]['role'] == 'system' %}"
+    "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}{% set turns = messages[1:] %}"
+    "{% endif %}{% for message in turns %}{% if message['role'] == 'assistant' %}"
+    "{{ ' ' + message['content'] + eos_token }}{% else %}{{ bos_token + '[INST] ' }}"
+    "{{ (system if loop.first else '') + message['content'] }}"
+    "{{ ' ' + eos_token + ' [/INST]' }}{% endif %}{% endfor %}"
 )
 
 
@@ -242,8 +258,10 @@ REGISTRY: tuple[ModelRow, ...] = (
         tensors=("v_head.weight", "transformer.norm.weight"),
         layout=Layout(ignored=((r"model\..*", "the same weights a second time"),)),
         prefixes=("transformer.",),
+        text=TextRules(replaced=(("[INST]", _STARLING_7B_TEMPLATE),)),
         notes=(
-            "the 7B model is weights alone: put config.json and the tokenizer of Llama-2-7b-chat-hf beside them",
+            "the 7B model is weights alone: put config.json and the tokenizer of Llama-2-7b-chat-hf beside them; "
+            "instead of that tokenizer's chat template the one of the model card is used",
         ),
     ),
     ModelRow(
@@ -258,7 +276,10 @@ REGISTRY: tuple[ModelRow, ...] = (
         models=("openbmb/UltraRM-13b",),
         head=Linear(("regression_head.weight",)),
         classes=("LlamaRewardModel",),
-        text=TextRules(template=_ULTRA_RM_TEMPLATE),
+        text=TextRules(template=_ULTRA_RM_TEMPLATE, templates=(("rewardbench", _ULTRA_RM_REWARDBENCH),)),
+        notes=(
+            "--chat-template rewardbench shows conversations as RewardBench does, which is not the card's form",
+        ),
     ),
     ModelRow(
         name="eurus",

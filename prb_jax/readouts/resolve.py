@@ -231,6 +231,7 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
         layout = replace(row.layout, prefix=prefix)
         if f"{layout.module('final_norm')}.weight" in shapes:
             break
+    raw["final_logit_softcapping"] = config.final_logit_softcapping
     head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
     if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
         raise CheckpointError(

@@ -37,13 +37,15 @@ class ConvertedModel:
 
 
 def check_convertible(found: ResolvedModel, *, where: str) -> None:
-    """Whether the read-out is a linear one at the last token.
+    """Whether the read-out is a linear one at the last token, without a cap.
 
     Raises:
       CheckpointError: it is not: transformers has no class for it.
     """
     head = found.config.head
-    if isinstance(head, Linear) or (isinstance(head, Vocabulary) and len(head.tokens) == 1):
+    if isinstance(head, Linear):
+        return
+    if isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None:
         return
     raise CheckpointError(
         f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
@@ -103,7 +105,7 @@ def standard_tokenizer(
     chat = load_tokenizer(place, chat_template=chat_template, rules=found.text)
     if chat.ends_with is None:
         return chat
-    plain = load_tokenizer(place, chat_template=chat_template)
+    plain = load_tokenizer(place, chat_template=chat_template, rules=replace(found.text, append=None))
     if plain.encode(_PROBE) == chat.encode(_PROBE):  # the template writes it already
         return plain
     token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)

@@ -87,8 +87,13 @@ class TextEncoder:
     dtype: str
     report: LoadReport = field(repr=False)
 
-    def embed(self, texts: Sequence[str]) -> Embeddings:
+    def embed(
+        self, texts: Sequence[str], *, advance: Callable[[int, int], object] = lambda texts, tokens: None
+    ) -> Embeddings:
         """The vector of every text, in the order given; equal texts are computed once.
+
+        Args:
+          advance: is told after each batch of the texts and tokens in it.
 
         Raises:
           CheckpointError: the tokenizer gives ids that the model has no embedding of.
@@ -106,10 +111,9 @@ class TextEncoder:
         waiting: deque[tuple[LengthBatch, jax.Array]] = deque()
         for batch in plan:
             waiting.append((batch, self._dispatch(batch, ids)))
-            if len(waiting) > IN_FLIGHT:
-                _collect(waiting, vectors)
-        while waiting:
-            _collect(waiting, vectors)
+            while len(waiting) > (IN_FLIGHT if batch is not plan[-1] else 0):
+                done = _collect(waiting, vectors)
+                advance(len(done), sum(len(ids[index]) for index in done))
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
         shapes = tuple(dict.fromkeys((batch.rows, batch.length) for batch in plan))
         return Embeddings(
@@ -152,9 +156,11 @@ class TextEncoder:
         )
 
 
-def _collect(waiting: deque[tuple[LengthBatch, jax.Array]], vectors: np.ndarray) -> None:
+def _collect(waiting: deque[tuple[LengthBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
+    """Waits for the oldest batch, puts its vectors in place and returns which texts they are of."""
     batch, found = waiting.popleft()
     vectors[list(batch.indices)] = np.asarray(found)[: len(batch.indices)]
+    return batch.indices
 
 
 def load_text_encoder(

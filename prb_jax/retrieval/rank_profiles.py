@@ -14,6 +14,7 @@ from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
 from prb_jax.runs.folder import replace_file
+from prb_jax.runs.progress import Count, show_progress
 from prb_jax.text.protocol import Protocol, parse_protocol
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -48,6 +49,7 @@ def rank_profiles(
     dtype: str | None = None,
     max_length: int | None = None,
     revision: str | None = None,
+    progress: bool = True,
 ) -> Ranked:
     """Writes the records of ``data`` with their profiles reordered, most relevant post first.
 
@@ -56,15 +58,16 @@ def rank_profiles(
     Args:
       data: a file, or any other source of ``read_comparisons``.
       encoder: "bm25", "recency", or a model: a folder or hub id of an encoder, as Contriever.
-      out: the file to write, JSON lines, also gzipped; replaced if it is there.
+      out: the file to write, JSON lines, also gzipped; a file that is there is never replaced.
       protocol: "default"; or "paper", which does what the ranking script of Personalised RewardBench
         does: the i-th post gets category and text of the i-th best one, but keeps its own id.
       mesh, dtype, max_length, revision: for :func:`prb_jax.readouts.text_encoder.load_text_encoder`.
+      progress: shows progress on standard error.
 
     Raises:
       DataError: a record that is not of the format, or an option that means nothing to the encoder.
       CheckpointError, MeshError: the model cannot be loaded.
-      RunError: ``out`` cannot be written.
+      RunError: ``out`` is there already, or cannot be written.
     """
     options = {"mesh": mesh, "dtype": dtype, "max_length": max_length, "revision": revision}
     given = [name for name, value in options.items() if value is not None]
@@ -77,18 +80,21 @@ def rank_profiles(
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
-    if Path(data).exists() and target.exists() and Path(data).samefile(target):
-        raise RunError(f"{out}: is the data itself; give --out another file")
+    if target.exists():
+        raise RunError(f"{out}: is there already; remove it, or give --out another file")
     rows, queries = read_queries(data)
     texts = truncated = 0
     if encoder in RANKERS:
-        orders = RANKERS[encoder](queries)
+        count = Count(len(queries), unit="profiles")
+        with show_progress(f"ranking by {encoder}", count, enabled=progress) as display:
+            orders = RANKERS[encoder](display.each(queries))
     else:
         # Here, so that rankers without a model start no JAX.
         from prb_jax.readouts.text_encoder import load_text_encoder
         from prb_jax.retrieval.similarity import rank_by_similarity
 
-        ranking = rank_by_similarity(queries, load_text_encoder(encoder, **options))
+        loaded = load_text_encoder(encoder, **options)
+        ranking = rank_by_similarity(queries, loaded, progress=progress)
         orders, texts, truncated = ranking.orders, ranking.texts, ranking.truncated
     lines = []
     for row, query, order in zip(rows, queries, orders, strict=True):

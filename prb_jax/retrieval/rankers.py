@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,11 +33,11 @@ class Query:
     posts: Sequence[Mapping[str, Any]]
 
 
-Ranker = Callable[[Sequence[Query]], list[list[int]]]
+Ranker = Callable[[Iterable[Query]], list[list[int]]]
 """For each query all positions of its posts, the best one first; equal ones keep their order."""
 
 
-def bm25(queries: Sequence[Query]) -> list[list[int]]:
+def bm25(queries: Iterable[Query]) -> list[list[int]]:
     """Okapi BM25 (Robertson and Zaragoza, 2009) of each post for the question; the profile is the collection.
 
     A question's word that is in df of N posts, f times in a post of L words where posts have A on
@@ -55,7 +55,7 @@ def bm25(queries: Sequence[Query]) -> list[list[int]]:
     return orders
 
 
-def recency(queries: Sequence[Query]) -> list[list[int]]:
+def recency(queries: Iterable[Query]) -> list[list[int]]:
     """The newest post first: by "date" where every post of a profile has one, else the last one first.
 
     Dates are numbers, or texts that sort as their dates do (ISO 8601).

@@ -9,6 +9,7 @@ import numpy as np
 
 from prb_jax.readouts.text_encoder import TextEncoder
 from prb_jax.retrieval.rankers import Query, best_first
+from prb_jax.runs.progress import Count, show_progress
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,22 @@ class SimilarityRanking:
     padded_tokens: int
 
 
-def rank_by_similarity(queries: Sequence[Query], encoder: TextEncoder) -> SimilarityRanking:
+def rank_by_similarity(
+    queries: Sequence[Query], encoder: TextEncoder, *, progress: bool = False
+) -> SimilarityRanking:
     """Orders each query's posts by the dot product of their vectors with the question's.
 
     Each distinct text is embedded once, however many users and questions it belongs to. A query without
-    posts costs nothing.
+    posts costs nothing. ``progress`` shows how many texts are embedded.
     """
     places: dict[str, int] = {}
     asked = [query for query in queries if query.posts]
     for query in asked:
         for text in (query.question, *(post["text"] for post in query.posts)):
             places.setdefault(text, len(places))
-    embedded = encoder.embed(list(places))
+    count = Count(len(places), unit="texts")
+    with show_progress(f"embedding with {encoder.name}", count, enabled=progress) as display:
+        embedded = encoder.embed(list(places), advance=display.advance)
     orders = []
     for query in queries:
         if not query.posts:

@@ -1,145 +1,228 @@
-"""How far a run is: one bar on a terminal, one line every few seconds elsewhere."""
+"""How far a run is: a live text on a terminal, one line every few seconds elsewhere; the time left comes first."""
+
+from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
 
 SECONDS_BETWEEN_LINES = 10.0
+WIDTH = 80
 _WINDOW_SECONDS = 30.0
 
-Advance = Callable[[int, int], None]
-"""Called as ``advance(comparisons, tokens)`` after each batch."""
+Item = TypeVar("Item")
 
 
 @dataclass
-class Meter:
-    """Speed over the last half minute, so that a first compile does not spoil the estimate for long."""
+class Speed:
+    """Amounts for each second, over the last half minute, without the time spent in `pause`."""
 
-    total: int
-    done: int
     clock: Callable[[], float] = time.monotonic
-    _marks: deque[tuple[float, int, int]] = field(default_factory=deque)
-    _tokens: int = 0
+    _marks: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
+    _paused: float = 0.0
+    _pauses: int = 0
 
     def __post_init__(self) -> None:
-        self._marks.append((self.clock(), self.done, 0))
+        self._marks.append((self._now(), Counter()))
 
-    def advance(self, comparisons: int, tokens: int) -> None:
-        """Counts one finished batch."""
-        now = self.clock()
-        self.done += comparisons
-        self._tokens += tokens
-        self._marks.append((now, self.done, self._tokens))
+    def count(self, **amounts: float) -> None:
+        """Add what was just finished."""
+        now, totals = self._now(), self._marks[-1][1].copy()
+        totals.update(amounts)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        self._marks.append((now, totals))
         while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW_SECONDS:
             self._marks.popleft()
 
-    def rates(self) -> tuple[float, float]:
-        """Comparisons and tokens for each second; 0 before the first batch."""
-        start, done, tokens = self._marks[0]
-        seconds = self._marks[-1][0] - start
-        if seconds <= 0:
-            return 0.0, 0.0
-        return (self.done - done) / seconds, (self._tokens - tokens) / seconds
+    def rate(self, name: str) -> float:
+        """Return the amount of this name for each second; 0 before the first one."""
+        (start, before), (end, now) = self._marks[0], self._marks[-1]
+        return (now[name] - before[name]) / (end - start) if end > start else 0.0
 
-    def line(self) -> str:
-        """As "1,200/6,270 pairs (19%), 55.1 pairs/s, 120k tokens/s, 1:32 left"."""
-        pairs, tokens = self.rates()
-        share = self.done / self.total if self.total else 1.0
-        text = f"{self.done:,}/{self.total:,} pairs ({share:.0%})"
-        if pairs > 0:
-            left = duration((self.total - self.done) / pairs)
-            speed = f"{_short(pairs)} pairs/s" + (f", {_short(tokens)} tokens/s" if tokens else "")
-            text += f", {speed}, {left} left"
-        return text
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave out the time of what is done meanwhile, such as compiling or a validation."""
+        start, self._pauses = self.clock(), self._pauses + 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:  # a pause within a pause is part of it
+                self._paused += self.clock() - start
+
+    def _now(self) -> float:
+        return self.clock() - self._paused
+
+
+@dataclass
+class Count:
+    """How many are done, of how many, and how fast."""
+
+    total: int
+    done: int = 0
+    unit: str = "pairs"
+    speed: Speed = field(default_factory=Speed)
+
+    def advance(self, done: int, tokens: int = 0) -> None:
+        """Count what one batch finished."""
+        self.done += done
+        self.speed.count(**{self.unit: done, "tokens": tokens})
+
+    def parts(self) -> list[str]:
+        """Return figures as "1:32 left", "1,200 of 6,270 pairs (19%)", "55.1 pairs/s", "120k tokens/s"."""
+        return [*self.head(), *self.speeds(self.unit, "tokens")]
+
+    def head(self) -> list[str]:
+        """Return the time left, once it is known, and how many are done."""
+        rate, share = self.speed.rate(self.unit), self.done / self.total if self.total else 1.0
+        left = [f"{duration((self.total - self.done) / rate)} left"] if rate else []
+        return [*left, f"{self.done:,} of {self.total:,} {self.unit} ({share:.0%})"]
+
+    def speeds(self, *names: str) -> list[str]:
+        """Return each of these speeds that is known."""
+        return [f"{short(rate)} {name}/s" for name in names if (rate := self.speed.rate(name))]
+
+
+@dataclass(eq=False)
+class Display:
+    """What is seen of a count. Build with `show_progress`."""
+
+    label: str
+    count: Count
+    enabled: bool
+    stream: TextIO
+    seconds_between_lines: float
+    state: str = ""
+    _live: Live | None = None
+    _shown: str = ""
+    _when: float = 0.0
+
+    def advance(self, done: int, tokens: int = 0) -> None:
+        """Count what one batch finished, and show it."""
+        self.count.advance(done, tokens)
+        self.update()
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Give out the items, and count each one when the next is asked for."""
+        for item in items:
+            yield item
+            self.advance(1)
+
+    def update(self, *, now: bool = False) -> None:
+        """Show the figures of the moment; a line is written when it is time for one, or ``now``."""
+        if self._live is not None:
+            self._live.refresh() if now else None
+        elif self.enabled and (now or time.monotonic() - self._when >= self.seconds_between_lines):
+            text = self.text()
+            if text != self._shown:
+                self.say(text)
+                self._shown, self._when = text, time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a message above the figures, also where progress is not shown."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def text(self) -> str:
+        """Return the figures in lines of at most 80 characters, each figure whole."""
+        lines = [""]
+        for part in [*self.count.parts(), *([self.state] if self.state else [])]:
+            longer = f"{lines[-1]}, {part}" if lines[-1] else part
+            if len(longer) < WIDTH:
+                lines[-1] = longer
+            else:
+                lines[-1:] = [f"{lines[-1]},", part]
+        return "\n".join(lines)
+
+    def render(self) -> Group:
+        """Return the live text of a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(Text(self.label, style="bold", no_wrap=True, overflow="ellipsis"), Text(self.text()))
+
+
+_displays: list[Display] = []
 
 
 @contextlib.contextmanager
-def progress(
+def show_progress(
     label: str,
+    count: Count,
     *,
-    total: int,
-    done: int = 0,
     enabled: bool = True,
     stream: TextIO | None = None,
     seconds_between_lines: float = SECONDS_BETWEEN_LINES,
-) -> Iterator[Advance]:
-    """Shows the progress of ``total`` comparisons, ``done`` of which were there before.
+) -> Iterator[Display]:
+    """Show how far ``count`` is, on standard error.
 
     Args:
-      label: what is being scored.
-      stream: where to show it; standard error if not given.
-      seconds_between_lines: how often a line is written where ``stream`` is not a terminal; a last line
-        always is.
-
-    Yields:
-      Advance: to be called after each batch with the comparisons and tokens in it.
+      label: what is being done.
+      count: what is shown; `Display.advance` counts, or its owner does and calls `Display.update`.
+      enabled: if not, only messages are shown.
+      stream: where, instead of standard error.
+      seconds_between_lines: how often a line is written where ``stream`` is not a terminal; the last one always is.
     """
-    where: TextIO = sys.stderr if stream is None else stream
-    meter = Meter(total, done)
-    if not enabled:
-        yield meter.advance
-    elif where.isatty():
-        with _bar(label, meter, where) as advance:
-            yield advance
-    else:
-        with _lines(label, meter, where, seconds_between_lines) as advance:
-            yield advance
+    display = Display(label, count, enabled, stream or sys.stderr, seconds_between_lines)
+    _displays.append(display)
+    try:
+        if enabled and display.stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            with Live(get_renderable=display.render, console=Console(file=display.stream)) as display._live:
+                yield display
+        else:
+            if enabled:
+                display._shown, display._when = display.text(), time.monotonic()
+                display.say(f"{label}: {display._shown}")
+            yield display
+            display.update(now=True)
+    finally:
+        _displays.remove(display)
+
+
+_compiled: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def _bar(label: str, meter: Meter, stream: TextIO) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[line]}", markup=False),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(file=stream)) as bar:
-        task = bar.add_task(label, total=meter.total, completed=meter.done, line=meter.line())
-
-        def advance(comparisons: int, tokens: int) -> None:
-            meter.advance(comparisons, tokens)
-            bar.update(task, completed=meter.done, line=meter.line())
-
-        yield advance
-
-
-@contextlib.contextmanager
-def _lines(label: str, meter: Meter, stream: TextIO, seconds: float) -> Iterator[Advance]:
-    shown, last = meter.clock(), -1
-
-    def show() -> None:
-        nonlocal shown, last
-        print(f"{label}: {meter.line()}", file=stream, flush=True)
-        shown, last = meter.clock(), meter.done
-
-    def advance(comparisons: int, tokens: int) -> None:
-        meter.advance(comparisons, tokens)
-        if meter.clock() - shown >= seconds:
-            show()
-
-    show()  # at once: compiling the first batch can take minutes
-    yield advance
-    if last != meter.done:
-        show()
+def compiling(program: Callable[..., Any], *shapes: Hashable) -> Iterator[None]:
+    """Say "compiling" around the first call of a jitted function with these shapes, and take no time for it."""
+    known = _compiled.setdefault(program, set())
+    if shapes in known or not _displays:
+        known.add(shapes)
+        yield
+        return
+    display = _displays[-1]
+    with display.count.speed.pause():
+        display.state = "compiling"
+        display.update(now=True)
+        try:
+            yield
+            known.add(shapes)
+        finally:
+            display.state = ""
 
 
 def duration(seconds: float) -> str:
-    """As "0:05", "12:30" or "1:02:03"."""
+    """Return "0:05", "12:30" or "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """Return a number in three digits, as "55.1" or "120k"."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

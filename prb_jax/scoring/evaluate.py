@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
@@ -40,7 +41,7 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Scorer
+from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import Protocol
@@ -172,6 +173,10 @@ def evaluate(
     view = chosen.view
     scorer = _accepting(scorer, view)
     check_too_long(too_long, scorer, view=view)
+    remarks = scorer.remarks(protocol=view.protocol.value) if isinstance(scorer, Remarks) else []
+    if process_index() == 0:
+        for remark in remarks:
+            print(f"prb: {remark}", file=sys.stderr)
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
@@ -200,6 +205,7 @@ def evaluate(
             "model": name,
             "data": list(inputs.sources),
             **({"overrides": chosen.overrides} if chosen.overrides else {}),
+            **({"remarks": remarks} if remarks else {}),
         },
     }
     options: dict[str, Any] = {name: decides[name] for name in asked}

@@ -54,6 +54,28 @@ def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -
         )
 
 
+def paper_remarks(chat: ChatTokenizer, config: DecoderConfig, *, named: bool) -> list[str]:
+    """Sentences about places where the paper protocol finds nothing in a model's files, and how it goes on.
+
+    Args:
+      chat: tokenizer of the model.
+      config: of the model.
+      named: whether the rule for the labels of the score head was named.
+    """
+    said = []
+    if not named:
+        said.append(
+            f"protocol paper: the score head has {config.num_labels} labels; the reward is the last of their softmax, "
+            "as in the scripts of the paper"
+        )
+    if config.pad_token_id is None and chat.pad_token_id is None:
+        said.append(
+            "protocol paper: neither config.json nor the tokenizer names a padding token, without which the scripts of "
+            "the paper refuse batches; the score is read at the last token"
+        )
+    return said
+
+
 def check_readable(
     comparison: Comparison, tree: Tree, config: DecoderConfig | EncoderConfig, *, name: str
 ) -> None:

@@ -24,11 +24,12 @@ from prb_jax.models.config.shared import choose_dtype
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
-from prb_jax.readouts.labels import choose_readout, read_out
+from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
-from prb_jax.scoring.readable import check_readable, load_own_tokenizer
+from prb_jax.scoring.readable import check_readable, load_own_tokenizer, paper_remarks
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
@@ -41,6 +42,7 @@ from prb_jax.sharding import (
     to_global,
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, choose_view, length_limit, read_trained_view
 from prb_jax.trees.batches import TreeBatch, make_batch
@@ -76,6 +78,8 @@ class RewardModel:
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       readout: how logits become a reward.
+      readout_named: False for a head with several labels where nobody named the one that is the reward: ``readout``
+        is then the paper protocol's, and the default protocol is refused.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
       prompts: the soft prompts of its users, where the model has any; they are further rows of the
@@ -98,6 +102,7 @@ class RewardModel:
     prompts: UserPrompts | None = field(default=None, repr=False)
     quantize: str | None = None
     wanted_attention: str = "auto"
+    readout_named: bool = True
     trained: TrainedView | None = None
 
     __repr__ = short_repr
@@ -144,6 +149,7 @@ class RewardModel:
 
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
+          CheckpointError: nothing says which of the head's labels is the reward.
         """
         several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
@@ -190,12 +196,29 @@ class RewardModel:
         return self._encode(comparisons, view=self._view(profile_posts, protocol, max_length))
 
     def _encode(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        self._check_labels(view.protocol)
         trees = encode_comparisons(
             comparisons, self.tokenizer, view=self._limited(view), pad_token_id=self.config.pad_token_id
         )
         for comparison, tree in zip(comparisons, trees, strict=True):
             check_readable(comparison, tree, self.config, name=self.name)
         return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+
+    def remarks(self, *, protocol: str = "default") -> list[str]:
+        """Sentences about the way in which this protocol reads this model, where its files do not say it.
+
+        Raises:
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
+        rules = parse_protocol(protocol)
+        self._check_labels(rules)
+        if rules is not Protocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+            return []
+        return paper_remarks(self.tokenizer, self.decoder, named=self.readout_named)
+
+    def _check_labels(self, protocol: Protocol) -> None:
+        if not (self.readout_named or protocol is Protocol.PAPER):
+            choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def choose_view(
         self, *, profile_posts: int | None = None, protocol: str | None = None, max_length: int | None = None
@@ -296,10 +319,14 @@ class RewardModel:
         return stream_scores(
             comparisons,
             encode=functools.partial(self._encode, view=self._view(profile_posts, protocol, max_length)),
-            dispatch=lambda batch: self.score_fn(self.params, self.place(batch)),
+            dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
         )
+
+    def _dispatch(self, batch: TreeBatch) -> jax.Array:
+        with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
+            return self.score_fn(self.params, self.place(batch))
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """How batches are shaped for this model on its devices."""
@@ -392,7 +419,8 @@ def load(
       readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
         steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.readouts.labels.choose_readout`.
+        labels: see :func:`prb_jax.readouts.labels.choose_readout`; not named, such a head is scored by the paper
+        protocol alone, which has a rule.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
@@ -417,7 +445,10 @@ def load(
     found = resolve_model(folder.path, name=folder.name, readout=readout)
     config = found.config
     chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
-    rule = choose_readout(found.rule, num_labels=config.num_labels, where=folder.name)
+    named = found.rule is not None or config.num_labels == 1
+    rule = choose_readout(
+        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
+    )
     chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
@@ -454,6 +485,7 @@ def load(
         prompts=prompts,
         quantize=quantize,
         wanted_attention=attention,
+        readout_named=named,
         trained=read_trained_view(folder.path),
     )
 

@@ -74,6 +74,19 @@ class KnowsView(Protocol):
 
 
 @runtime_checkable
+class Remarks(Protocol):
+    """A scorer that does something under a protocol that its user should know of."""
+
+    def remarks(self, *, protocol: str) -> list[str]:
+        """Sentences to show and to record.
+
+        Raises:
+          CheckpointError: this protocol cannot be followed.
+        """
+        ...
+
+
+@runtime_checkable
 class KnowsUsers(Protocol):
     """A scorer that was trained on single users."""
 

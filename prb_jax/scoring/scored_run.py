@@ -13,7 +13,7 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import RunFolder, append_rows, open_run
-from prb_jax.runs.progress import progress as show_progress
+from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.scored import Scorer
 from prb_jax.trees.tree import Truncation
 
@@ -88,7 +88,8 @@ def _batches(
         comparisons, skip=lambda indices: all(finished[index] for index in indices), **options
     )
     shown = progress and process_index() == 0
-    with show_progress(label, total=len(comparisons), done=sum(finished), enabled=shown) as advance:
+    count = Count(len(comparisons), sum(finished))
+    with show_progress(label, count, enabled=shown) as display:
         for batch in batches:
             rows = [
                 scored_row(comparisons[index], scores, tokens, truncation)
@@ -98,7 +99,7 @@ def _batches(
                 if not finished[index]
             ]
             yield rows
-            advance(len(rows), sum(row.tokens for row in rows))
+            display.advance(len(rows), sum(row.tokens for row in rows))
 
 
 def scored_row(comparison: Comparison, scores: np.ndarray, tokens: int, truncation: Truncation) -> ScoredRow:

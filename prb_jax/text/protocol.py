@@ -15,7 +15,9 @@ class Protocol(StrEnum):
     DEFAULT: one tokenisation through the chat template (one BOS), the profile before the question,
       truncation that never touches a response, the score read at the last token.
     PAPER: what the scripts released with Personalised RewardBench (arXiv 2604.07343) do: without a
-      profile as their pointwise script, with one as their best-of-N script.
+      profile as their pointwise script, with one as their best-of-N script. The rendered template is
+      tokenised with special tokens added again, the end of a long conversation is cut off, the score is read
+      at the last token that is not the padding token, and of several labels it is the last of the softmax.
     """
 
     DEFAULT = "default"
@@ -29,28 +31,18 @@ class ProtocolFacts:
     Attributes:
       max_length: the length limit of a conversation in tokens where the caller gives none; None
         means the model's own context length.
-      second_tokenisation: whether the rendered template is tokenised with special tokens added
-        again, which writes BOS twice wherever template and tokenizer both add one.
       cuts_responses: whether a conversation beyond the limit loses its end (the response's end and
         end-of-turn token) instead of profile posts and prompt.
-      reads_last_non_pad: whether the score is read at the last token that is not the padding token,
-        rather than at the last token; they differ where padding and end-of-turn share an id.
     """
 
     max_length: int | None
-    second_tokenisation: bool
     cuts_responses: bool
-    reads_last_non_pad: bool
 
 
 FACTS = MappingProxyType(
     {
-        Protocol.DEFAULT: ProtocolFacts(
-            max_length=None, second_tokenisation=False, cuts_responses=False, reads_last_non_pad=False
-        ),
-        Protocol.PAPER: ProtocolFacts(
-            max_length=8192, second_tokenisation=True, cuts_responses=True, reads_last_non_pad=True
-        ),
+        Protocol.DEFAULT: ProtocolFacts(max_length=None, cuts_responses=False),
+        Protocol.PAPER: ProtocolFacts(max_length=8192, cuts_responses=True),
     }
 )
 

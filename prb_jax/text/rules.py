@@ -19,6 +19,9 @@ class TextRules:
       suffix: text that ends every response, unless it does already.
       suffix_id: the one id that the tokenizer must have for it.
       template: chat template for tokenizers that bring none.
+      templates: further chat templates by name, to be asked for.
+      replaced: chat templates that stand in for a tokenizer's own, each after a mark that the own one holds: the
+        tokenizer is borrowed from a language model, and the reward model was trained on another rendering.
     """
 
     append: Literal["cls_token", "given"] | None = None
@@ -26,6 +29,22 @@ class TextRules:
     suffix: str = ""
     suffix_id: int | None = None
     template: str | None = None
+    templates: tuple[tuple[str, str], ...] = ()
+    replaced: tuple[tuple[str, str], ...] = ()
+
+    def chat_template(self, tokenizer: Any, asked: str | None) -> str | None:
+        """The chat template to use instead of the tokenizer's own; None for that one.
+
+        Args:
+          tokenizer: of transformers.
+          asked: what the user names: one of ``templates``, else returned as it is.
+        """
+        if asked is not None:
+            return dict(self.templates).get(asked, asked)
+        own = getattr(tokenizer, "chat_template", None)
+        if not own:
+            return self.template
+        return next((text for mark, text in self.replaced if mark in str(own)), None)
 
     def last_token(self, tokenizer: Any, *, where: str) -> int | None:
         """The id that ends every conversation, or None.

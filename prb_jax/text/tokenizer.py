@@ -223,8 +223,8 @@ def load_tokenizer(
     Args:
       path_or_id: a folder with tokenizer files, or a hub id.
       revision: branch, tag or commit of a hub id.
-      chat_template: None for the tokenizer's own; "plain" for the built-in format; a file with a
-        Jinja template, or its text.
+      chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
+        name of one of the rules' templates; a file with a Jinja template, or its text.
       rules: what the model needs beside the template.
 
     Raises:
@@ -233,9 +233,7 @@ def load_tokenizer(
     """
     name = str(path_or_id)
     tokenizer = open_tokenizer(name, revision=revision)
-    if chat_template is None and not getattr(tokenizer, "chat_template", None):
-        chat_template = rules.template
-    template = choose_template(tokenizer, chat_template, where=name)
+    template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
     chat = ChatTokenizer(
         name=name,
         template=template,

@@ -1,6 +1,7 @@
-"""Configs of training runs: files with `get_config()`, typed overrides, and checks that name the key.
+"""Configs of training runs: files, typed overrides, and checks that name the key.
 
-A config is an ml_collections `ConfigDict` with the keys of `prb_jax.training.settings`:
+The keys are those of `prb_jax.training.settings`. A YAML or TOML file has them dotted or nested; a Python file has a
+function that gives an ml_collections `ConfigDict`:
 
     from prb_jax.training.config import default_config
 
@@ -14,7 +15,6 @@ A config is an ml_collections `ConfigDict` with the keys of `prb_jax.training.se
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import runpy
@@ -25,6 +25,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
+from prb_jax.data.config_files import SUFFIXES, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.training.settings import TrainSettings
 
@@ -44,14 +45,16 @@ def to_config_dict(settings: TrainSettings) -> ConfigDict:
 
 
 def read_config(path: str | Path) -> ConfigDict:
-    """Runs a config file and returns what its `get_config()` gives.
+    """Run a Python config file and return the result of its `get_config()`.
 
     Raises:
       RunError: no such file; it fails, has no `get_config`, or that returns something else.
     """
     file = Path(path)
     if not file.is_file():
-        raise RunError(f"{path}: no such config file; expected a Python file with get_config()")
+        raise RunError(
+            f"{path}: no such config file; expected a Python file with get_config(), or a YAML or TOML file"
+        )
     try:
         namespace = runpy.run_path(str(file))
     except Exception as error:
@@ -68,24 +71,30 @@ def read_config(path: str | Path) -> ConfigDict:
     return config
 
 
-def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSettings:
-    """The checked settings of a config with overrides applied.
+def load_settings(
+    config: Config | None, overrides: Sequence[str] = (), *, complete: bool = True
+) -> TrainSettings:
+    """Return the checked settings of a config with overrides applied.
 
     Args:
-      config: path of a config file, a ConfigDict, a mapping of dotted or nested keys, or settings.
+      config: path of a config file, a ConfigDict, a mapping of dotted or nested keys, or settings; None for the
+        defaults.
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
         `mesh=none`, `lora.targets=q,v`. The last one wins.
+      complete: a model and data must be given.
 
     Raises:
       RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
     """
-    if isinstance(config, str | Path):
-        config = read_config(config)
-    if isinstance(config, TrainSettings):
-        config = to_config_dict(config)
-    raw = config.to_dict() if isinstance(config, ConfigDict) else config
-    values = dict(_flat(raw))
     types_by_key = dict(_options(TrainSettings))
+    if isinstance(config, str | Path) and Path(config).suffix in SUFFIXES:
+        values = _read_values(Path(config), types_by_key)
+    else:
+        if isinstance(config, str | Path):
+            config = read_config(config)
+        if isinstance(config, TrainSettings):
+            config = to_config_dict(config)
+        values = dict(_flat(config.to_dict() if isinstance(config, ConfigDict) else config or {}))
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
@@ -94,13 +103,28 @@ def load_settings(config: Config, overrides: Sequence[str] = ()) -> TrainSetting
         values[key] = _parse(key, value, _type_of(key, types_by_key))
     checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
     settings = _build(TrainSettings, checked, prefix="")
-    _check_ranges(settings)
+    _check_ranges(settings, complete=complete)
     return settings
+
+
+def _read_values(path: Path, types_by_key: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a YAML or TOML file; a text is read as on the command line, as these know no `1e-4` or no null."""
+    given = read_config_file(path)
+    values = {}
+    try:
+        for key, value in _flat(given):
+            hint = _type_of(key, types_by_key)
+            if key in values:
+                raise RunError(f"config key '{key}' is given twice")
+            values[key] = _checked(key, _parse(key, value, hint) if isinstance(value, str) else value, hint)
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from error
+    return values
 
 
 def settings_text(settings: TrainSettings) -> str:
     """Every option on a line of its own, `a.b.c: value`, in the order of their definition."""
-    return "".join(f"{key}: {_value_text(value)}\n" for key, value in flat_settings(settings).items())
+    return "".join(f"{key}: {value_text(value)}\n" for key, value in flat_settings(settings).items())
 
 
 def flat_settings(settings: TrainSettings) -> dict[str, Any]:
@@ -108,7 +132,8 @@ def flat_settings(settings: TrainSettings) -> dict[str, Any]:
     return dict(_flat(dataclasses.asdict(settings)))
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a value as JSON, which YAML reads too."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -151,11 +176,7 @@ def _type_of(key: str, types_by_key: Mapping[str, Any]) -> Any:
         return types_by_key[key]
     if any(known.startswith(f"{key}.") for known in types_by_key):
         raise RunError(f"config key '{key}' is a section: set one of its keys, as in '{key}.NAME=value'")
-    last = {known.rpartition(".")[2]: known for known in types_by_key}
-    near = difflib.get_close_matches(key, types_by_key, n=1, cutoff=0.6)
-    near = near or [last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)]
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise RunError(f"unknown config key '{key}'{hint}")
+    raise RunError(unknown_key(key, types_by_key))
 
 
 def _optional(hint: Any) -> Any:
@@ -164,6 +185,12 @@ def _optional(hint: Any) -> Any:
         inner = [arg for arg in get_args(hint) if arg is not type(None)]
         return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
     return None
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the values that a key with these alone may have; () for other keys."""
+    hint = _optional(hint) or hint
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _plain_type(hint: Any) -> type:
@@ -242,7 +269,7 @@ def _build(section: type, values: Mapping[str, Any], prefix: str) -> Any:
     return section(**arguments)
 
 
-def _check_ranges(settings: TrainSettings) -> None:
+def _check_ranges(settings: TrainSettings, *, complete: bool) -> None:
     """Values whose types are right but that no run can have; the rest is checked where it is used."""
     flat = flat_settings(settings)
 
@@ -265,11 +292,11 @@ def _check_ranges(settings: TrainSettings) -> None:
     check("optimizer.warmup_share", 0 <= settings.optimizer.warmup_share <= 1, "0 to 1")
     check("user_embedding.generic_share", 0 <= settings.user_embedding.generic_share <= 1, "0 to 1")
     check("lora.targets", bool(settings.lora.targets), "at least one matrix")
-    if not settings.model:
+    if not settings.model and complete:
         raise RunError(
             "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
         )
-    if not settings.data:
+    if not settings.data and complete:
         raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
 
 

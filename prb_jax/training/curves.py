@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,9 +69,10 @@ def _series(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], li
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    """Means over the last twentieth of the run, at each point."""
-    width = max(1, len(values) // 20)
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return [(sums[i + 1] - sums[max(0, i + 1 - width)]) / min(width, i + 1) for i in range(len(values))]
+    """Return the mean around each point, as many on either side: up to a fortieth of the run, fewer near its ends.
+
+    So a straight line stays where it is, while a mean of the points before would run behind it.
+    """
+    sums, last, half = [0.0, *itertools.accumulate(values)], len(values) - 1, len(values) // 40
+    reach = [min(half, i, last - i) for i in range(len(values))]
+    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
+from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, load_settings
@@ -30,7 +31,7 @@ from prb_jax.training.folder import (
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
-from prb_jax.training.progress import Display, show_training
+from prb_jax.training.progress import Board
 from prb_jax.training.record import run_inputs, run_session
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
@@ -138,7 +139,8 @@ class _Run:
             )
             stack.callback(checkpoints.close)
             done = self.trainer.begin(checkpoints)
-            shown = show_training(total=self.settings.steps, done=done, enabled=progress and first)
+            board = Board(self.settings.steps, done)
+            shown = show_progress(f"training {self.out}", board, enabled=progress and first)
             display = stack.enter_context(shown)
             say = display.say if first else lambda text: None
             for message in messages:
@@ -159,6 +161,7 @@ class _Run:
                 shapes,
                 validation=self.data.validation,
                 checkpoints=checkpoints,
+                board=board,
                 display=display,
                 log=log,
                 interruption=interruption,

@@ -18,6 +18,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.embedding import StepUsers, Users
 from prb_jax.personal.prompts import save_prompts
+from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_together
@@ -145,8 +146,10 @@ class Trainer:
             state = self._step.begin_users(state, users.ids)
         for batch, extras in batches:
             placed = self._step.place(batch, extras)
-            state = self._step.accumulate(state, self._frozen, *placed)
-        self._state, metrics = self._step.update(state)
+            with compiling(self._step.accumulate, batch.prefix.shape, batch.responses.shape):
+                state = self._step.accumulate(state, self._frozen, *placed)
+        with compiling(self._step.update):
+            self._state, metrics = self._step.update(state)
         return metrics
 
     def score(self, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -175,7 +178,8 @@ class Trainer:
         if self.users is not None:
             state, users = self.users.whole_table(state, batch)
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        return self._step.rewards(state, self._frozen, *self._step.place(batch, extras))
+        with compiling(self._step.rewards, batch.prefix.shape, batch.responses.shape):
+            return self._step.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
         """All parameters, adapters included."""

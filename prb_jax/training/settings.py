@@ -60,13 +60,15 @@ class OptimizerSettings:
     """AdamW; see `prb_jax.training.optimizer`.
 
     Attributes:
-      learning_rate: at its peak; None chooses by `tuning` and width (`default_learning_rate`).
-      schedule: of the learning rate, after the warm-up; "wsd" is constant and then falls at the end.
+      learning_rate: the rate at its peak; None chooses by `tuning` and width (`default_learning_rate`).
+      schedule: course of the learning rate after the warm-up; "wsd" is constant and then falls at the end.
       warmup_share: share of the steps in which the learning rate rises from 0.
       decay_share: share of the steps in which it falls ("wsd").
       final_share: share of the peak that is left at the end.
-      weight_decay: of matrices only.
-      b1, b2, eps: of Adam.
+      weight_decay: decay of matrices; norms and biases have none.
+      b1: decay of Adam's first moment.
+      b2: decay of Adam's second moment.
+      eps: added to the root of Adam's second moment.
       clip_norm: largest global norm of the gradient; None for no clipping.
     """
 
@@ -87,9 +89,9 @@ class LoraSettings:
     """Low-rank updates of the layers' matrices, for `tuning="lora"`.
 
     Attributes:
-      rank: of each update.
+      rank: inner size of each update.
       alpha: an update is scaled by alpha / rank.
-      targets: which matrices: of q, k, v, o, gate, up, down.
+      targets: adapted matrices, among q, k, v, o, gate, up, down.
     """
 
     rank: int = 16
@@ -102,11 +104,11 @@ class BatchSettings:
     """What one step sees.
 
     Attributes:
-      comparisons: in one step of the optimiser.
+      comparisons: comparisons in one step of the optimiser.
       tokens: padded tokens computed at a time, for each part into which the mesh splits a batch; a
         step is computed in as many parts as that takes. None chooses by device. Decides memory and
         speed, not results.
-      max_buckets: most shapes, and so compiles.
+      max_buckets: the most shapes of batches, and so compiles.
     """
 
     comparisons: int = 16
@@ -119,14 +121,14 @@ class ValidationSettings:
     """Comparisons held out to choose the best checkpoint. Never the test split.
 
     Attributes:
-      data: sources of their own, as `data` of the run; None to hold out a share of the training data.
-      fraction: that share; 0 for no validation.
-      by: what is held out: whole users, single comparisons, or users where there are at least two.
+      data: sources of their own, named as those in `data`; None to hold out a share of the training data.
+      fraction: share of the training data that is held out; 0 for no validation.
+      by: unit that is held out: whole users, single comparisons, or users where there are at least two.
       every: steps between validations; None for ten in a run. The last step always validates.
       limit: at most so many comparisons, evenly spaced; None for all.
-      metric: what makes a checkpoint the best one.
-      test: sources of the test data: an error if ids of theirs are trained or validated on, or users
-        of theirs validated on.
+      metric: number of the validation that makes a checkpoint the best one.
+      test: sources of the test data. Training or validating on one of their ids is an error, and so is
+        validating on one of their users.
       shared_users: allows validation users that are also in `data` (when `validation.data` is given) or in `test`.
     """
 
@@ -145,9 +147,9 @@ class CheckpointSettings:
     """Saved states of the run.
 
     Attributes:
-      every: steps between them; None for ten in a run. Validation and SIGTERM save one too.
-      keep_last: how many of the newest are kept.
-      keep_best: how many of the best by validation are kept.
+      every: steps between checkpoints; None for ten in a run. Validation and SIGTERM save one too.
+      keep_last: number of the newest checkpoints that are kept.
+      keep_best: number of the best checkpoints by validation that are kept.
     """
 
     every: int | None = None
@@ -162,7 +164,7 @@ class UserEmbeddingSettings:
     Attributes:
       tokens: length of the soft prompt.
       generic_share: share of the comparisons that train the generic user instead of their own.
-      learning_rate: of the soft prompts at its peak; None for ten times that of the optimiser.
+      learning_rate: peak of the rate for soft prompts; None for ten times that of the optimiser.
     """
 
     tokens: int = 8
@@ -175,11 +177,11 @@ class ScratchSettings:
     """A new model, for `model="scratch"`: the decoder of a family with random weights.
 
     Attributes:
-      model_type: "llama", "qwen2" or "qwen3".
+      model_type: the family.
       hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
         head_dim, max_position_embeddings, rope_theta: as in `config.json`.
       tokenizer: folder or hub id of a tokenizer; None trains a byte-level BPE on the training data.
-      vocab_size: of the tokenizer trained here.
+      vocab_size: number of tokens of a tokenizer trained here.
     """
 
     model_type: Literal["llama", "qwen2", "qwen3"] = "qwen3"
@@ -201,7 +203,7 @@ class ExportSettings:
 
     Attributes:
       checkpoint: the best one by validation (the last where there is no validation), or the last.
-      dtype: of the weights but for the head, which is float32; None for `dtype`.
+      dtype: type of the weights but for the head, which is float32; None for `dtype`.
     """
 
     checkpoint: Literal["best", "last"] = "best"
@@ -213,9 +215,9 @@ class LogSettings:
     """What is written along the way. `metrics.jsonl` always is.
 
     Attributes:
-      tensorboard: event files in `OUT/tensorboard`.
+      tensorboard: writes event files in `OUT/tensorboard`.
       wandb: project of Weights & Biases; None for none.
-      plot: `OUT/learning_curves.png`.
+      plot: draws `OUT/learning_curves.png`.
     """
 
     tensorboard: bool = True
@@ -231,19 +233,23 @@ class TrainSettings:
       model: Hugging Face folder, hub id or run of `prb train` to start from, or "scratch".
       data: comparisons to train on: what `prb evaluate --data` takes; several, with commas between
         them, are read in turn. Of sources with splits it is "train".
-      subset, limit: of each source.
-      steps: of the optimiser.
-      seed: of new weights and of the order of the data.
-      dtype: of activations and frozen weights; trained weights, gradients and the head are float32.
-      mesh: as "fsdp=4,tensor=2"; None splits parameters over all devices.
-      method: what the model knows of the user: nothing, the profile in its context, or a learned soft prompt.
-      tuning: what is trained: the score head, low-rank updates and the head, or everything.
+      subset: reads this subset of each source alone.
+      limit: at most so many comparisons of each source.
+      steps: updates of the optimiser.
+      seed: decides new weights and the order of the data.
+      dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
+      mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
+      method: knowledge of the user that the model has: nothing, the profile in its context, or a learned soft prompt.
+      tuning: the part that is trained: the score head, low-rank updates and the head, or everything.
       profile_posts: most posts of the profile in the context ("profile_context").
-      max_length: longest conversation in tokens; None for the model's.
+      max_length: longest conversation in tokens; None for the model's own limit.
       init_head: makes a new score head where the checkpoint has none (or one with several outputs).
-      revision, tokenizer, chat_template: as for `prb evaluate`.
-      remat: what the backward pass computes again instead of keeping it.
-      attention: the machine's own choice ("auto"), the block-wise XLA program, or the machine's kernel.
+      revision: branch, tag or commit of a model on the hub.
+      tokenizer: folder or hub id of the tokenizer; None for the model's.
+      chat_template: Jinja file, or "plain", for models without a template of their own.
+      remat: activations that the backward pass computes again instead of keeping them.
+      attention: its implementation: the machine's own choice ("auto"), the block-wise XLA program, or the
+        machine's kernel.
     """
 
     model: str | None = None

@@ -15,11 +15,12 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
 from prb_jax.personal.embedding import StepUsers
+from prb_jax.runs.progress import Display
 from prb_jax.training.data import Examples, Order, Shapes
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer
-from prb_jax.training.progress import Display, Speed
+from prb_jax.training.progress import Board
 from prb_jax.training.state import Checkpoints
 from prb_jax.training.step import Extras
 from prb_jax.training.utilisation import device_peak, training_flops
@@ -65,6 +66,7 @@ class Loop:
         *,
         validation: Sequence[Comparison],
         checkpoints: Checkpoints,
+        board: Board,
         display: Display,
         log: MetricsLog | None,
         interruption: Interruption,
@@ -72,13 +74,14 @@ class Loop:
         self.settings, self.trainer = trainer.settings, trainer
         self.examples, self.order, self.shapes = examples, order, shapes
         self.validation = validation
-        self.checkpoints, self.display, self.log = checkpoints, display, log
+        self.checkpoints, self.log = checkpoints, log
+        self.board, self.display, self.speed = board, display, board.speed
         self.interruption = interruption
-        self.speed = Speed()
         self.step = 0
         self._flops: dict[int, float] = {}
         self._pending: _Dispatched | None = None
-        peak = device_peak(self.settings.dtype) if log is not None else 1.0
+        with self.speed.pause():
+            peak = device_peak(self.settings.dtype) if log is not None else 1.0
         self._peak = peak * trainer.mesh.size
 
     def run(self, done: int) -> str | None:
@@ -146,21 +149,16 @@ class Loop:
         host = dispatched.host
         if not values.pop("finite", 1.0) or not all(math.isfinite(value) for value in values.values()):
             raise self._not_finite(dispatched, values)
-        self.speed.step(pairs=len(host.members), tokens=host.tokens, flops=host.flops)
-        steps, pairs, tokens, flops = self.speed.rates()
+        self.speed.count(steps=1, pairs=len(host.members), tokens=host.tokens, flops=host.flops)
         row = {
             "step": dispatched.number,
             "epoch": self.order.epoch_of(dispatched.number),
             **values,
             "tokens": host.tokens,
-            "steps_per_second": steps,
-            "pairs_per_second": pairs,
-            "tokens_per_second": tokens,
-            "mfu": flops / self._peak,
+            **{f"{name}_per_second": self.speed.rate(name) for name in ("steps", "pairs", "tokens")},
+            "mfu": self.speed.rate("flops") / self._peak,
         }
-        self.display.update(dispatched.number, row)
-        if self.log is not None:
-            self.log.write(row)
+        self._report(dispatched.number, row)
 
     def _not_finite(self, dispatched: _Dispatched, values: Mapping[str, float]) -> RunError:
         ids = [self.examples.comparisons[member].id for member in dispatched.host.members.tolist()]
@@ -178,10 +176,15 @@ class Loop:
         with self.speed.pause():
             result = validate(self.trainer, self.validation, settings=self.settings)
         row = {f"validation_{name}": value for name, value in result.numbers().items()}
-        self.display.update(self.step, row)
-        if self.log is not None:
-            self.log.write({"step": self.step, **row})
+        self._report(self.step, {"step": self.step, **row})
         return result
+
+    def _report(self, step: int, row: Mapping[str, float]) -> None:
+        """Shows the numbers of a step and keeps them."""
+        self.board.take(step, row)
+        self.display.update()
+        if self.log is not None:
+            self.log.write(row)
 
     def _save(self, result: Validation | None) -> None:
         facts: dict[str, Any] = {"time": time.time(), "position": self.step * self.order.per_step}

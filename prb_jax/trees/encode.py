@@ -23,7 +23,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import FACTS
+from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View
 from prb_jax.text.visible import Visible, render_profile, visible
@@ -64,7 +64,7 @@ def encode_comparisons(
       view: what is shown; without a length limit of its own that of the protocol counts (none for default, 8,192
         for paper).
       pad_token_id: padding id in the model's configuration, which the paper protocol's read
-        position depends on; the tokenizer's, else its EOS, when not given.
+        position depends on; the tokenizer's when not given. Without either, the last token is read.
 
     Raises:
       DataError: naming the comparison: the template refuses it, a response with its template
@@ -95,16 +95,14 @@ def encode_each(
     encoder = _Encoder(tokenizer, view, view.max_length or facts.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
-        if facts.cuts_responses:
+        if view.protocol is Protocol.PAPER:
             if isinstance(tokenizer, PairTokenizer):
                 raise DataError(
                     f"protocol {view.protocol}: its scripts put every conversation through a chat template, which "
                     f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"
                 )
-            if pad_token_id is None:
-                pad = tokenizer.pad_token_id
-                pad_token_id = tokenizer.eos_token_id if pad is None else pad
-            yield from encoder.paper(chunk, tokenizer, pad_token_id)
+            pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
+            yield from encoder.paper(chunk, tokenizer, pad)
         else:
             yield from encoder.default(chunk)
 

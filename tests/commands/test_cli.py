@@ -12,7 +12,7 @@ import pytest
 
 from prb_jax import PrbError, cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 
 
@@ -39,7 +39,7 @@ def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
     captured = capsys.readouterr()
     for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
         assert shown in captured.out
-    assert "9/9 pairs" in captured.err
+    assert "9 of 9 pairs" in captured.err
     assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json"]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["n"] == 9

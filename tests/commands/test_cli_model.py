@@ -14,7 +14,7 @@ import pytest
 
 from tests.tiny_tokenizer import write_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("tea", "walk", "rain", "music", "bread", "hill", "train", "letter", "garden", "soup", "chess")
 
 

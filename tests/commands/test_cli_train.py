@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.training.tiny import curve, rows, write_model, write_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
 NUMBERS = ("loss", "accuracy", "margin", "grad_norm")
 
@@ -79,7 +79,7 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
     done = run(train(model, data, out), environment)
     assert done.returncode == 0, done.stderr
     assert "validation at step" in done.stdout
-    assert "step 12/12" in done.stderr
+    assert "12 of 12 steps (100%)" in done.stderr
     return out
 
 
@@ -251,3 +251,13 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
     assert "seed: 3" in shown
     with pytest.raises(SystemExit):
         main([*given, "--unknown"])
+    capsys.readouterr()
+    assert main(["train", "--show-config", "steps=3"]) == 0  # neither CONFIG nor --out nor a model
+    assert "\n# Updates of the optimiser.\nsteps: 3\n" in capsys.readouterr().out
+    assert main(["train", "--show-config", "optimizer.lr=1"]) == 2
+    assert "did you mean 'optimizer.learning_rate'?" in capsys.readouterr().err
+    for words, missing in ((["steps=3"], "CONFIG, --out"), (["configs/bt_user_blind.py"], "--out")):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *words])
+        assert ended.value.code == 2
+        assert f"the following arguments are required: {missing}\n" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prb_jax.commands.compilation_cache import cache_folder, enable_compilation_cache
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 import sys
 from prb_jax.commands.compilation_cache import enable_compilation_cache

@@ -113,6 +113,38 @@ def test_bos_of_both_protocols(tmp_path: Path) -> None:
     assert inspect_model(str(place))["BOS"] == "1 in a conversation; 2 in the paper protocol"
 
 
+def test_a_bos_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
+    place = write_model(tmp_path / "model", "qwen3")
+    file = place / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": tiny.START}))
+    facts = inspect_model(str(place))
+    assert facts["BOS"] == "2 in a conversation of 2 turns: the token opens every turn"
+    assert "BOS" not in facts["warnings"]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": tiny.BOS}))
+    assert "0 BOS in a conversation" in inspect_model(str(place))["warnings"]
+
+
+@pytest.mark.parametrize(("window", "slides", "said"), [
+    (32, "1111", "every layer sees 32 tokens"),
+    (32, "1101", "3 of 4 layers see 32 tokens, the others all"),
+    (1 << 20, "1111", "full"),  # no conversation is longer
+    (32, "0000", "full"),
+])  # fmt: skip
+def test_which_layers_slide(folder: Path, window: int, slides: str, said: str) -> None:
+    from dataclasses import replace
+
+    from prb_jax.inspection.decoder import _attention
+
+    config = replace(
+        prb.load(folder).decoder,
+        num_hidden_layers=4,
+        sliding_window=window,
+        layer_windows=tuple(each == "1" for each in slides),
+        qk_norm=False,
+    )
+    assert _attention(config) == said
+
+
 class TestForeignTokenizers:
     def test_smaller_than_the_embedding(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "qwen3", vocab_size=500)

@@ -65,7 +65,7 @@ def test_two_processes(tmp_path):
     first, second = (output[0].splitlines()[-1] for output in outputs)
     assert first == second
     assert first.endswith("True")
-    assert "10/10 pairs" in outputs[0][1]
+    assert "10 of 10 pairs" in outputs[0][1]
     assert "pairs" not in outputs[1][1]
     rows = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"c{number}" for number in range(10)]

@@ -15,7 +15,7 @@ from prb_jax.cli import main
 from prb_jax.data.comparison import Message
 from prb_jax.inspection.decoder import inspect_model
 from prb_jax.text.rules import TextRules
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
@@ -31,6 +31,11 @@ def assert_scores(model: prb.RewardModel, reference, comparison: prb.Comparison)
     expected = [reference(tree.sequence(k).tolist()) for k in range(len(tree.responses))]
     (found,) = model.score([comparison])
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def rendered(model: prb.RewardModel, conversations: list[list[Message]]) -> list[str]:
+    assert isinstance(model.tokenizer, ChatTokenizer)
+    return model.tokenizer.render(conversations)
 
 
 class TestText:
@@ -96,13 +101,76 @@ class TestText:
     def test_a_template_for_a_tokenizer_without_one(self, tmp_path: Path) -> None:
         folder, reference = write_row("ultra-rm", tmp_path, template=None)
         model = prb.load(folder)
-        assert model.tokenizer.render([CHAT]) == [f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is."]
+        assert rendered(model, [CHAT]) == [f"{tiny.BOS}Human: Is it raining?\n\nAssistant: It is."]
         assert_scores(model, reference, record(2, 3))
+        model = prb.load(folder, chat_template="rewardbench")
+        assert rendered(model, [CHAT]) == [
+            f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is.\n\n{tiny.END}"
+        ]
+        assert_scores(model, reference, record(2, 3))
+
+    def test_a_template_that_is_borrowed_with_its_tokenizer(self, tmp_path: Path) -> None:
+        borrowed = "{% for message in messages %}[INST] {{ message['content'] }}{% endfor %}"
+        folder, reference = write_row("starling", tmp_path, template=borrowed)
+        model = prb.load(folder)
+        turns = [*CHAT, Message("user", "Still?"), Message("assistant", "Yes.")]
+        first = f"{tiny.BOS}[INST] Is it raining? {tiny.END} [/INST] It is.{tiny.END}"
+        assert rendered(model, [CHAT, turns]) == [
+            first,
+            f"{first}{tiny.BOS}[INST] Still? {tiny.END} [/INST] Yes.{tiny.END}",
+        ]
+        told = rendered(model, [[Message("system", "Be brief."), *CHAT]])[0]
+        assert told.startswith(
+            f"{tiny.BOS}[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nIs it raining? {tiny.END} [/INST]"
+        )
+        assert_scores(model, reference, record(1, 3))
+        again = prb.load(convert(folder, tmp_path / "standard"))
+        assert rendered(again, [CHAT]) == [first]
+        assert rendered(prb.load(folder, chat_template=borrowed), [CHAT]) == [
+            "[INST] Is it raining?[INST] It is."
+        ]
 
     def test_the_end_of_the_prompt_must_occur(self, tmp_path: Path) -> None:
         folder, _ = write_row("armorm", tmp_path)
         with pytest.raises(prb.DataError, match=r"'c1': response 0: the ids \[128009, .*do not occur"):
             prb.load(folder).score([record(1)])
+
+
+def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        **sizes,
+        vocab_size=416,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.5,
+        final_logit_softcapping=0.7,
+    )
+    theirs = Gemma2ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    theirs.save_pretrained(tmp_path)
+    tiny.write_tokenizer(tmp_path)
+    one = prb.load(tmp_path, readout="vocabulary:17")
+    (tree,) = one.encode([record(1, 3)])
+    with torch.inference_mode():
+        logits = [theirs(torch.tensor([tree.sequence(k).tolist()])).logits[0, -1, [17, 4]] for k in range(3)]
+    expected = torch.stack(logits).double()
+    assert 0.1 < expected.abs().max() < 0.7
+    (found,) = one.score([record(1, 3)])
+    np.testing.assert_allclose(found, expected[:, 0], atol=TOLERANCE, rtol=0)
+    (found,) = prb.load(tmp_path, readout="vocabulary:17,4").score([record(1, 3)])
+    np.testing.assert_allclose(found, torch.softmax(expected, -1)[:, 0], atol=TOLERANCE, rtol=0)
+    facts = inspect_model(str(tmp_path), readout="vocabulary:17")
+    assert facts["readout"].endswith("logit of token 17 at the last token, logits capped at 0.7")
+    with pytest.raises(prb.CheckpointError, match="is not a linear head"):
+        convert(tmp_path, tmp_path / "standard", readout="vocabulary:17")
 
 
 class TestBesideAVisionTower:

@@ -104,15 +104,26 @@ def test_the_same_records_with_profiles_reordered(tmp_path, capsys):
         out = tmp_path / "new" / name
         command = ["rank-profiles", "--encoder", "bm25", "--data", str(data), "--out", str(out)]
         assert cli.main(command) == 0
-        assert capsys.readouterr().out == f"{out}: 3 comparisons, 2 with a ranked profile\n"
+        captured = capsys.readouterr()
+        assert captured.out == f"{out}: 3 comparisons, 2 with a ranked profile\n"
+        assert captured.err.startswith("ranking by bm25: 0 of 3 profiles (0%)\n")
+        assert "left, 3 of 3 profiles (100%), " in captured.err
         first, second, third = read(out)
         assert [post["id"] for post in first.pop("profile")] == ["p1", "p0", "p2"]
         assert first == {key: value for key, value in rows[0].items() if key != "profile"}
         assert second == rows[1]
         assert third["profile"][0] == rows[2]["profile"][2]
         before = out.read_bytes()
-        rank_profiles(data, encoder="bm25", out=out)
+        assert cli.main(command) == 2
+        assert (
+            capsys.readouterr().err
+            == f"prb: error: {out}: is there already; remove it, or give --out another file\n"
+        )
         assert out.read_bytes() == before
+        out.unlink()
+        rank_profiles(data, encoder="bm25", out=out, progress=False)
+        assert out.read_bytes() == before
+        assert capsys.readouterr().err == ""
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["out.jsonl", "out.jsonl.gz"]
     assert [c.id for c in read_comparisons(tmp_path / "new" / "out.jsonl")] == ["1", "2", "3"]
 
@@ -139,7 +150,7 @@ def test_what_cannot_be_ranked(tmp_path, capsys):
         rank_profiles(data, encoder="recency", out=out, mesh="data=1", max_length=8)
     with pytest.raises(RunError, match=r"out\.txt: expected a name ending in \.jsonl"):
         rank_profiles(data, encoder="bm25", out=tmp_path / "out.txt")
-    with pytest.raises(RunError, match="is the data itself"):
+    with pytest.raises(RunError, match="is there already"):
         rank_profiles(data, encoder="bm25", out=data)
     (tmp_path / "file").write_text("")
     good = write(tmp_path / "good.jsonl", [row("1", "q", posts("a"))])

@@ -334,4 +334,4 @@ def test_progress_goes_to_standard_error_as_lines(tmp_path, capsys):
     evaluate(SlowScorer(), comparisons(9), out=tmp_path)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "slow: 9/9 pairs (100%)" in captured.err
+    assert "left, 9 of 9 pairs (100%), " in captured.err

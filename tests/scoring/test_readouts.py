@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.cli import main
+from prb_jax.inspection.decoder import inspect_model
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
 from tests.scoring.records import TOLERANCE, assert_close, record, write_model
@@ -16,9 +19,9 @@ from tests.scoring.records import TOLERANCE, assert_close, record, write_model
 class TestSeveralLabels:
     def test_the_rule_must_be_named_and_is_followed(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "qwen2", num_labels=2)
-        with pytest.raises(prb.CheckpointError, match=r"2 labels, and nothing says which .* first-log"):
-            prb.load(place)
         comparison = record(1, 3)
+        with pytest.raises(prb.CheckpointError, match=r"2 labels, and nothing says which .* first-log"):
+            prb.load(place).score([comparison])
         model = prb.load(place, readout="first-logit")
         (tree,) = model.encode([comparison])
         logits = transformers_scores(place, [tree.sequence(k).tolist() for k in range(3)])
@@ -71,7 +74,8 @@ class TestPaperProtocol:
             tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True, pad=pad, num_labels=num_labels,
             pad_token_id=0 if pad == tiny.PAD else 3,
         )  # fmt: skip
-        model = prb.load(place, readout="last-softmax" if num_labels == 2 else None)
+        model = prb.load(place)
+        assert model.readout == ("logit" if num_labels == 1 else "last-softmax")
         comparisons = [record(n, 3, longest=60) for n in (1, 2, 3)]
         for limit in (80, None):
             found = model.score(comparisons, profile_posts=0, protocol="paper", max_length=limit)
@@ -92,3 +96,54 @@ class TestPaperProtocol:
         (found,) = prb.load(place).score([comparison], protocol="paper")
         expected = self.carried_out(place, comparison, comparison.question + posts, max_length=8192)
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+    def test_a_head_with_two_labels_on_the_command_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """No rule is named: the paper protocol has one, and says so; a rule that is named is followed; the
+        default protocol refuses. The model names no padding token, which is said too."""
+        place = write_model(
+            tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True, num_labels=2, pad=None,
+            pad_token_id=None,
+        )  # fmt: skip
+        comparisons = [record(n) for n in (1, 2)]
+        data = tmp_path / "pairs.jsonl"
+        data.write_text(
+            "".join(
+                json.dumps(
+                    {"id": c.id, "question": c.question, "chosen": c.responses[0], "rejected": c.responses[1]}
+                )
+                + "\n"
+                for c in comparisons
+            )
+        )
+
+        def run(name: str, *options: str) -> int:
+            return main(
+                ["evaluate", str(place), "--data", str(data), "--out", str(tmp_path / name), *options]
+            )
+
+        assert run("refused") == 2
+        assert "2 labels, and nothing says which of them is the reward" in capsys.readouterr().err
+        assert not (tmp_path / "refused").exists()
+        assert run("paper", "--protocol", "paper") == 0
+        said = capsys.readouterr().err
+        assert "the score head has 2 labels; the reward is the last of their softmax" in said
+        assert "neither config.json nor the tokenizer names a padding token" in said
+        told = json.loads((tmp_path / "paper" / "run.json").read_text())
+        assert [remark in said for remark in told["remarks"]] == [True, True]
+        assert told["inputs"]["model"]["readout"] == "last-softmax"
+        rows = [json.loads(line) for line in (tmp_path / "paper" / "scores.jsonl").read_text().splitlines()]
+        logits = [
+            transformers_scores(place, [tree.sequence(k).tolist() for k in range(2)])
+            for tree in prb.load(place).encode(comparisons, profile_posts=0, protocol="paper")
+        ]
+        expected = [1 / (1 + np.exp(pair[:, 0] - pair[:, 1])) for pair in logits]
+        assert_close([np.asarray(row["scores"]) for row in rows], expected)
+        assert run("first", "--protocol", "paper", "--readout", "first-logit") == 0
+        assert "labels;" not in capsys.readouterr().err
+        first = [json.loads(line) for line in (tmp_path / "first" / "scores.jsonl").read_text().splitlines()]
+        assert_close([np.asarray(row["scores"]) for row in first], [pair[:, 0] for pair in logits])
+        facts = inspect_model(str(place))
+        assert facts["readout"].endswith("last-softmax (protocol paper; the default one needs --readout)")
+        assert "names a padding token" in facts["warnings"]

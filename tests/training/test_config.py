@@ -1,9 +1,12 @@
 """Configs: files, overrides, types, and errors that name the key."""
 
+import dataclasses
+
 import pytest
 
 from prb_jax.errors import RunError
 from prb_jax.training.config import default_config, flat_settings, load_settings, read_config
+from prb_jax.training.meanings import explained_settings, meanings
 from prb_jax.training.settings import TrainSettings
 
 GIVEN = ["model=m", "data=d"]
@@ -31,6 +34,7 @@ def test_overrides_are_read_in_the_type_of_their_key():
             ["unknown config key 'optimizer.learning_rat'", "'optimizer.learning_rate'"],
         ),
         ("learning_rate=1", ["unknown config key 'learning_rate'", "'optimizer.learning_rate'"]),
+        ("optimizer.lr=1", ["unknown config key 'optimizer.lr'", "did you mean 'optimizer.learning_rate'"]),
         ("tunning=lora", ["unknown config key 'tunning'", "'tuning'"]),
         ("steps=1.5", ["'steps'", "a whole number", "'1.5'"]),
         ("steps=0", ["'steps'", "at least 1", "0"]),
@@ -111,16 +115,86 @@ def test_the_learning_rate_goes_by_tuning_and_width_unless_it_is_given():
     assert given.learning_rate(hidden_size=8) == 5e-5
 
 
+YAML = """
+model: m
+data: d
+steps: 7
+optimizer: {learning_rate: 1e-4, clip_norm: none}  # both are texts to a YAML reader
+lora.targets: [q, v]
+log:
+  tensorboard: false
+"""
+TOML = """
+model = "m"
+data = "d"
+steps = 7
+lora.targets = ["q", "v"]
+log.tensorboard = false
+[optimizer]
+learning_rate = 1e-4
+clip_norm = "none"
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML)])
+def test_yaml_and_toml_are_configs(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    found = load_settings(tmp_path / name, ["steps=9"])
+    assert found == load_settings(
+        {"model": "m", "data": "d", "steps": 9, "optimizer": {"learning_rate": 1e-4, "clip_norm": None},
+         "lora.targets": ["q", "v"], "log.tensorboard": False}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.yaml", "optimizer: {lr: 1}", ["unknown config key 'optimizer.lr'", "'optimizer.learning_rate'"]),
+        ("a.yaml", "steps: 1\nsteps: 2", ["not YAML", "line 2", "'steps' is given twice"]),
+        ("a.yaml", "log: {plot: true}\nlog.plot: false", ["'log.plot' is given twice"]),
+        ("a.yaml", "steps: [", ["not YAML", "line 1"]),
+        ("a.yaml", "steps: many", ["'steps'", "a whole number", "'many'"]),
+        ("a.yaml", "- 1", ["expected keys with values", "[1]"]),
+        ("a.yaml", "[" * 5000, ["not YAML", "nested too deeply"]),
+        ("a.yaml", "steps: !!python/name:os.system", ["not YAML"]),
+        ("a.toml", "steps = \nseed = 1", ["not TOML", "line 1"]),
+        ("a.toml", "steps = 1.5", ["'steps'", "a whole number", "1.5"]),
+        ("a.toml", "optimizer = 1", ["'optimizer' is a section"]),
+    ],
+)
+def test_a_fault_of_a_yaml_or_toml_file_is_one_line_that_names_it(tmp_path, name, text, parts):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunError) as caught:
+        load_settings(tmp_path / name)
+    said = str(caught.value)
+    assert "\n" not in said
+    for part in [str(tmp_path / name), *parts]:
+        assert part in said
+    with pytest.raises(RunError, match=r"absent\.yaml: no such config file"):
+        load_settings(tmp_path / "absent.yaml")
+
+
+def test_every_option_is_shown_with_its_meaning_as_a_config(tmp_path):
+    settings = load_settings(default_config(), [*GIVEN, "optimizer.b2=0.5", "lora.targets=q,k"])
+    text = explained_settings(settings)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\n\n# Decay of Adam's second moment.\noptimizer.b2: 0.5\n" in text
+    assert "One of: head, lora, full.\ntuning: " in text
+    shown = [line.partition(":")[0] for line in text.splitlines() if line and not line.startswith("#")]
+    assert shown == list(flat_settings(settings))
+    file = tmp_path / "shown.yaml"
+    file.write_text(text)
+    assert load_settings(file) == settings
+
+
 def test_every_option_is_documented():
     def undocumented(section: type) -> list[str]:
-        import dataclasses
-
-        missing = []
+        explained, missing = meanings(section), []
         for field in dataclasses.fields(section):
             value = getattr(section(), field.name)
             if dataclasses.is_dataclass(value):
                 missing += undocumented(type(value))
-            elif field.name not in (section.__doc__ or ""):
+            elif not explained.get(field.name):
                 missing.append(field.name)
         return missing
 

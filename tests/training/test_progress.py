@@ -6,58 +6,61 @@ import signal
 
 import pytest
 
+from prb_jax.runs.progress import Speed, show_progress
+from prb_jax.training.curves import _running_mean
 from prb_jax.training.interruption import watch_signals
-from prb_jax.training.progress import Board, Speed, show_training
-
-
-def test_speed_counts_training_alone():
-    now = [0.0]
-    speed = Speed(clock=lambda: now[0])
-    assert speed.rates() == (0, 0, 0, 0)
-    now[0] = 60.0  # compiling
-    speed.step(pairs=8, tokens=800, flops=1e6)
-    for _ in range(4):
-        now[0] += 0.5
-        speed.step(pairs=8, tokens=800, flops=1e6)
-    with speed.pause():
-        now[0] += 100  # validation
-    now[0] += 0.5
-    speed.step(pairs=8, tokens=800, flops=1e6)
-    assert speed.rates() == pytest.approx((2, 16, 1600, 2e6))
+from prb_jax.training.progress import MEAN_STEPS, Board
 
 
 def test_the_line_says_all_there_is_to_say():
-    board = Board(total=1000)
-    board.update(10, {"loss": 0.7, "accuracy": 0.5, "margin": 0.1})
-    board.update(
-        120,
-        {
-            "loss": 0.6,
-            "pairs_per_second": 55.0,
-            "tokens_per_second": 120e3,
-            "mfu": 0.41,
-            "steps_per_second": 2.0,
-        },
-    )
-    board.update(120, {"validation_loss": 0.65, "validation_accuracy": 0.61})
-    line = board.line()
-    for part in ("step 120/1,000", "loss 0.690", "accuracy 0.50", "validation 0.650 / 0.61", "55 pairs/s",
-                 "120k tokens/s", "MFU 41%", "7:20 left"):  # fmt: skip
-        assert part in line
+    now = [0.0]
+    board = Board(1000, speed=Speed(lambda: now[0]))
+    board.take(10, {"loss": 0.7, "accuracy": 0.5, "margin": 0.1})
+    now[0] += 1
+    board.speed.count(steps=2, pairs=55, tokens=120e3)
+    board.take(120, {"loss": 0.6, "accuracy": 1.0, "mfu": 0.41})
+    board.take(120, {"validation_loss": 0.65, "validation_accuracy": 0.61})
+    with show_progress("training", board, enabled=False) as display:
+        lines = display.text().splitlines()
+    assert lines == [
+        "7:20 left, 120 of 1,000 steps (12%), loss 0.650, accuracy 0.75, margin 0.10,",
+        "validation loss 0.650, validation accuracy 0.61, 55 pairs/s, 120k tokens/s,",
+        "MFU 41%",
+    ]
+
+
+def test_means_are_of_the_last_steps_alone():
+    board = Board(100)
+    for step, value in enumerate([1.0, 0.0]):
+        board.take(step, {"accuracy": value})
+    assert "accuracy 0.50" in board.parts()
+    for step in range(MEAN_STEPS):
+        board.take(step, {"accuracy": 0.25})
+    assert "accuracy 0.25" in board.parts()
+
+
+def test_the_drawn_mean_does_not_run_behind():
+    rising = [0.1 * n for n in range(400)]
+    assert _running_mean(rising) == pytest.approx(rising)
+    assert _running_mean([1.0, 0.0]) == [1.0, 0.0]
+    noisy = _running_mean([n % 2 for n in range(401)])
+    assert noisy[200] == pytest.approx(0.5, abs=0.05)
+    assert _running_mean([]) == []
 
 
 def test_without_a_terminal_there_are_lines_and_with_progress_off_messages_only():
-    stream = io.StringIO()
-    with show_training(total=3, stream=stream, seconds_between_lines=0) as display:
-        display.update(1, {"loss": 0.5})
-        display.say("a message")
-    lines = stream.getvalue().splitlines()
-    assert lines == ["step 0/3 (compiling)", "step 1/3, loss 0.500", "a message"]
-    quiet = io.StringIO()
-    with show_training(total=3, stream=quiet, enabled=False) as display:
-        display.update(1, {"loss": 0.5})
-        display.say("a message")
-    assert quiet.getvalue() == "a message\n"
+    for enabled, expected in (
+        (True, ["training: 0 of 3 steps (0%)", "1 of 3 steps (33%), loss 0.500"]),
+        (False, []),
+    ):
+        stream, board = io.StringIO(), Board(3)
+        with show_progress(
+            "training", board, stream=stream, seconds_between_lines=0, enabled=enabled
+        ) as display:
+            board.take(1, {"loss": 0.5})
+            display.update()
+            display.say("a message")
+        assert stream.getvalue().splitlines() == [*expected, "a message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

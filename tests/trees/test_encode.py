@@ -285,15 +285,17 @@ class TestPaper:
         chat = load_tokenizer(tiny.write_tokenizer(tmp_path / "own", template=tiny.CHAT_WITH_BOS))
         tree = self.encode(chat, record)
         assert tree.read == tuple(len(response) - 1 for response in tree.responses)
-        # padding is end-of-turn, by the tokenizer, by default, or by the model's configuration
+        # padding is end-of-turn, by the tokenizer or by the model's configuration
         shared = load_tokenizer(
             tiny.write_tokenizer(tmp_path / "eos", template=tiny.CHAT_WITH_BOS, pad=tiny.END)
         )
         none = load_tokenizer(tiny.write_tokenizer(tmp_path / "none", template=tiny.CHAT_WITH_BOS, pad=None))
-        for one, pad in ((shared, None), (none, None), (chat, chat.eos_token_id)):
+        for one, pad in ((shared, None), (chat, chat.eos_token_id)):
             tree = self.encode(one, record, pad_token_id=pad)
             assert tree.read == tuple(len(response) - 2 for response in tree.responses)
             assert [tree.sequence(k)[-1] for k in range(2)] == [one.eos_token_id] * 2
+        # no padding at all: the last token
+        assert self.encode(none, record).read == tuple(len(response) - 1 for response in tree.responses)
 
     def test_last_non_pad(self) -> None:
         ids = np.asarray([4, 9, 5, 9, 9], np.int32)

@@ -68,6 +68,7 @@ class DecoderConfig:
       embedding_scale: multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1.
       attention_scale: multiplies q k^T.
       attn_logit_softcapping: c in c tanh(logits / c); None for no cap.
+      final_logit_softcapping: the same for the logits of the vocabulary, where a read-out takes those.
       sliding_window: w: a sliding layer sees keys at distance 0 to w - 1. None when there is none.
       layer_windows: for each layer, whether it slides.
       rope: (full layers, sliding layers); the second is None where both are the same.
@@ -102,6 +103,7 @@ class DecoderConfig:
     embedding_scale: float | None
     attention_scale: float
     attn_logit_softcapping: float | None
+    final_logit_softcapping: float | None
     sliding_window: int | None
     layer_windows: tuple[bool, ...]
     rope: tuple[RopeConfig, RopeConfig | None]
@@ -209,6 +211,11 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         embedding_scale=hidden_size**0.5 if family.gemma else None,
         attention_scale=_attention_scale(fields, family, head_dim=head_dim),
         attn_logit_softcapping=_softcap(fields, family),
+        final_logit_softcapping=fields.optional_number(
+            "final_logit_softcapping", default=family.defaults["final_logit_softcapping"]
+        )
+        if family.softcaps_vocabulary
+        else None,
         sliding_window=sliding_window,
         layer_windows=layer_windows,
         rope=_rope(fields, family, head_dim=head_dim, max_position_embeddings=max_positions),

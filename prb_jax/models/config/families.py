@@ -34,6 +34,7 @@ class Family:
         since 2).
       local_rope: sliding layers have their own rope.
       softcaps_attention: ``attn_logit_softcapping`` is honoured.
+      softcaps_vocabulary: ``final_logit_softcapping`` is, in the logits of a vocabulary.
     """
 
     architecture: str
@@ -47,6 +48,7 @@ class Family:
     post_norms: bool = False
     local_rope: bool = False
     softcaps_attention: bool = False
+    softcaps_vocabulary: bool = False
 
 
 def _defaults(**values: Any) -> Mapping[str, Any]:
@@ -123,13 +125,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gemma2": Family(
             architecture="Gemma2ForSequenceClassification",
-            defaults=_defaults(**_GEMMA, max_position_embeddings=8192, attn_logit_softcapping=50.0),
+            defaults=_defaults(
+                **_GEMMA,
+                max_position_embeddings=8192,
+                attn_logit_softcapping=50.0,
+                final_logit_softcapping=30.0,
+            ),
             bias="field",
             windows="pattern",
             window_period=2,
             gemma=True,
             post_norms=True,
             softcaps_attention=True,
+            softcaps_vocabulary=True,
         ),
         "gemma3_text": Family(
             architecture="Gemma3TextForSequenceClassification",
@@ -138,6 +146,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 max_position_embeddings=131_072,
                 rope_theta=1_000_000.0,
                 rope_local_base_freq=10_000.0,
+                final_logit_softcapping=None,
             ),
             bias="field",
             windows="pattern",
@@ -146,6 +155,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             gemma=True,
             post_norms=True,
             local_rope=True,
+            softcaps_vocabulary=True,
         ),
     }
 )

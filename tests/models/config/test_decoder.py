@@ -167,6 +167,7 @@ def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None
     assert config.attention_scale == scalar**-0.5
     assert config.embedding_scale == (hf.hidden_size**0.5 if gemma else None)
     assert config.attn_logit_softcapping == getattr(hf, "attn_logit_softcapping", None)
+    assert config.final_logit_softcapping == getattr(hf, "final_logit_softcapping", None)
     assert config.mlp_bias == getattr(hf, "mlp_bias", False)
 
     if config.model_type in ("llama", "gemma"):

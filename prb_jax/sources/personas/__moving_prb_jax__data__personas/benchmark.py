@@ -1,0 +1,225 @@
+"""Generating the benchmark: groups of judgements become records, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TypeVar
+
+from prb_jax.sources.personas.answers import write_contrast, write_question
+from prb_jax.sources.personas.ceilings import Ceilings, measure_ceilings
+from prb_jax.sources.personas.design import SLIP_SHARE, Group, plan_groups
+from prb_jax.sources.personas.draws import Draws
+from prb_jax.sources.personas.flaws import all_flaws, write_flawed_pair
+from prb_jax.sources.personas.people import Persona, make_people, show_profile
+from prb_jax.sources.personas.phrases import Topic
+from prb_jax.sources.personas.pools import Pools, load_pools
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.sources.personas import rationale
+
+T = TypeVar("T")
+
+PERSONAL_PARTS: Mapping[str, int] = {"train": 7600, "test-seen": 1200, "test-unseen": 1200}
+GENERIC_PARTS: Mapping[str, int] = {"generic-train": 1500, "generic-test": 500}
+UNIONS: Mapping[str, tuple[str, ...]] = {
+    "test": ("test-seen", "test-unseen"),
+    "all": (*PERSONAL_PARTS, *GENERIC_PARTS),
+}
+PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, *UNIONS)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The generated benchmark.
+
+    Attributes:
+      parts: the records by part; "test" and "all" are unions of the others.
+      people: the personas, with their true tastes.
+      levels: for every personalised record, by id, the levels per axis of its chosen answer (the
+        rejected one has the opposite levels): what a reader who understands the answers knows.
+      ceilings: the best possible accuracies of the personalised parts, of "test" and of "personal",
+        which stands for all 10,000 personalised records.
+    """
+
+    parts: Mapping[str, tuple[Comparison, ...]]
+    people: tuple[Persona, ...]
+    levels: Mapping[str, tuple[int, ...]]
+    ceilings: Mapping[str, Ceilings]
+
+    @property
+    def best_user_blind_accuracy(self) -> float:
+        """Over all personalised records: what nobody can exceed who does not know the user."""
+        return self.ceilings["personal"].user_blind
+
+    @property
+    def best_persona_aware_accuracy(self) -> float:
+        """Over all personalised records: the accuracy of one who knows every user's tastes."""
+        return self.ceilings["personal"].persona_aware
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """A record before it has its place: who chose which answer to what."""
+
+    topic: Topic
+    question: str
+    chosen: str
+    rejected: str
+    person: Persona
+    levels: tuple[int, ...]
+
+
+@lru_cache(maxsize=2)
+def generate(seed: int = 0) -> Benchmark:
+    """The whole benchmark, in a second or two; the latest ones are kept.
+
+    The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
+
+    Raises:
+      ValueError: for a negative seed.
+    """
+    if seed < 0:
+        raise ValueError(f"seed: expected 0 or more, found {seed}")
+    pools = load_pools()
+    streams = (Draws(seed * 100 + number) for number in range(100))  # one for each part
+    people = make_people(next(streams), pools)
+    seen = [person for person in people if person.seen]
+    unseen = [person for person in people if not person.seen]
+    written: set[str] = set()
+    parts: dict[str, tuple[Comparison, ...]] = {}
+    groups: dict[str, list[Group]] = {}
+    levels: dict[str, tuple[int, ...]] = {}
+    for part, records in PERSONAL_PARTS.items():
+        draws = next(streams)
+        crowd = unseen if part == "test-unseen" else seen
+        topics = pools.topics_of("train" if part == "train" else "test")
+        groups[part] = plan_groups(draws, crowd, records=records)
+        judgements = _judge(draws, pools, crowd, topics, groups[part], written)
+        parts[part] = tuple(_personal_record(draws, pools, part, i, j) for i, j in enumerate(judgements))
+        levels |= {record.id: j.levels for record, j in zip(parts[part], judgements, strict=True)}
+    for part, records in GENERIC_PARTS.items():
+        crowd, split = (seen, "train") if part == "generic-train" else (people, "test")
+        topics = pools.topics_of(split)
+        parts[part] = tuple(_generic_records(next(streams), pools, part, records, crowd, topics, written))
+    parts |= {name: tuple(c for part in union for c in parts[part]) for name, union in UNIONS.items()}
+    measured = {part: (part,) for part in PERSONAL_PARTS}
+    measured |= {"test": UNIONS["test"], "personal": tuple(PERSONAL_PARTS)}
+    ceilings = {
+        name: measure_ceilings(
+            [c for part in union for c in parts[part]],
+            people=people,
+            levels=levels,
+            groups=[group for part in union for group in groups[part]],
+        )
+        for name, union in measured.items()
+    }
+    return Benchmark(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
+
+
+def _judge(
+    draws: Draws,
+    pools: Pools,
+    crowd: Sequence[Persona],
+    topics: Sequence[Topic],
+    groups: Sequence[Group],
+    written: set[str],
+) -> list[_Judgement]:
+    """Write the two answers of every group, let its members choose (a few slip), and mix the results."""
+    records = sum(len(group.first) + len(group.second) for group in groups)
+    slips = round(records * SLIP_SHARE)
+    slipped = iter(draws.shuffled([True] * slips + [False] * (records - slips)))
+    subjects = _in_rounds(draws, topics)
+    judgements = []
+    for group in groups:
+        topic = next(subjects)
+        question = write_question(draws, pools, topic)
+        first, second = _write_pair(draws, pools, topic, group, written)
+        opposite = tuple(-level for level in group.levels)
+        for members, favours_first in ((group.first, True), (group.second, False)):
+            for member in members:
+                if favours_first != next(slipped):
+                    outcome = (first, second, crowd[member], group.levels)
+                else:
+                    outcome = (second, first, crowd[member], opposite)
+                judgements.append(_Judgement(topic, question, *outcome))
+    return draws.shuffled(judgements)
+
+
+def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written: set[str]) -> tuple[str, str]:
+    """Two answers with the levels of the group and their opposite, unlike all written before."""
+    majority = 1 if len(group.first) >= len(group.second) else -1
+    manners = [
+        [
+            axis.pole(sign * level)
+            for axis, level in zip(pools.axes, group.levels, strict=True)
+            for _ in range(abs(level))
+        ]
+        for sign in (1, -1)
+    ]
+    while True:
+        first, second = write_contrast(draws, pools, topic, *manners)
+        longer = (len(first) - len(second)) * majority
+        if longer * group.longer < 0 or (group.longer and not longer):
+            continue
+        if first not in written and second not in written:
+            written.update((first, second))
+            return first, second
+
+
+def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgement: _Judgement) -> Comparison:
+    person, topic, levels = judgement.person, judgement.topic, judgement.levels
+    profile = show_profile(draws, person)
+    return Comparison(
+        id=f"{part}-{index:04d}",
+        question=judgement.question,
+        chosen=judgement.chosen,
+        rejected=judgement.rejected,
+        user_id=person.id,
+        profile=profile,
+        category=topic.domain,
+        subset="personal-seen" if person.seen else "personal-unseen",
+        rubric_aspects=rationale.personal_aspects(draws, pools, person, profile, levels),
+        narrative=rationale.personal_narrative(draws, pools, person, topic, levels),
+    )
+
+
+def _generic_records(
+    draws: Draws,
+    pools: Pools,
+    part: str,
+    records: int,
+    crowd: Sequence[Persona],
+    topics: Sequence[Topic],
+    written: set[str],
+) -> Iterator[Comparison]:
+    """Pairs of a proper and a flawed answer; flaws, people, topics and lengths in equal shares."""
+    flaws, people = _in_rounds(draws, all_flaws(pools)), _in_rounds(draws, crowd)
+    subjects, lengths = _in_rounds(draws, topics), _in_rounds(draws, (1, -1))
+    for index in range(records):
+        topic, flaw, person = next(subjects), next(flaws), next(people)
+        longer = next(lengths)
+        pair = write_flawed_pair(draws, pools, topic, flaw, longer=longer)
+        while pair.good in written or pair.bad in written:
+            pair = write_flawed_pair(draws, pools, topic, flaw, longer=longer)
+        written.update((pair.good, pair.bad))
+        yield Comparison(
+            id=f"{part}-{index:04d}",
+            question=write_question(draws, pools, topic),
+            chosen=pair.good,
+            rejected=pair.bad,
+            user_id=person.id,
+            profile=show_profile(draws, person),
+            category=topic.domain,
+            subset="generic",
+            rubric_aspects=rationale.generic_aspects(topic, flaw),
+            narrative=rationale.generic_narrative(person, topic, flaw),
+        )
+
+
+def _in_rounds(draws: Draws, items: Sequence[T]) -> Iterator[T]:
+    """The items without end, in a new random order each round."""
+    while True:
+        yield from draws.shuffled(items)

@@ -1,0 +1,103 @@
+"""`prb evaluate --config FILE`: the file, the command line before it, and what run.json says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prb_jax.cli import main
+from tests.scoring.slow_scorer import comparisons
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in comparisons(8)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["yaml", "toml"])
+def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, data, kind) -> None:
+    out, config = tmp_path / "run", tmp_path / f"options.{kind}"
+    if kind == "yaml":
+        config.write_text(
+            f"model: baseline:random\ndata: [absent.jsonl]\nlimit: 3\nseed: 5\nout: {out}\nno-progress: true\n"
+            "subset: null\n"
+        )
+    else:
+        config.write_text(
+            f'model = "baseline:random"\ndata = "absent.jsonl"\nlimit = 3\nseed = 5\nout = "{out}"\n'
+            "no_progress = true\n"
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "prb_jax", "evaluate", "--config", config, "baseline:length", "--data", data,
+         "--seed=0"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress
+    run = json.loads((out / "run.json").read_text())
+    assert run["inputs"]["model"] == {"name": "baseline:length"}
+    assert (run["inputs"]["limit"], run["inputs"]["seed"]) == (3, 0)
+    # The recorded command is the whole one: it gives the same run without the file.
+    assert run["command"] == [
+        "prb", "evaluate", "baseline:length", "--data", str(data), "--out", str(out), "--limit", "3", "--no-progress",
+    ]  # fmt: skip
+    before = (out / "summary.json").read_bytes()
+    assert main(run["command"][1:]) == 0
+    assert (out / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("profil_posts: 3", ["unknown config key 'profil_posts'", "did you mean 'profile_posts'?"]),
+        ("limit: 0", ["'limit'", "expected a number above 0, found 0"]),
+        ("limit: many", ["'limit'", "expected a whole number, found 'many'"]),
+        ("limit: true", ["'limit'", "expected a whole number, found True"]),
+        ("protocol: other", ["'protocol'", "expected default or paper, found 'other'"]),
+        ("mesh: 4", ["'mesh'", "expected a text, found 4"]),
+        ("no_progress: 1", ["'no_progress'", "expected true or false, found 1"]),
+        ("data: {a: 1}", ["'data'", "expected a text or a list of texts"]),
+        ("max-length: 1\nmax_length: 2", ["'max_length' is given twice"]),
+        ("config: other.yaml", ["unknown config key 'config'"]),
+    ],
+)
+def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, data, text, parts, capsys) -> None:
+    config = tmp_path / "options.yaml"
+    config.write_text(text)
+    arguments = [
+        "baseline:length",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "run"),
+        "--config",
+        str(config),
+    ]
+    assert main(["evaluate", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    for part in [f"prb: error: {config}: ", *parts]:
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_given_in_neither_place_is_missing(tmp_path, data, capsys) -> None:
+    config = tmp_path / "options.toml"
+    config.write_text('model = "baseline:length"')
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--config", str(config), "--data", str(data)])
+    assert ended.value.code == 2
+    assert "the following arguments are required: --out\n" in capsys.readouterr().err
+    # A model may stand behind options, with a file or without.
+    assert (
+        main(
+            ["evaluate", "--limit", "2", "baseline:random", "--data", str(data), "--out", str(tmp_path / "r")]
+        )
+        == 0
+    )
+    assert main(["evaluate", "--config", str(config), "--data", str(data), "--out", str(tmp_path / "s")]) == 0
+    assert json.loads((tmp_path / "s" / "summary.json").read_text())["model"] == "baseline:length"
