@@ -15,12 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prb_jax import __version__
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
 from prb_jax.errors import PrbError, PrbWarning, RunError
 from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
 from prb_jax.processes.sharing import process_index
+from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation

@@ -23,7 +23,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
-from prb_jax.models.quantization import SCALES
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
@@ -40,6 +39,10 @@ RULES: Mapping[str, tuple[str, ...] | None] = {
 }
 
 # Logical axes of every parameter, by its place in the tree.
+BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
+SCALE_SUFFIXES = (WEIGHT_SCALE, BOTH_SCALE)
+"""What the names of a quantised matrix's scales end with, the longer first."""
+
 PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "embed": ("vocab", "model"),
     "layers/q": (None, "model", "heads"),
@@ -230,7 +233,7 @@ def parameter_axes(place: str) -> tuple[str | None, ...]:
     do the scales of a quantised one, which have its output axis."""
     if place in PARAMETER_AXES:
         return PARAMETER_AXES[place]
-    for suffix in SCALES:
+    for suffix in SCALE_SUFFIXES:
         if place.endswith(suffix):
             layer, _, outputs = PARAMETER_AXES[place.removesuffix(suffix)]
             return (layer, outputs)

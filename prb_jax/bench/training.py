@@ -11,13 +11,15 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prb_jax.bench.rivals.trl_training import TrlTrainer
 from prb_jax.bench.table import Column, print_results
+from prb_jax.bench.timed_step import OPTIMIZER, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
@@ -26,15 +28,8 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
 from prb_jax.training.losses import LossConfig
-from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.step import TrainState, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import training_flops
-
-if TYPE_CHECKING:
-    from prb_jax.bench.rivals.trl_training import TrlTrainer
-
-OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant", clip_norm=1.0)
-"""What both sides train with."""
 
 _MAX_BUCKETS = 4
 
@@ -75,16 +70,6 @@ class TrainingResult:
     against_padding_waste: float | None = None
     loss_difference: float | None = None
     attention: str | None = None
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
-
-    seconds: float
-    loss: float
-    padded_tokens: int
-    tokens: int
 
 
 class TreeTrainer:
@@ -224,8 +209,6 @@ def bench_training(
 
 
 def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
-    from prb_jax.bench.rivals.trl_training import TrlTrainer
-
     return TrlTrainer(model.decoder, model.params, dtype=model.dtype, pairs=against_pairs)
 
 

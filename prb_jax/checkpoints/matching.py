@@ -17,6 +17,7 @@ from prb_jax.checkpoints.hf_map import (
     ignored_reason,
     leaf_maps,
 )
+from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex
 from prb_jax.errors import CheckpointError
@@ -141,7 +142,7 @@ def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: 
     """
     if not config.tie_word_embeddings or OUTPUT_EMBEDDING_KEY not in index.tensors:
         return
-    embedding = f"{config.layout.module('embed')}.weight"
+    embedding = f"{module_name(config.layout, 'embed')}.weight"
     first, second = index.tensors[embedding], index.tensors[OUTPUT_EMBEDDING_KEY]
     equal = first.shape == second.shape and first.dtype == second.dtype
     rows, columns = first.shape

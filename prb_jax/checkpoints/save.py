@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from prb_jax.checkpoints.hf_map import EMBEDDING_KEY, LeafMap, flatten, leaf_maps
-from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.layout import STANDARD
 from prb_jax.readouts.heads import LINEAR
 
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}

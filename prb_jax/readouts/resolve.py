@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
@@ -229,7 +229,7 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     layout = row.layout
     for prefix in row.prefixes:
         layout = replace(row.layout, prefix=prefix)
-        if f"{layout.module('final_norm')}.weight" in shapes:
+        if f"{module_name(layout, 'final_norm')}.weight" in shapes:
             break
     raw["final_logit_softcapping"] = config.final_logit_softcapping
     head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)

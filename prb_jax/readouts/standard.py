@@ -13,10 +13,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layout import STANDARD
 from prb_jax.readouts.heads import LINEAR, Linear, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.text.rules import PLAIN_RULES

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import prb_jax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -48,6 +46,7 @@ from prb_jax.text.protocol import Protocol
 from prb_jax.text.view import View, choose_view
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
+from prb_jax.version import versions
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -356,13 +355,7 @@ def _accepting(scorer: Scorer, view: View) -> Scorer:
 def _versions(*, plain: bool) -> dict[str, str | None]:
     """Versions of everything that computes."""
     packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return versions(packages)
 
 
 def _session(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-import prb_jax
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
+from prb_jax.version import versions
 
 # Where and how fast, what is kept and what is shown: the result does not depend on them. The model and the
 # data are known by their contents instead.
@@ -66,10 +65,4 @@ def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
 
 def computing_versions() -> dict[str, str | None]:
     """Versions of everything that computes in training."""
-    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
-    for package in _COMPUTING:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return versions(_COMPUTING)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.layout import STANDARD
 from prb_jax.checkpoints.load import load_params
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layout import STANDARD
 from prb_jax.models.decoder import Params, score_tree
 from prb_jax.readouts.heads import Linear
 from prb_jax.readouts.registry import ROWS

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.checkpoints.layout import STANDARD, Layout
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.config.layer_windows import parse_layer_windows
+from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.config.rope import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
 from prb_jax.models.config.shared import (
     WITHOUT_EFFECT,
