@@ -145,7 +145,7 @@ def test_an_evaluation_is_not_overwritten(tmp_path):
 
 def test_a_record_that_is_none_is_refused(tmp_path):
     (tmp_path / "quickstart.json").write_text("{")
-    with pytest.raises(RunError, match="not JSON"):
+    with pytest.raises(RunError, match="not valid JSON"):
         quickstart(out=tmp_path, progress=False)
     (tmp_path / "quickstart.json").write_text('{"kind": "x"}')
     with pytest.raises(RunError, match="not of `prb quickstart`"):

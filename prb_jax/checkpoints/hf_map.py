@@ -12,17 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prb_jax.checkpoints.layout import (
-    EMBEDDING_KEY,
-    HEAD_KEY,
-    OUTPUT_EMBEDDING_KEY,
-    has_fused_qkv,
-    layer_module_name,
-    module_name,
-)
+from prb_jax.checkpoints.layout import has_fused_qkv, layer_module_name, module_name
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layout import STANDARD, Layout
-from prb_jax.readouts.heads import Linear, Vocabulary
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
+from prb_jax.models.head import Linear, Vocabulary
 
 __all__ = [
     "EMBEDDING_KEY",

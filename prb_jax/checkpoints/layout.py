@@ -5,10 +5,6 @@ from types import MappingProxyType
 
 from prb_jax.models.config.layout import Layout, Style
 
-EMBEDDING_KEY = "model.embed_tokens.weight"
-HEAD_KEY = "score.weight"
-OUTPUT_EMBEDDING_KEY = "lm_head.weight"
-
 #: Our leaf -> module of a checkpoint; inside a layer for those of ``_OF_A_LAYER``.
 _NAMES: Mapping[Style, Mapping[str, str]] = MappingProxyType(
     {

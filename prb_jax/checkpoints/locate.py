@@ -52,7 +52,7 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
             raise CheckpointError(
                 f"{path}: revision {quote(revision)} was asked for, but this is a local folder"
             )
-        return ModelFolder(str(name), _trained_model(path), None)
+        return ModelFolder(str(name), _without_pipes(_trained_model(path)), None)
     if path.exists():
         raise CheckpointError(f"{path}: expected a model folder, found a file")
     text = str(name)
@@ -86,6 +86,14 @@ def _trained_model(path: Path) -> Path:
             f"command continues it, and `prb convert {path} DST` writes its best checkpoint"
         )
     return path / _TRAINED_MODEL
+
+
+def _without_pipes(folder: Path) -> Path:
+    """The folder itself; others open its files too, and reading a pipe or a device waits or goes on forever."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path}: expected a file, found a pipe or a device")
+    return folder
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -11,14 +11,14 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from prb_jax.checkpoints.hf_map import EMBEDDING_KEY, LeafMap, flatten, leaf_maps
+from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import STANDARD
-from prb_jax.readouts.heads import LINEAR
+from prb_jax.models.config.layout import EMBEDDING_KEY, STANDARD
+from prb_jax.models.head import LINEAR
 
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 

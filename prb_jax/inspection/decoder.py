@@ -15,9 +15,10 @@ from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, vie
 from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.scoring.inputs import read_inputs
@@ -206,7 +207,8 @@ def _bos(chat: ChatTokenizer) -> str:
 
 def _opens_turns(chat: ChatTokenizer) -> bool:
     """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
-    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
+    bos = chat.bos_token_id
+    return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -265,8 +267,8 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    written = chat.encode(probe).count(chat.bos_token_id)
-    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+    bos = chat.bos_token_id
+    if bos is not None and (written := chat.encode(probe).count(bos)) != 1 and not _opens_turns(chat):
         said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")

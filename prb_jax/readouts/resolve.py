@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, module_name
+from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.readouts.heads import TOGETHER, Linear, Steps, Vocabulary
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY
+from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.readouts.heads import TOGETHER, Steps
 from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import TextRules

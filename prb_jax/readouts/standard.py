@@ -17,7 +17,7 @@ from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layout import STANDARD
-from prb_jax.readouts.heads import LINEAR, Linear, Vocabulary
+from prb_jax.models.head import LINEAR, Linear, Vocabulary
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.text.rules import PLAIN_RULES
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer

@@ -16,16 +16,18 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
 from prb_jax.models.config.shared import choose_dtype
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
@@ -108,9 +110,9 @@ class RewardModel:
     __repr__ = short_repr
 
     @overload
-    def score(
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
         self,
-        comparisons: Comparison,
+        comparisons: Comparison | Mapping[str, Any],
         *,
         profile_posts: int | None = None,
         protocol: str | None = None,
@@ -120,7 +122,7 @@ class RewardModel:
     @overload
     def score(
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int | None = None,
         protocol: str | None = None,
@@ -129,7 +131,7 @@ class RewardModel:
     ) -> list[np.ndarray]: ...
     def score(
         self,
-        comparisons: Comparison | Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int | None = None,
         protocol: str | None = None,
@@ -139,8 +141,8 @@ class RewardModel:
         """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: several comparisons, or a single one, of which its array [K] is returned; labels are not
-            looked at.
+          comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
+            its array [K] is returned; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
             as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
           protocol: "default" or "paper"; that of the training, or "default".
@@ -151,7 +153,7 @@ class RewardModel:
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
-        several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+        several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(
             several,
@@ -162,7 +164,7 @@ class RewardModel:
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
-        return scores[0] if isinstance(comparisons, Comparison) else scores
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def reward(
         self,

@@ -15,8 +15,8 @@ from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.config.shared import DTYPES
+from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.readouts.heads import Linear, Vocabulary
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.readouts.standard import (
     LAYOUTS,

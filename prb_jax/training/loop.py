@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.data.records import Records
 from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
@@ -66,6 +67,8 @@ def train(
     config: Config,
     *,
     out: str | Path,
+    data: Records | None = None,
+    validation: Records | None = None,
     overrides: Sequence[str] = (),
     progress: bool = True,
     command: Sequence[str] = (),
@@ -80,6 +83,8 @@ def train(
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
         settings.
       out: the run folder; see `prb_jax.training.folder`.
+      data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
+        files and data sets.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -90,13 +95,13 @@ def train(
       DataError: the data cannot be used.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    settings = load_settings(config, overrides)
+    settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
     mesh = make_mesh(settings.mesh)
-    data = read_training_data(settings)
-    start = start_from(settings, data.train, out=path)
-    inputs = run_inputs(settings, data, start)
+    found = read_training_data(settings, data=data, validation=validation)
+    start = start_from(settings, found.train, out=path)
+    inputs = run_inputs(settings, found, start)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
@@ -109,8 +114,8 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        users = find_users(settings, data.train, out=path)
-        run = _Run(settings, path, mesh, data, make_trainer(settings, start, mesh=mesh, users=users))
+        users = find_users(settings, found.train, out=path)
+        run = _Run(settings, path, mesh, found, make_trainer(settings, start, mesh=mesh, users=users))
         return run.go(progress=progress)
 
 

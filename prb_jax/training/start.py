@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.hf_map import HEAD_KEY
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.checkpoints.safetensors_reader import index_folder
@@ -22,6 +20,7 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.layout import HEAD_KEY
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import check_heads, parameter_shardings
@@ -98,17 +97,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
 
 def _with_one_head(folder: Path, settings: TrainSettings) -> tuple[dict[str, Any], bool]:
     """The raw configuration, and whether the head has to be made; one that scores with one output."""
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error.strerror or error}): expected a model folder"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
+    path, raw = folder / "config.json", read_raw_config(folder)
     named = (raw.get("architectures") or [""])[0]
     family = FAMILIES.get(raw.get("model_type", ""))
     remedy = (

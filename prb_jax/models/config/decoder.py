@@ -6,14 +6,14 @@ names it. Absent fields take the value that transformers gives them for that fam
 """
 
 import copy
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
-from prb_jax.models.config.fields import FieldReader
+from prb_jax.models.config.fields import MOST_LAYERS, FieldReader
 from prb_jax.models.config.layer_windows import parse_layer_windows
 from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.config.rope import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
@@ -25,7 +25,7 @@ from prb_jax.models.config.shared import (
     parse_num_labels,
     refuse_unless_neutral,
 )
-from prb_jax.readouts.heads import LINEAR, Head
+from prb_jax.models.head import LINEAR, Head
 
 __all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
 
@@ -143,17 +143,8 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
       CheckpointError: the file is missing, or is not a JSON object.
     """
     path = Path(folder) / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error.strerror or error}): expected a model folder"
-        ) from error
-    except ValueError as error:  # malformed JSON, or bytes that are not UTF-8
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return raw
+    hint = "" if path.exists() else "expected a model folder"
+    return read_object(path, error=CheckpointError, hint=hint)
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
@@ -175,7 +166,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
     kv_heads = (
         fields.optional_integer("num_key_value_heads", default=defaults["num_key_value_heads"]) or heads
     )

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+EMBEDDING_KEY = "model.embed_tokens.weight"
+HEAD_KEY = "score.weight"
+OUTPUT_EMBEDDING_KEY = "lm_head.weight"
+
 Style = Literal["transformers", "internlm2"]
 
 
