@@ -159,7 +159,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json", "report.md"):
         assert text in shown
-    assert quickstart_table(result.summary).row_count == 7
+    assert quickstart_table(result.summary).renderables[0].row_count == 7
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):

@@ -15,6 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -107,9 +108,10 @@ def evaluate(
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
         "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
-      data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
-        benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
-        rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
+      data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
+        until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
+        files are written beside it.
       out: the run folder; without one nothing is kept but the result.
       name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
         code is not seen, so a changed function needs another name or folder.
@@ -142,8 +144,7 @@ def evaluate(
     }
     chosen = choose_view(None, **asked)  # what cannot be is refused before anything is read
     check_reference(reference, quantize=quantize)
-    if out is not None:
-        on_first_process(lambda: check_folder(out))
+    on_first_process(lambda: None if out is None else check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
     loading: dict[str, Any] = {
@@ -155,6 +156,25 @@ def evaluate(
         "readout": readout,
         "attention": None if attention == "auto" else attention,
     }
+    data_read = {
+        "sources": list(inputs.sources.values()),
+        "subset": subset,
+        "comparisons": len(inputs.comparisons),
+        "sha256": inputs.sha256,
+    }
+    if process_count() > 1:
+        # Before a model is loaded: processes that disagree may wait for each other for ever.
+        given = {
+            "verb": "evaluate",
+            "limit": limit,
+            "seed": seed,
+            "too_long": too_long,
+            **_shown(chosen.view),
+        }
+        given |= {option: loading[option] for option in ("mesh", "dtype", "readout", "attention")}
+        given |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
+        read = {"data": data_read, "model": _contents(model, revision), "versions": _versions(plain=False)}
+        check_agreement(given | read)
     scorer = _scorer(model, out=out, name=name, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
     if isinstance(scorer, PlainScorer):
@@ -179,19 +199,13 @@ def evaluate(
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
-        "data": {
-            "sources": list(inputs.sources.values()),
-            "subset": subset,
-            "comparisons": len(inputs.comparisons),
-            "sha256": inputs.sha256,
-        },
-        "protocol": view.protocol.value,
-        "profile_posts": view.profile_posts,
-        "max_length": view.max_length,
+        "data": data_read,
+        **_shown(view),
         "limit": limit,
         "seed": seed,
         "versions": _versions(plain=isinstance(scorer, PlainScorer)),
     }
+    check_agreement(decides)  # the tokenizer too, and a model that was given as an object
     left_out = None
     if too_long == "skip":
         decides["too_long"] = too_long
@@ -207,7 +221,7 @@ def evaluate(
             **({"remarks": remarks} if remarks else {}),
         },
     }
-    options: dict[str, Any] = {name: decides[name] for name in asked}
+    options = _shown(view)
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
@@ -324,6 +338,15 @@ def _summary(
     }
 
 
+def _contents(model: "Scorer | ScoreFunction | str | Path", revision: str | None) -> Any:
+    """Digests of the files of a model that is not loaded yet; a baseline's name."""
+    if not isinstance(model, str | Path) or str(model).startswith("baseline:"):
+        return model if isinstance(model, str) else None
+    from prb_jax.checkpoints.locate import describe, locate
+
+    return describe(locate(model, revision=revision))
+
+
 def _scorer(
     model: "Scorer | ScoreFunction | str | Path", *, out: str | Path | None, name: str | None, **options: Any
 ) -> Scorer:
@@ -346,6 +369,14 @@ def _scorer(
     if out is not None and name is None and "<lambda>" in scorer.name:
         raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
     return scorer
+
+
+def _shown(view: View) -> dict[str, Any]:
+    return {
+        "protocol": view.protocol.value,
+        "profile_posts": view.profile_posts,
+        "max_length": view.max_length,
+    }
 
 
 def _accepting(scorer: Scorer, view: View) -> Scorer:

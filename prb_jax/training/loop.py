@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
@@ -33,7 +34,7 @@ from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
 from prb_jax.training.progress import Board
-from prb_jax.training.record import run_inputs, run_session
+from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -98,10 +99,12 @@ def train(
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
     on_first_process(lambda: check_training_folder(out))
+    check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
     inputs = run_inputs(settings, found, start)
+    check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
