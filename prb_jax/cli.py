@@ -217,7 +217,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")

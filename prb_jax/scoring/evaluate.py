@@ -111,9 +111,10 @@ def evaluate(
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
         "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
-      data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
-        benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
-        rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
+      data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
+        until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
+        files are written beside it.
       out: the run folder; without one nothing is kept but the result.
       name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
         code is not seen, so a changed function needs another name or folder.
