@@ -17,8 +17,8 @@ import pytest
 from datasets import Dataset
 
 from prb_jax import Comparison, DataError, RunError, evaluate
-from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.text.view import DEFAULT_PROFILE_POSTS
 from prb_jax.trees.tree import Truncation
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
@@ -248,8 +248,8 @@ def test_bad_arguments(tmp_path):
         ({"data": one, "subset": "s"}, DataError, "subset: applies to named sources"),
         ({"data": one, "limit": 0}, DataError, "limit: expected a positive number"),
         ({"data": one, "protocol": "other"}, DataError, "protocol: expected.*'other'"),
-        ({"data": one, "profile_posts": -1}, RunError, "profile_posts: expected 0 or more, found -1"),
-        ({"data": one, "max_length": 0}, RunError, "max_length: expected a positive number"),
+        ({"data": one, "profile_posts": -1}, DataError, "profile_posts: expected 0 or more, found -1"),
+        ({"data": one, "max_length": 0}, DataError, "max_length: expected at least 1, found 0"),
         ({"data": one, "dtype": "float32"}, RunError, "dtype: decided where the model was loaded"),
     ]
     for options, error, message in cases:
