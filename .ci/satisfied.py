@@ -37,10 +37,9 @@ def main(extra: str | None) -> int:
             return _missing(requirement, f"has version {found}")
         for text in metadata.requires(requirement.name) or []:
             further = Requirement(text)
-            if further.marker and not further.marker.evaluate({"extra": ""}):
-                if any(further.marker.evaluate({"extra": name}) for name in requirement.extras):
-                    further.marker = None
-                    wanted.append(further)
+            marker, further.marker = further.marker, None
+            if marker and not marker.evaluate({"extra": ""}):
+                wanted += [further] * any(marker.evaluate({"extra": name}) for name in requirement.extras)
     try:
         scripts = metadata.distribution(project["name"]).entry_points
     except metadata.PackageNotFoundError:
