@@ -25,15 +25,23 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
-from prb_jax.training.losses import LossConfig
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainState, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import training_flops
 
 if TYPE_CHECKING:
     from prb_jax.bench.rivals.trl_training import TrlTrainer
 
-OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant", clip_norm=1.0)
+LEARNING_RATE = 1e-5
+OPTIMIZER = OptimizerSettings(
+    learning_rate=LEARNING_RATE,
+    schedule="constant",
+    warmup_share=0.0,
+    weight_decay=0.0,
+    b2=0.999,
+    clip_norm=1.0,
+)
+_STEPS = 1000
 """What both sides train with."""
 
 _MAX_BUCKETS = 4
@@ -100,7 +108,7 @@ class TreeTrainer:
         shapes = choose_shapes(
             workload.trees,
             order,
-            steps=OPTIMIZER.steps,
+            steps=_STEPS,
             tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -115,8 +123,9 @@ class TreeTrainer:
             model.decoder,
             mesh=model.mesh,
             dtype=jnp.dtype(model.dtype),
-            loss=LossConfig(),
+            loss=LossSettings(),
             optimizer=OPTIMIZER,
+            lengths=(_STEPS,),
             trainable=trainable,
             frozen=frozen,
             lora_scale=lora.scale if tuning == "lora" else 1.0,

@@ -26,6 +26,7 @@ from prb_jax.training.folder import (
     is_finished,
     open_training,
     read_summary,
+    run_lengths,
 )
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
@@ -73,7 +74,8 @@ def train(
 
     It is refused where anything that decides the result differs from what `out` was started with: the
     settings, the model's files, the data's contents, the versions of the libraries that compute. The mesh,
-    the devices, `batch.tokens`, and what is kept and logged may differ.
+    the devices, `batch.tokens`, and what is kept and logged may differ, and `steps` may be more than before: see
+    `prb_jax.training.folder`.
 
     Args:
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
@@ -92,10 +94,11 @@ def train(
     settings = load_settings(config, overrides)
     path = Path(out)
     on_first_process(lambda: check_training_folder(path))
+    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     mesh = make_mesh(settings.mesh)
     data = read_training_data(settings)
     start = start_from(settings, data.train, out=path)
-    inputs = run_inputs(settings, data, start)
+    inputs = run_inputs(settings, data, start, lengths=lengths)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
@@ -108,7 +111,9 @@ def train(
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
         users = find_users(settings, data.train, out=path)
-        run = _Run(settings, path, mesh, data, make_trainer(settings, start, mesh=mesh, users=users))
+        run = _Run(
+            settings, path, mesh, data, make_trainer(settings, start, mesh=mesh, users=users, lengths=lengths)
+        )
         return run.go(progress=progress)
 
 
@@ -145,6 +150,11 @@ class _Run:
                 say(message)
             if done:
                 say(f"continued from the checkpoint of step {done}")
+            if len(lengths := self.trainer.lengths) > 1:
+                say(
+                    f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
+                    f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+                )
             interruption = stack.enter_context(watch_signals())
             log = None
             if first:
@@ -191,7 +201,7 @@ class _Run:
         return choose_shapes(
             examples.trees,
             order,
-            steps=self.settings.steps,
+            steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
             tokens=tokens,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -240,6 +250,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
 
     return {
         "steps": run.settings.steps,
+        **({"lengths": list(run.trainer.lengths)} if len(run.trainer.lengths) > 1 else {}),
         "exported_step": exported,
         "train_comparisons": len(run.data.train),
         "validation_comparisons": len(run.data.validation),

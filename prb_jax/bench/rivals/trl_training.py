@@ -52,7 +52,7 @@ class TrlTrainer:
             raise RunError(
                 f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
             ) from error
-        from prb_jax.bench.training import OPTIMIZER
+        from prb_jax.bench.training import LEARNING_RATE, OPTIMIZER
 
         self._torch: Any = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,7 +86,7 @@ class TrlTrainer:
         self._trainer.model.train()
         self._optimizer: Any = torch.optim.AdamW(
             self._trainer.model.parameters(),
-            lr=OPTIMIZER.learning_rate,
+            lr=LEARNING_RATE,
             betas=(OPTIMIZER.b1, OPTIMIZER.b2),
             eps=OPTIMIZER.eps,
             weight_decay=OPTIMIZER.weight_decay,
