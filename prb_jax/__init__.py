@@ -11,6 +11,8 @@ starts neither JAX nor a tokenizer library.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from prb_jax.version import __version__
+
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, RunError
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reward_model import RewardModel, load
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.training.loop import TrainResult, train
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Comparison": "prb_jax.data.comparison",

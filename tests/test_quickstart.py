@@ -147,7 +147,7 @@ def test_an_evaluation_is_not_overwritten(tmp_path):
 
 def test_a_record_that_is_none_is_refused(tmp_path):
     (tmp_path / "quickstart.json").write_text("{")
-    with pytest.raises(RunError, match="not JSON"):
+    with pytest.raises(RunError, match="not valid JSON"):
         quickstart(out=tmp_path, progress=False)
     (tmp_path / "quickstart.json").write_text('{"kind": "x"}')
     with pytest.raises(RunError, match="not of `prb quickstart`"):
@@ -161,7 +161,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json", "report.md"):
         assert text in shown
-    assert quickstart_table(result.summary).row_count == 7
+    assert quickstart_table(result.summary).renderables[0].row_count == 7
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):

@@ -11,13 +11,15 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prb_jax.bench.rivals.trl_training import TrlTrainer
 from prb_jax.bench.table import Column, print_results
+from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
@@ -25,24 +27,9 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
-from prb_jax.training.settings import LossSettings, OptimizerSettings
+from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import TrainState, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import training_flops
-
-if TYPE_CHECKING:
-    from prb_jax.bench.rivals.trl_training import TrlTrainer
-
-LEARNING_RATE = 1e-5
-OPTIMIZER = OptimizerSettings(
-    learning_rate=LEARNING_RATE,
-    schedule="constant",
-    warmup_share=0.0,
-    weight_decay=0.0,
-    b2=0.999,
-    clip_norm=1.0,
-)
-_STEPS = 1000
-"""What both sides train with."""
 
 _MAX_BUCKETS = 4
 
@@ -85,16 +72,6 @@ class TrainingResult:
     attention: str | None = None
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
-
-    seconds: float
-    loss: float
-    padded_tokens: int
-    tokens: int
-
-
 class TreeTrainer:
     """Our side: the step of `prb train` over a fixed set of pairs."""
 
@@ -108,7 +85,7 @@ class TreeTrainer:
         shapes = choose_shapes(
             workload.trees,
             order,
-            steps=_STEPS,
+            steps=STEPS,
             tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -125,7 +102,7 @@ class TreeTrainer:
             dtype=jnp.dtype(model.dtype),
             loss=LossSettings(),
             optimizer=OPTIMIZER,
-            lengths=(_STEPS,),
+            lengths=(STEPS,),
             trainable=trainable,
             frozen=frozen,
             lora_scale=lora.scale if tuning == "lora" else 1.0,
@@ -233,8 +210,6 @@ def bench_training(
 
 
 def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
-    from prb_jax.bench.rivals.trl_training import TrlTrainer
-
     return TrlTrainer(model.decoder, model.params, dtype=model.dtype, pairs=against_pairs)
 
 
@@ -256,5 +231,4 @@ def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) ->
         more=[Column("loss", lambda r: f"{r.loss:.4f}")],
         rival_name=rival_name,
         difference=Column("loss difference", lambda r: f"{r.loss_difference:.1e}"),
-        width=200,
     )

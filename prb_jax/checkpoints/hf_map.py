@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prb_jax.checkpoints.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
+from prb_jax.checkpoints.layout import has_fused_qkv, layer_module_name, module_name
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.readouts.heads import Linear, Vocabulary
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
+from prb_jax.models.head import Linear, Vocabulary
 
 __all__ = [
     "EMBEDDING_KEY",
@@ -91,15 +92,15 @@ def leaf_maps(config: DecoderConfig) -> tuple[LeafMap, ...]:
     leaves: list[LeafMap] = []
 
     def vector(name: str, size: int, key: str | None = None) -> None:
-        key = key or f"{layout.layer_module(name)}.weight"
+        key = key or f"{layer_module_name(layout, name)}.weight"
         leaves.append(LeafMap(path=("layers", name), key=key, shape=(depth, size)))
 
     def linear(name: str, inputs: int, outputs: int, *, bias: bool) -> None:
-        pieces = _fused_pieces(config, name) if layout.fused_qkv and name in "qkv" else None
+        pieces = _fused_pieces(config, name) if has_fused_qkv(layout) and name in "qkv" else None
         leaves.append(
             LeafMap(
                 path=("layers", name),
-                key=f"{layout.layer_module(name)}.weight",
+                key=f"{layer_module_name(layout, name)}.weight",
                 shape=(depth, inputs, outputs),
                 transposed=True,
                 pieces=pieces,
@@ -107,10 +108,12 @@ def leaf_maps(config: DecoderConfig) -> tuple[LeafMap, ...]:
             )
         )
         if bias:
-            vector(f"{name}_bias", outputs, f"{layout.layer_module(name)}.bias")
+            vector(f"{name}_bias", outputs, f"{layer_module_name(layout, name)}.bias")
 
     leaves.append(
-        LeafMap(path=("embed",), key=f"{layout.module('embed')}.weight", shape=(config.vocab_size, width))
+        LeafMap(
+            path=("embed",), key=f"{module_name(layout, 'embed')}.weight", shape=(config.vocab_size, width)
+        )
     )
     vector("input_norm", width)
     linear("q", width, queries, bias=config.attention_bias)
@@ -135,7 +138,9 @@ def leaf_maps(config: DecoderConfig) -> tuple[LeafMap, ...]:
     linear("gate", width, mlp, bias=config.mlp_bias)
     linear("up", width, mlp, bias=config.mlp_bias)
     linear("down", mlp, width, bias=config.mlp_bias)
-    leaves.append(LeafMap(path=("final_norm",), key=f"{layout.module('final_norm')}.weight", shape=(width,)))
+    leaves.append(
+        LeafMap(path=("final_norm",), key=f"{module_name(layout, 'final_norm')}.weight", shape=(width,))
+    )
     return (*leaves, *_head_leaves(config))
 
 

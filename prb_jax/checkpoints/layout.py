@@ -1,15 +1,9 @@
 """How the tensors of a decoder's body are named: Hugging Face's names, or those of another code base."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-EMBEDDING_KEY = "model.embed_tokens.weight"
-HEAD_KEY = "score.weight"
-OUTPUT_EMBEDDING_KEY = "lm_head.weight"
-
-Style = Literal["transformers", "internlm2"]
+from prb_jax.models.config.layout import Layout, Style
 
 #: Our leaf -> module of a checkpoint; inside a layer for those of ``_OF_A_LAYER``.
 _NAMES: Mapping[Style, Mapping[str, str]] = MappingProxyType(
@@ -49,36 +43,16 @@ _NAMES: Mapping[Style, Mapping[str, str]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Names of a checkpoint's tensors.
-
-    Attributes:
-      style: the code base whose names the body has.
-      prefix: what the body's names start with.
-      side_files: files beside the weights that hold further tensors, each with what is put before the names
-        in it. Any of those that exist are read.
-      ignored: regular expressions of names that are left aside, each with the reason.
-    """
-
-    style: Style = "transformers"
-    prefix: str = "model."
-    side_files: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def fused_qkv(self) -> bool:
-        """q, k and v are rows of one matrix: for each key-value head its queries, then its key, its value."""
-        return self.style == "internlm2"
-
-    def module(self, leaf: str) -> str:
-        """The module of a leaf of the body outside the layers."""
-        return self.prefix + _NAMES[self.style][leaf]
-
-    def layer_module(self, leaf: str) -> str:
-        """As :meth:`module` inside a layer, with ``{layer}`` for its number."""
-        return f"{self.prefix}layers.{{layer}}.{_NAMES[self.style][leaf]}"
+def has_fused_qkv(layout: Layout) -> bool:
+    """Whether q, k and v are rows of one matrix: for each key-value head its queries, then its key, its value."""
+    return layout.style == "internlm2"
 
 
-STANDARD = Layout()
-"""What transformers writes for a ``*ForSequenceClassification``."""
+def module_name(layout: Layout, leaf: str) -> str:
+    """Name the module of a leaf of the body outside the layers."""
+    return layout.prefix + _NAMES[layout.style][leaf]
+
+
+def layer_module_name(layout: Layout, leaf: str) -> str:
+    """As :func:`module_name` inside a layer, with ``{layer}`` for its number."""
+    return f"{layout.prefix}layers.{{layer}}.{_NAMES[layout.style][leaf]}"

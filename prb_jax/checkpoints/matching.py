@@ -10,17 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prb_jax.checkpoints.hf_map import (
-    HEAD_KEY,
-    OUTPUT_EMBEDDING_KEY,
-    LeafMap,
-    ignored_reason,
-    leaf_maps,
-)
+from prb_jax.checkpoints.hf_map import LeafMap, ignored_reason, leaf_maps
+from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layout import HEAD_KEY, OUTPUT_EMBEDDING_KEY
 
 # Substrings of the names that other training frameworks give their reward heads.
 _HEAD_NAMES = (
@@ -141,7 +137,7 @@ def check_tied_embeddings(index: WeightIndex, config: DecoderConfig, *, reader: 
     """
     if not config.tie_word_embeddings or OUTPUT_EMBEDDING_KEY not in index.tensors:
         return
-    embedding = f"{config.layout.module('embed')}.weight"
+    embedding = f"{module_name(config.layout, 'embed')}.weight"
     first, second = index.tensors[embedding], index.tensors[OUTPUT_EMBEDDING_KEY]
     equal = first.shape == second.shape and first.dtype == second.dtype
     rows, columns = first.shape

@@ -11,14 +11,14 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from prb_jax.checkpoints.hf_map import EMBEDDING_KEY, LeafMap, flatten, leaf_maps
-from prb_jax.checkpoints.layout import STANDARD
+from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.readouts.heads import LINEAR
+from prb_jax.models.config.layout import EMBEDDING_KEY, STANDARD
+from prb_jax.models.head import LINEAR
 
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
@@ -136,8 +136,7 @@ def _updated_config(
             "raw_config describes another model than config: pass the one that config was parsed from"
         )
     if config.head != LINEAR:  # transformers has no class for it but the language model's
-        body = FAMILIES[config.model_type].architecture.removesuffix("ForSequenceClassification")
-        raw["architectures"] = [f"{body.removesuffix('Text')}ForCausalLM"]
+        raw["architectures"] = [FAMILIES[config.model_type].language_model]
         for name in ("num_labels", "id2label", "label2id"):
             raw.pop(name, None)
     return raw

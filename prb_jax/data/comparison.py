@@ -8,30 +8,23 @@ responses with labels::
     optional: user_id, profile [{id, category, text}], category, subset, margin
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
+A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
+begin with are then the prompt, which need not be given. A record without an id has a digest of its contents as id.
 The private fields are never shown to a scored model. Every value is checked once, here, whether it
 comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any
 
 from prb_jax.data import fields
+from prb_jax.data.conversation import Message, read_conversation
 from prb_jax.errors import DataError, quote, short_repr
-
-ROLES: Final = ("system", "user", "assistant")
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation; ``role`` is "system", "user" or "assistant"."""
-
-    role: str
-    content: str
-
-    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +55,10 @@ class Comparison:
 
     Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
     ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
-    with ``labels=(1.0, 0.0)``.
+    with ``labels=(1.0, 0.0)``. One response alone has no labels, and can only be scored.
 
     Attributes:
-      id: unique within a data set.
+      id: unique within a data set; a digest of the contents where none is given.
       prompt: the conversation before the response; its last message is the user's.
       responses: [K] texts, none of them empty.
       labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
@@ -99,12 +92,12 @@ class Comparison:
     def __init__(
         self,
         *,
-        id: str | int,
+        id: str | int | None = None,
         question: str | Sequence[Message | Mapping[str, Any]] | None = None,
         prompt: str | Sequence[Message | Mapping[str, Any]] | None = None,
-        chosen: str | None = None,
-        rejected: str | None = None,
-        responses: Sequence[str] | None = None,
+        chosen: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        rejected: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        responses: Sequence[str | Sequence[Message | Mapping[str, Any]]] | None = None,
         labels: Iterable[float] | None = None,
         user_id: str | int | None = None,
         profile: Iterable[Post | Mapping[str, Any]] | None = None,
@@ -130,24 +123,26 @@ class Comparison:
             "rubric_aspects": fields.as_list(rubric_aspects),
             "narrative": narrative,
         }
-        _fill(self, row, where=f"comparison {quote(id)}")
+        _fill(self, row, where="comparison" if id is None else f"comparison {quote(id)}")
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], *, where: str) -> Comparison:
+    def from_row(cls, row: Mapping[str, Any], *, where: str, labelled: bool = True) -> Comparison:
         """Read one record of a file; keys outside the schema are ignored, null means absent.
 
         Args:
           row: the decoded record.
           where: what error messages start with, as "FILE:LINE".
+          labelled: whether there must be labels.
 
         Raises:
-          DataError: for a field that is missing, mistyped or impossible, and for unlabelled records.
+          DataError: for a field that is missing, mistyped or impossible, and for labels that are missing.
         """
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object with fields, found {fields.found(row)}")
         comparison = cls.__new__(cls)
         _fill(comparison, row, where=where)
-        if comparison.labels is None:
+        if labelled and comparison.labels is None:
+            _check_several(comparison.responses, where)
             fields.fail(where, "labels", "missing; 'responses' needs one label per response")
         return comparison
 
@@ -189,25 +184,26 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     """Check ``row`` and set the fields of a bare ``Comparison``."""
     set_field = object.__setattr__
     get = row.get
-    set_field(comparison, "id", fields.identifier(get("id"), where, "id"))
-    set_field(comparison, "prompt", _prompt(get("question"), get("prompt"), where))
     chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
     is_pair = chosen is not None or rejected is not None
     if is_pair:
         other = "responses" if responses is not None else "labels" if labels is not None else None
         if other is not None:
             fields.fail(where, other, "given beside 'chosen' and 'rejected'; expected one spelling, not both")
-        texts = (_response(chosen, where, "chosen"), _response(rejected, where, "rejected"))
-        values = (1.0, 0.0)
+        named = [("chosen", chosen), ("rejected", rejected)]
     elif responses is None:
+        if get("question") is None and get("prompt") is None:
+            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
         fields.fail(where, "chosen", "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'")
     else:
         items = fields.sequence(responses, where, "responses")
-        texts = tuple(_response(text, where, f"responses[{i}]") for i, text in enumerate(items))
-        if not texts or (len(texts) == 1 and labels is not None):
-            fields.fail(where, "responses", f"expected at least 2 responses, found {len(texts)}")
-        values = None if labels is None else _labels(labels, where, responses=len(texts))
+        named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
+        if not named:
+            _check_several((), where)
+    prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
+    set_field(comparison, "prompt", prompt)
     set_field(comparison, "responses", texts)
+    values = (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, responses=texts)
     set_field(comparison, "labels", values)
     set_field(comparison, "user_id", fields.optional_identifier(get("user_id"), where, "user_id"))
     set_field(comparison, "profile", _profile(get("profile"), where))
@@ -218,91 +214,34 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     set_field(comparison, "rubric_aspects", _rubric(get("rubric_aspects"), where))
     set_field(comparison, "narrative", fields.optional_text(get("narrative"), where, "narrative"))
     set_field(comparison, "is_pair", is_pair)
+    identifier = get("id")
+    set_field(comparison, "id", "" if identifier is None else fields.identifier(identifier, where, "id"))
+    if identifier is None:
+        contents = json.dumps(comparison.to_row(), sort_keys=True)
+        set_field(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
 
 
-def _response(value: object, where: str, name: str) -> str:
-    text = fields.text(value, where, name)
-    if not text:
-        fields.fail(where, name, "empty; expected a response")
-    return text
+def _check_several(responses: Sequence[str], where: str) -> None:
+    if len(responses) < 2:
+        fields.fail(where, "responses", f"expected at least 2 responses, found {len(responses)}")
 
 
-def _labels(value: object, where: str, *, responses: int) -> tuple[float, ...]:
+def _labels(value: object, where: str, *, responses: Sequence[str]) -> tuple[float, ...]:
+    _check_several(responses, where)
     items = fields.sequence(value, where, "labels")
     labels = tuple(fields.number(item, where, f"labels[{i}]") for i, item in enumerate(items))
-    if len(labels) != responses:
-        fields.fail(where, "labels", f"expected {responses} numbers, one per response, found {len(labels)}")
+    if len(labels) != len(responses):
+        expected = f"expected {len(responses)} numbers, one per response"
+        fields.fail(where, "labels", f"{expected}, found {len(labels)}")
     if min(labels) == max(labels):
         fields.fail(where, "labels", f"all equal to {labels[0]:g}; expected one response better than another")
     return labels
 
 
-def _messages(value: object, where: str, name: str) -> tuple[Message, ...]:
-    if isinstance(value, str):
-        messages = (Message("user", fields.text(value, where, name)),)
-    else:
-        if not isinstance(value, (list, tuple)):
-            fields.fail(where, name, f"expected a string or a list of messages, found {fields.found(value)}")
-        messages = tuple(_message(item, where, f"{name}[{i}]") for i, item in enumerate(value))
-        if not messages:
-            fields.fail(where, name, "no messages; expected at least one")
-        for i, message in enumerate(messages):
-            if message.role not in ROLES:
-                fields.fail(
-                    where,
-                    f"{name}[{i}].role",
-                    f"expected one of {', '.join(ROLES)}, found {quote(message.role)}",
-                )
-            if message.role == "system" and i > 0:
-                fields.fail(where, f"{name}[{i}].role", "a system message may only come first")
-        if messages[-1].role != "user":
-            fields.fail(
-                where,
-                f"{name}[{len(messages) - 1}].role",
-                f"expected 'user', found {quote(messages[-1].role)}",
-            )
-    if not messages[-1].content.strip():
-        fields.fail(where, name, "the question is empty")
-    return messages
-
-
-def _message(value: object, where: str, name: str) -> Message:
-    if isinstance(value, Message):
-        return Message(
-            fields.text(value.role, where, f"{name}.role"),
-            fields.text(value.content, where, f"{name}.content"),
-        )
-    item = fields.mapping(value, where, name)
-    parts = item.get("content")
-    if isinstance(parts, (list, tuple)):
-        kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})
-        fields.fail(
-            where,
-            f"{name}.content",
-            f"expected a string, found a list of parts ({', '.join(kinds) or 'of no type'}): only text can be scored, "
-            "so images are refused; join parts of text into one string",
-        )
-    return Message(
-        fields.text(item.get("role"), where, f"{name}.role"),
-        fields.text(item.get("content"), where, f"{name}.content"),
-    )
-
-
-def _prompt(question: object, prompt: object, where: str) -> tuple[Message, ...]:
-    if question is None and prompt is None:
-        fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
-    if question is None:
-        return _messages(prompt, where, "prompt")
-    messages = _messages(question, where, "question")
-    if prompt is not None and _messages(prompt, where, "prompt") != messages:
-        fields.fail(where, "prompt", "differs from 'question'; expected one of the two")
-    return messages
-
-
 def _profile(value: object, where: str) -> tuple[Post, ...]:
     if value is None:
         return ()
-    return tuple(_post(item, where, i) for i, item in enumerate(fields.sequence(value, where, "profile")))
+    return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
 
 
 def _post(value: object, where: str, index: int) -> Post:
@@ -326,7 +265,7 @@ def _rubric(value: object, where: str) -> tuple[RubricAspect, ...]:
     if value is None:
         return ()
     aspects = []
-    for i, entry in enumerate(fields.sequence(value, where, "rubric_aspects")):
+    for i, entry in enumerate(fields.objects(value, where, "rubric_aspects")):
         name = f"rubric_aspects[{i}]"
         if isinstance(entry, RubricAspect):
             item: Mapping[str, Any] = {

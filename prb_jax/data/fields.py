@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from prb_jax.errors import DataError, quote
@@ -72,6 +72,16 @@ def sequence(value: object, where: str, name: str) -> list[Any] | tuple[Any, ...
     if not isinstance(value, (list, tuple)):
         fail(where, name, f"expected a list, found {found(value)}")
     return value
+
+
+def objects(value: object, where: str, name: str) -> Sequence[Any]:
+    """As ``sequence``; an object of equally long lists, as older data sets have it, is turned into its objects."""
+    if not isinstance(value, Mapping):
+        return sequence(value, where, name)
+    columns = list(value.values())
+    if columns and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+        return [dict(zip(value, items)) for items in zip(*columns)]
+    return sequence(value, where, name)
 
 
 def mapping(value: object, where: str, name: str) -> Mapping[str, Any]:

@@ -1,20 +1,29 @@
-"""Rows of local files: JSON lines, JSON arrays (both also gzipped) and parquet, each with its place."""
+"""Rows of local files: JSON lines, JSON arrays, CSV (all also gzipped) and parquet, each with its place.
+
+In a CSV file the first line names the columns. ``responses``, ``labels``, ``profile`` and ``rubric_aspects`` are
+JSON; ``question``, ``prompt``, ``chosen`` and ``rejected`` are text, or a list of messages as JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import gzip
 import hashlib
+import io
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.data.arrow import parquet_values
+from prb_jax.data.reading import open_file, unique_fields
 from prb_jax.errors import DataError, quote
 
-SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
 RECORD_FIELDS: Final = (
     "id",
@@ -32,6 +41,12 @@ RECORD_FIELDS: Final = (
     "rubric_aspects",
     "narrative",
 )
+
+LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
+"""Fields of a record that are lists."""
+
+_CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected")
+_LONGEST_CELL: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +76,12 @@ def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) ->
     if not has_known_suffix(path):
         raise DataError(f"{path}: unknown kind of file; expected a name ending in {', '.join(SUFFIXES)}")
     with _reading(path):
+        open_file(path).close()  # a pipe is none
         if path.name.endswith(".parquet"):
-            yield from _parquet_rows(path, columns)
+            for number, value in enumerate(parquet_values(path, columns), start=1):
+                yield Row(f"{path}: row {number}", value)
+        elif path.name.endswith((".csv", ".csv.gz")):
+            yield from _csv_rows(path, columns)
         elif path.name.endswith((".json", ".json.gz")):
             yield from _json_rows(path)
         else:
@@ -76,11 +95,11 @@ def file_digest(path: str | Path) -> str:
       DataError: if it cannot be read.
     """
     path = Path(path)
-    with _reading(path), path.open("rb") as file:
+    with _reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn what the operating system and gzip raise into one line that names the file."""
     try:
@@ -180,17 +199,7 @@ def _decode_all(raw: bytes, path: Path) -> str:
 
 
 def _decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a field given twice would otherwise silently keep its last value."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {quote(twice)} is given twice")
-    return value
+    return json.JSONDecoder(object_pairs_hook=unique_fields)
 
 
 def _malformed(where: str, error: Exception) -> str:
@@ -201,36 +210,64 @@ def _malformed(where: str, error: Exception) -> str:
     return f"{where}: malformed JSON: {error}"
 
 
-def _parquet_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
-    import pyarrow as pa  # slow to import, and most files are JSON lines
-    import pyarrow.parquet as pq
-
+def _csv_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
+    """Records of a table whose first line names the columns; an empty cell is an absent field."""
+    raw = path.read_bytes()
+    text = _decode_all(gzip.decompress(raw) if path.name.endswith(".gz") else raw, path)
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names: list[str] = []
+    start = 1
     try:
-        with pq.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
-            number = 0
-            for batch in file.iter_batches(batch_size=1024, columns=columns):
-                for value in _batch_values(batch, path, number):
-                    number += 1
-                    yield Row(f"{path}: row {number}", value)
-    except (pa.ArrowException, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
+        for cells in reader:
+            where, start = f"{path}:{start}", reader.line_num + 1  # a cell may hold line ends
+            if not cells:
+                continue
+            if not names:
+                names = _csv_names(cells, where, wanted)
+                continue
+            if len(cells) != len(names):
+                raise DataError(
+                    f"{where}: expected {len(names)} cells, one for each column, found {len(cells)}"
+                )
+            pairs = zip(names, cells)
+            value = {n: _csv_value(n, cell, where) for n, cell in pairs if wanted is None or n in wanted}
+            yield Row(where, value)
+    except csv.Error as error:
+        raise DataError(f"{path}:{start}: malformed CSV: {error}") from error
 
 
-def _batch_values(batch: Any, path: Path, before: int) -> list[Mapping[str, Any]]:
-    """The rows of a record batch; text that is not UTF-8 is an error that names its row."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:
-        for i in range(batch.num_rows):
-            for name in batch.schema.names:
-                try:
-                    batch.column(name).slice(i, 1).to_pylist()
-                except UnicodeDecodeError as error:
-                    where = f"{path}: row {before + i + 1}"
-                    raise DataError(f"{where}: field '{name}': invalid UTF-8 ({error.reason})") from error
-        raise
+def _csv_names(cells: list[str], where: str, wanted: Collection[str] | None) -> list[str]:
+    for name, count in Counter(cells).items():
+        if count > 1 and (wanted is None or name in wanted):
+            raise DataError(f"{where}: field {quote(name)} is given twice")
+    if wanted is not None and not set(cells) & set(wanted):
+        raise DataError(
+            f"{where}: names no field of a record; expected a first line as: id,question,chosen,rejected"
+        )
+    return cells
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _csv_value(name: str, cell: str, where: str) -> Any:
+    if not cell:
+        return None
+    if name == "margin":
+        try:
+            return float(cell)
+        except ValueError:
+            return cell  # refused where numbers are checked
+    if name in LISTS:
+        try:
+            return _decoder().decode(cell)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{where}: field '{name}': expected JSON: {_malformed('the cell', error)}"
+            ) from error
+    if name in _CONVERSATIONS and cell.startswith("[{"):
+        if cell.startswith(("[{'role'", "[{'content'")):
+            raise DataError(f"{where}: field '{name}': a list of messages as Python prints it; expected JSON")
+        with contextlib.suppress(ValueError, RecursionError):  # other text may begin like that, too
+            value = _decoder().decode(cell)
+            if all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value):
+                return value
+    return cell

@@ -1,20 +1,18 @@
-"""Rows of data sets in the layout of the Hugging Face hub, from the hub or from a folder on disk.
+"""Rows of data sets of the Hugging Face hub, and how the configs of a data set become subsets.
 
 The paper's data set has one config for each of three subsets; their short names are those of the
-paper's released scripts. Both places are read by the same call of ``datasets.load_dataset``.
+paper's released scripts.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.files import RECORD_FIELDS, Row, has_known_suffix
+from prb_jax.data.files import RECORD_FIELDS, Row
 from prb_jax.errors import DataError, quote
 
 PRB_REPOSITORY: Final = "QiyaoMa/Personalized-RewardBench"
@@ -31,25 +29,13 @@ _SHORT_NAMES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Config:
-    """One config of a data set: declared by name, or, without a declaration, a sub-folder."""
-
-    name: str
-    folder: str | None = None
-
-
 def short_name(subset: str) -> str:
     """The short name of a subset of the paper's data set, in any spelling; other names unchanged."""
     return _SHORT_NAMES.get(subset.casefold(), subset)
 
 
 def read_hub(
-    source: str | Path,
-    *,
-    subset: str | None,
-    split: str,
-    columns: Collection[str] | None = RECORD_FIELDS,
+    source: str, *, subset: str | None, split: str, columns: Collection[str] | None = RECORD_FIELDS
 ) -> list[Row]:
     """The records of all configs of a data set, or of the one that ``subset`` names, in order.
 
@@ -58,8 +44,7 @@ def read_hub(
     "SUBSET/ID".
 
     Args:
-      source: a hub id, or (as ``Path``) a folder with the same layout: configs declared in the
-        README.md, or one sub-folder of data files for each.
+      source: a hub id.
       subset: name of a config, long or short; None for all. If there is but one config, it is left
         to the caller to choose records by their own subset.
       split: name of the split.
@@ -68,96 +53,81 @@ def read_hub(
     Raises:
       DataError: for a data set, config or split that does not exist or cannot be read.
     """
-    configs = _configs(source)
-    if subset is not None and len(configs) > 1:
-        wanted = [c for c in configs if short_name(c.name) == short_name(subset)]
-        if not wanted:
-            names = ", ".join(short_name(c.name) for c in configs)
-            raise DataError(f"{source}: no subset {quote(subset)}; expected one of {names}")
-        configs, several = wanted, True
-    else:
-        several = len(configs) > 1
-    tables = [(config, _load(source, config, split=split, columns=columns)) for config in configs]
-    ids = Counter(value for _, rows in tables for value in {str(row.get("id")) for row in rows})
+    configs, several = choose_configs(_configs(source), subset, source=source)
+    tables = []
+    for config in configs:
+        place = f"{source} ({short_name(config)}, {split})" if several else f"{source} ({split})"
+        values = _load(source, config, split=split, columns=columns)
+        rows = [Row(f"{place}: row {number}", value) for number, value in enumerate(values, start=1)]
+        tables.append((config, rows))
+    return join_configs(tables, several=several)
+
+
+def choose_configs(
+    names: Sequence[str], subset: str | None, *, source: str | Path
+) -> tuple[Sequence[str], bool]:
+    """The configs to read, and whether the data set has several, so that they are its subsets.
+
+    Raises:
+      DataError: for a subset that is none of them.
+    """
+    if subset is None or len(names) == 1:
+        return names, len(names) > 1
+    wanted = [name for name in names if short_name(name) == short_name(subset)]
+    if not wanted:
+        expected = ", ".join(map(short_name, names))
+        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
+    return wanted, True
+
+
+def join_configs(tables: Sequence[tuple[str, Sequence[Row]]], *, several: bool) -> list[Row]:
+    """The rows of (config, rows) one after the other, with subset and id as ``read_hub`` says."""
+    ids = Counter(value for _, rows in tables for value in {_id(row) for row in rows} - {None})
     clash = any(count > 1 for count in ids.values())
-    result = []
     for config, rows in tables:
-        name = short_name(config.name)
-        place = f"{source} ({name}, {split})" if several else f"{source} ({split})"
-        for number, row in enumerate(rows, start=1):
-            if several:
-                row["subset"] = name
-            if clash and isinstance(row.get("id"), str | int):
-                row["id"] = f"{name}/{row['id']}"
-            result.append(Row(f"{place}: row {number}", row))
-    return result
+        for row in rows:
+            if several and isinstance(row.value, dict):
+                row.value["subset"] = short_name(config)
+            if clash and _id(row) is not None:
+                row.value["id"] = f"{short_name(config)}/{row.value['id']}"
+    return [row for _, rows in tables for row in rows]
 
 
-def _configs(source: str | Path) -> list[_Config]:
+def _id(row: Row) -> str | None:
+    value = row.value.get("id") if isinstance(row.value, dict) else None
+    return str(value) if isinstance(value, str | int) else None
+
+
+def paper_order(names: Iterable[Any]) -> list[Any]:
+    """Configs in alphabetic order, but the paper's in the paper's order."""
+    order = list(PRB_SUBSETS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name or ""))
+
+
+def _configs(source: str) -> list[str]:
     if source == PRB_REPOSITORY:
-        return [_Config(name) for name in PRB_SUBSETS]
+        return list(PRB_SUBSETS)
     import datasets  # slow to import
 
     with _loading(source):
-        names = datasets.get_dataset_config_names(str(source))
-    if isinstance(source, Path) and names == ["default"]:
-        folders = sorted(
-            f.name for f in source.iterdir() if f.is_dir() and any(has_known_suffix(p) for p in f.iterdir())
-        )
-        # "data" is where the hub keeps the files of a data set that has no configs.
-        if folders and folders != ["data"]:
-            return [_Config(name, folder=name) for name in _paper_order(folders)]
-    return [_Config(name) for name in _paper_order(names)]
+        return paper_order(datasets.get_dataset_config_names(source))
 
 
-def _paper_order(names: Sequence[str]) -> list[str]:
-    """The paper's subsets in the paper's order, so that a folder reads as the hub does."""
-    order = list(PRB_SUBSETS)
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
-
-
-def _load(
-    source: str | Path, config: _Config, *, split: str, columns: Collection[str] | None
-) -> list[dict[str, Any]]:
+def _load(source: str, config: str, *, split: str, columns: Collection[str] | None) -> list[dict[str, Any]]:
     import datasets  # slow to import
 
-    # A folder is read through a cache that is thrown away: a kept one would grow with every folder
-    # and could hold what the files said before.
-    with tempfile.TemporaryDirectory(prefix="prb-jax-") as temporary, _loading(source):
-        local = isinstance(source, Path)
-        table = datasets.load_dataset(
-            str(source),
-            None if config.folder else config.name,
-            data_dir=config.folder,
-            split=split,
-            cache_dir=temporary if local else None,
-        )
+    with _loading(source):
+        table = datasets.load_dataset(source, config, split=split)
         if not isinstance(table, datasets.Dataset):
             raise DataError(f"{source}: split {quote(split)} is not one table of records")
         if columns is not None:
             table = table.select_columns([name for name in table.column_names if name in columns])
-        return [_lists_of_objects(row) for row in table.to_list()]
-
-
-def _lists_of_objects(row: dict[str, Any]) -> dict[str, Any]:
-    """Undo the older ``Sequence`` feature, which turns a list of objects into an object of lists."""
-    for name in ("profile", "rubric_aspects"):
-        value = row.get(name)
-        if isinstance(value, dict) and value and all(isinstance(items, list) for items in value.values()):
-            lengths = {len(items) for items in value.values()}
-            if len(lengths) == 1:
-                row[name] = [dict(zip(value, items)) for items in zip(*value.values())]
-    return row
+        return table.to_list()
 
 
 @contextmanager
-def _loading(source: str | Path) -> Iterator[None]:
-    """Quiet for folders, and one line for whatever ``datasets`` finds wrong."""
-    import datasets  # slow to import
-
-    quiet = isinstance(source, Path) and not datasets.are_progress_bars_disabled()
-    if quiet:
-        datasets.disable_progress_bars()
+def _loading(source: str) -> Iterator[None]:
+    """One line for whatever ``datasets`` finds wrong."""
     try:
         yield
     except DataError:
@@ -169,9 +139,6 @@ def _loading(source: str | Path) -> Iterator[None]:
         ) from error
     except Exception as error:  # a reader of any format fails in its own way; the chain keeps the details
         raise DataError(f"{source}: cannot be read as a data set: {_reason(error)}") from error
-    finally:
-        if quiet:
-            datasets.enable_progress_bars()
 
 
 def _reason(error: BaseException) -> str:

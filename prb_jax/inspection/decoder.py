@@ -15,14 +15,16 @@ from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
 from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
+from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import TOGETHER, Linear, Mlp, Steps, Vocabulary
-from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
-from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
+from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.resolve import ResolvedModel
+from prb_jax.report.style import facts_table
 from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
+from prb_jax.scoring.readable import paper_remarks
 from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
@@ -76,6 +78,13 @@ def inspect_model(
             f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
         )
     folder = locate(model, revision=revision)
+    options = LoadOptions(
+        revision=revision,
+        chat_template=chat_template,
+        tokenizer=tokenizer,
+        readout=readout,
+        quantize=quantize,
+    )
     if is_encoder(read_raw_config(folder.path)):
         refuse_for_encoder(
             folder.name,
@@ -85,17 +94,14 @@ def inspect_model(
             max_length=max_length,
             protocol=protocol,
         )
-        return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
-    found = resolve_model(folder.path, name=folder.name, readout=readout)
+        return inspect_encoder(folder, options)
+    opened = open_model(folder, options)
+    found, named = opened.decoder, opened.labels_named
     config = found.config
     weights = inspect_checkpoint(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
-    named = found.rule is not None or config.num_labels == 1
-    rule = choose_readout(
-        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
-    )
-    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
+    chat = opened.chat()
     prompts = load_prompts(folder.path, width=config.hidden_size)
     reserved = 0 if prompts is None else prompts.table.shape[1]
     lengths = _lengths(
@@ -120,7 +126,7 @@ def inspect_model(
         "in memory": _in_memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
         "score head": weights.head,
-        "readout": f"{found.row.name}: {_reading(found, rule)}"
+        "readout": f"{found.row.name}: {_reading(found, opened.labels)}"
         + ("" if named else " (protocol paper; the default one needs --readout)"),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
@@ -138,15 +144,7 @@ def inspect_model(
 
 def load_report_table(facts: dict[str, str]) -> Table:
     """The facts as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    return table
+    return facts_table(facts.items())
 
 
 def _in_memory(weights: LoadReport, dtype: str) -> str:
@@ -200,7 +198,8 @@ def _bos(chat: ChatTokenizer) -> str:
 
 def _opens_turns(chat: ChatTokenizer) -> bool:
     """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
-    return chat.encode([*_TEA, *_TEA]).count(chat.bos_token_id) > chat.encode(_TEA).count(chat.bos_token_id)
+    bos = chat.bos_token_id
+    return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
 
 
 def _users(prompts: SavedPrompts) -> str:
@@ -276,8 +275,8 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     if chat.template.reads_clock:
         said.append(f"the chat template prints today's date: it is fixed to {FIXED_DATE:%d %b %Y}")
     probe = [Message("user", "a"), Message("assistant", "b")]
-    written = chat.encode(probe).count(chat.bos_token_id)
-    if chat.bos_token_id is not None and written != 1 and not _opens_turns(chat):
+    bos = chat.bos_token_id
+    if bos is not None and (written := chat.encode(probe).count(bos)) != 1 and not _opens_turns(chat):
         said.append(f"{written} BOS in a conversation")
     if "system" in chat.render([probe])[0]:
         said.append("the chat template writes a system turn of its own")

@@ -29,8 +29,6 @@ from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import adapted_project
 from prb_jax.models.rope import rotary_angles
-from prb_jax.readouts.heads import Linear
-from prb_jax.readouts.states import TreeStates, read_places
 from prb_jax.sharding import Constrain, check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout
@@ -302,57 +300,3 @@ def _layer(
     if config.post_norms:
         y = norm(y, w["post_mlp_norm"])
     return constrain(x + y, ("batch", line, None))
-
-
-def score_tree(
-    params: Params,
-    batch: TreeBatch,
-    *,
-    config: DecoderConfig,
-    dtype: jnp.dtype,
-    attention: Attention | None = None,
-    mesh: Mesh | None = None,
-    lora_scale: float = 1.0,
-    remat: str = "none",
-    soft_prompt: jax.Array | None = None,
-) -> jax.Array:
-    """What the head of the configuration reads out: float32 [B, K, n]; of a linear head the logits at each
-    response's read position, n of them being labels, of any other one value.
-
-    Args:
-        params: nested dict as :func:`abstract_decoder` describes it.
-        batch: B trees.
-        config: architecture.
-        dtype: of activations.
-        attention: an implementation of attention; None for the machine's own, see
-            :func:`prb_jax.models.attention.choice.choose_attention`.
-        mesh: how activations are split; None for one device.
-        lora_scale: multiplies the updates of adapters, where ``params`` has any.
-        remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see
-            :func:`rematerialised`.
-        soft_prompt: float [B, S, D], takes the place of the rows of the embedding (before Gemma's
-            factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
-            first S ids have no influence.
-    """
-    # A linear head looks at nothing else; a single layer then has less to do.
-    reads_only = isinstance(config.head, Linear)
-    x = decode_tree(
-        params,
-        batch,
-        config=config,
-        dtype=dtype,
-        attention=attention,
-        mesh=mesh,
-        lora_scale=lora_scale,
-        remat=remat,
-        soft_prompt=soft_prompt,
-        places=read_places(batch) if reads_only else None,
-    )
-    norm = functools.partial(
-        rms_norm,
-        weight=params["final_norm"],
-        eps=config.rms_norm_eps,
-        plus_one=config.norm_plus_one,
-        scale_after_cast=config.norm_scale_after_cast,
-    )
-    return config.head(params, TreeStates(x, batch, norm, at_reads=reads_only))

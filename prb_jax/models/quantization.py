@@ -25,13 +25,11 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.layers import dot
+from prb_jax.sharding import BOTH_SCALE, SCALE_SUFFIXES, WEIGHT_SCALE
 
 MATRICES: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 """The matrices of a layer, by their names in the tree of parameters."""
 
-BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
-SCALES = (WEIGHT_SCALE, BOTH_SCALE)
-"""What the names of scales end with, the longer first."""
 
 _INT8, _FP8 = np.dtype(np.int8), np.dtype(jnp.float8_e4m3fn)
 _LIMITS = {_INT8: 127.0, _FP8: 448.0}
@@ -145,7 +143,7 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
 def scale_of(weights: Mapping[str, Any], name: str) -> tuple[Any, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
-    for suffix in SCALES:
+    for suffix in SCALE_SUFFIXES:
         if (scale := weights.get(f"{name}{suffix}")) is not None:
             return scale, suffix == BOTH_SCALE
     return None

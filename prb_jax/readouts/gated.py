@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.head import HeadTensor, Shapes, dense
+from prb_jax.models.tree_states import TreeStates
 from prb_jax.readouts.heads import check_outputs
-from prb_jax.readouts.layers import HeadTensor, Shapes, Stack, dense
-from prb_jax.readouts.states import TreeStates
+from prb_jax.readouts.layers import Stack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,23 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.layers import matmul_precision
+from prb_jax.models.head import HeadTensor, Shapes, dense
 
-Shapes = Mapping[str, tuple[int, ...]]
 Activation = Literal["relu", "selu", "leaky_relu"]
 
 _ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "leaky_relu": jax.nn.leaky_relu}
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 _BATCH_NORM_EPS = 1e-5  # torch's
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadTensor:
-    """One tensor of a head: its name, its shape in the file, and whether we keep it the other way round."""
-
-    key: str
-    shape: tuple[int, ...]
-    transposed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +128,6 @@ class Stack:
                 )
                 x = (x - mean) * lax.rsqrt(variance + _BATCH_NORM_EPS) * scale + shift
         return x
-
-
-def dense(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x float32 [..., I] times weight [I, O] plus bias [O], in full float32."""
-    out = lax.dot_general(
-        x,
-        weight.astype(jnp.float32),
-        (((x.ndim - 1,), (0,)), ((), ())),
-        precision=matmul_precision(jnp.dtype(jnp.float32)),
-        preferred_element_type=jnp.float32,
-    )
-    return out if bias is None else out + bias.astype(jnp.float32)
 
 
 def _wrong(where: str, what: str, key: str, expected: str, found: tuple[int, ...] | None) -> CheckpointError:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prb_jax.checkpoints.layout import STANDARD, Layout
+from prb_jax.models.config.layout import STANDARD, Layout
+from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import LINEAR, Head, Linear, Mlp, Pooled, Steps, Vocabulary
+from prb_jax.readouts.heads import Mlp, Pooled, Steps
 from prb_jax.readouts.layers import Stack
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 

@@ -7,16 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import prb_jax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -47,6 +46,7 @@ from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_lon
 from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
+from prb_jax.version import versions
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -147,8 +147,7 @@ def evaluate(
     if max_length is not None and max_length < 1:
         raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
     check_reference(reference, quantize=quantize)
-    if out is not None:
-        on_first_process(lambda: check_folder(out))
+    on_first_process(lambda: None if out is None else check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
     loading: dict[str, Any] = {
@@ -160,6 +159,20 @@ def evaluate(
         "readout": readout,
         "attention": None if attention == "auto" else attention,
     }
+    shown: dict[str, Any] = {"protocol": rules.value, "profile_posts": posts, "max_length": max_length}
+    data_read = {
+        "sources": list(inputs.sources.values()),
+        "subset": subset,
+        "comparisons": len(inputs.comparisons),
+        "sha256": inputs.sha256,
+    }
+    if process_count() > 1:
+        # Before a model is loaded: processes that disagree may wait for each other for ever.
+        asked = {"verb": "evaluate", "limit": limit, "seed": seed, "too_long": too_long, **shown}
+        asked |= {option: loading[option] for option in ("mesh", "dtype", "readout", "attention")}
+        asked |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
+        read = {"data": data_read, "model": _contents(model, revision), "versions": _versions(plain=False)}
+        check_agreement(asked | read)
     scorer = _scorer(model, out=out, name=name, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
     if isinstance(scorer, PlainScorer):
@@ -181,19 +194,13 @@ def evaluate(
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
-        "data": {
-            "sources": list(inputs.sources.values()),
-            "subset": subset,
-            "comparisons": len(inputs.comparisons),
-            "sha256": inputs.sha256,
-        },
-        "protocol": rules.value,
-        "profile_posts": posts,
-        "max_length": max_length,
+        "data": data_read,
+        **shown,
         "limit": limit,
         "seed": seed,
         "versions": _versions(plain=isinstance(scorer, PlainScorer)),
     }
+    check_agreement(decides)  # the tokenizer too, and a model that was given as an object
     left_out = None
     if too_long == "skip":
         decides["too_long"] = too_long
@@ -204,7 +211,7 @@ def evaluate(
         "notes": {"command": list(command), "model": name, "data": list(inputs.sources)}
         | ({"remarks": remarks} if remarks else {}),
     }
-    options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
+    options = dict(shown)
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
@@ -322,6 +329,15 @@ def _summary(
     }
 
 
+def _contents(model: "Scorer | ScoreFunction | str | Path", revision: str | None) -> Any:
+    """Digests of the files of a model that is not loaded yet; a baseline's name."""
+    if not isinstance(model, str | Path) or str(model).startswith("baseline:"):
+        return model if isinstance(model, str) else None
+    from prb_jax.checkpoints.locate import describe, locate
+
+    return describe(locate(model, revision=revision))
+
+
 def _scorer(
     model: "Scorer | ScoreFunction | str | Path", *, out: str | Path | None, name: str | None, **options: Any
 ) -> Scorer:
@@ -349,13 +365,7 @@ def _scorer(
 def _versions(*, plain: bool) -> dict[str, str | None]:
     """Versions of everything that computes."""
     packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    versions: dict[str, str | None] = {"prb_jax": prb_jax.__version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return versions(packages)
 
 
 def _session(scorer: Scorer, batch_tokens: int | None) -> dict[str, Any]:

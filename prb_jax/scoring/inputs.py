@@ -2,18 +2,17 @@
 
 import contextlib
 import gc
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.errors import DataError, quote, short_repr
 
-Data = str | Path | Sequence[str | Path] | Iterable[Comparison]
+Data = str | Path | Sequence[str | Path] | Records
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
 
     Args:
       data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
-        comparisons.
+        the records themselves.
       subset: reads one subset of the named sources.
       limit: reads at most so many comparisons, of each source.
 
@@ -58,8 +57,8 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     if given is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
-        comparisons = list(islice(given, limit))
-        places = [f"position {position}" for position in range(len(comparisons))]
+        found = list(islice(read_records(given_rows(given)), limit))
+        comparisons, places = [each.comparison for each in found], [each.where for each in found]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
         from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
@@ -79,7 +78,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     hashed = bool(sources) and all(source.get("files") for source in sources.values())
     return Inputs(
         comparisons=comparisons,
-        sha256=None if hashed else _digest(comparisons),
+        sha256=None if hashed else digest(comparisons),
         sources=sources,
         subset=subset,
         benchmarks=benchmarks,
@@ -121,22 +120,28 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _split(data: Data) -> tuple[list[str], Iterable[Comparison] | None]:
-    """Names of sources, or the comparisons themselves."""
+def _split(data: Data) -> tuple[list[str], Records | None]:
+    """Names of sources, or the records themselves."""
     if isinstance(data, str | Path):
         return [str(data)], None
-    items: list[Any] = list(data)
-    named = [isinstance(item, str | Path) for item in items]
-    if items and all(named):
-        names = [str(item) for item in items]
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(f"{name}: given twice as a source")
-        return names, None
-    for position, item in enumerate(items):
-        if not isinstance(item, Comparison):
-            raise DataError(f"position {position}: expected a Comparison, found {type(item).__name__}")
-    return [], items
+    if isinstance(data, Comparison | Mapping) or hasattr(data, "__arrow_c_stream__"):
+        return [], cast("Records", data)
+    if not isinstance(data, Iterable):
+        return [], cast("Records", data)  # refused where records are read
+    items = iter(data)  # an endless one is read no further than asked for
+    first = list(islice(items, 1))
+    if not first or not isinstance(first[0], str | Path):
+        return [], cast("Records", chain(first, items))
+    names: list[str] = []
+    for position, name in enumerate(chain(first, items)):
+        if not isinstance(name, str | Path):
+            raise DataError(
+                f"position {position}: expected the name of a source, found {type(name).__name__}"
+            )
+        if str(name) in names:
+            raise DataError(f"{name}: given twice as a source")
+        names.append(str(name))
+    return names, None
 
 
 def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
@@ -154,11 +159,3 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
                 f"ids must be distinct within one run"
             )
         seen[comparison.id] = place
-
-
-def _digest(comparisons: Sequence[Comparison]) -> str:
-    digest = sha256()
-    for comparison in comparisons:
-        digest.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
-        digest.update(b"\n")
-    return f"sha256:{digest.hexdigest()}"

@@ -13,29 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
-from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
-from prb_jax.models.config.shared import choose_dtype
-from prb_jax.models.decoder import Params, score_tree
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
-from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
-from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.labels import choose_readout, read_out
+from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.pairs import make_pair_score_fn
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
-from prb_jax.scoring.readable import check_readable, load_own_tokenizer, paper_remarks
+from prb_jax.scoring.readable import check_readable, paper_remarks
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
     batch_sharding,
     check_heads,
-    make_mesh,
     mesh_shape,
     parameter_shardings,
     replicated,
@@ -104,9 +105,9 @@ class RewardModel:
     __repr__ = short_repr
 
     @overload
-    def score(
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
         self,
-        comparisons: Comparison,
+        comparisons: Comparison | Mapping[str, Any],
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -116,7 +117,7 @@ class RewardModel:
     @overload
     def score(
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -125,7 +126,7 @@ class RewardModel:
     ) -> list[np.ndarray]: ...
     def score(
         self,
-        comparisons: Comparison | Sequence[Comparison],
+        comparisons: Records,
         *,
         profile_posts: int = 10,
         protocol: str = "default",
@@ -135,8 +136,8 @@ class RewardModel:
         """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: several comparisons, or a single one, of which its array [K] is returned; labels are not
-            looked at.
+          comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
+            its array [K] is returned; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none.
           protocol: "default" or "paper".
           max_length: longest conversation in tokens; the model's context if not given.
@@ -146,7 +147,7 @@ class RewardModel:
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
-        several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+        several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
         for batch in self.stream(
             several,
@@ -157,7 +158,7 @@ class RewardModel:
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
-        return scores[0] if isinstance(comparisons, Comparison) else scores
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def reward(
         self,
@@ -412,57 +413,67 @@ def load(
         options = {"mesh": mesh, "dtype": dtype, "revision": revision, "chat_template": chat_template}
         options |= {"readout": readout, "tokenizer": tokenizer, "quantize": quantize}
         return baseline_scorer(str(model), **options, attention=None if attention == "auto" else attention)
-    folder = locate(model, revision=revision)
-    if is_encoder(read_raw_config(folder.path)):
-        asked = None if attention == "auto" else attention
-        refuse_for_encoder(folder.name, chat_template=chat_template, quantize=quantize, attention=asked)
-        from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
+    return load_opened(
+        open_model(
+            model,
+            LoadOptions(
+                mesh=mesh,
+                dtype=dtype,
+                revision=revision,
+                chat_template=chat_template,
+                readout=readout,
+                tokenizer=tokenizer,
+                quantize=quantize,
+                attention=attention,
+            ),
+        )
+    )
 
-        return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)
-    found = resolve_model(folder.path, name=folder.name, readout=readout)
-    config = found.config
-    chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
-    named = found.rule is not None or config.num_labels == 1
-    rule = choose_readout(
-        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
-    )
-    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
-    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
-    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    if quantize is not None:
-        quantization_form(quantize, mesh=devices)
-    kind = jnp.dtype(chosen_dtype)
-    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
-    source = describe(folder)
-    if tokenizer is not None:
-        source["tokenizer"] = describe(locate(tokenizer))
-    score_fn = make_score_fn(
-        config, mesh=devices, dtype=kind, readout=rule, shardings=shardings, attention=attention
-    )
-    saved = load_prompts(folder.path, width=config.hidden_size)
-    loaded = load_params(
-        folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
-    )
-    params, prompts = loaded.params, None
-    if saved is not None:
-        embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
-        params = {**params, "embed": embedding}
-        prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
+
+def load_opened(opened: OpenedModel) -> RewardModel:
+    """Read the weights of an opened model; errors as of :func:`load`."""
+    tokenizer, mesh, kind = opened.tokenizer(), opened.mesh, jnp.dtype(opened.dtype)
+    quantize, attention = opened.options.quantize, opened.options.attention
+    prompts = None
+    if isinstance(opened.body, EncoderFolder):
+        config = opened.body.config
+        score_fn = make_pair_score_fn(config, mesh=mesh, dtype=kind, readout=opened.labels)
+        loaded = load_encoder_params(opened.body, mesh=mesh, dtype=kind, head_dtype=jnp.float32)
+        params = loaded.params
+    else:
+        config = opened.body.config
+        check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+        if quantize is not None:
+            quantization_form(quantize, mesh=mesh)
+        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+        score_fn = make_score_fn(
+            config, mesh=mesh, dtype=kind, readout=opened.labels, shardings=shardings, attention=attention
+        )
+        path = opened.folder.path
+        saved = load_prompts(path, width=config.hidden_size)
+        loaded = load_params(
+            path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
+        )
+        params = loaded.params
+        if saved is not None:
+            embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
+            params = {**params, "embed": embedding}
+            prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
     return RewardModel(
-        name=folder.name,
+        name=opened.name,
         config=config,
         params=params,
         score_fn=score_fn,
-        tokenizer=chat,
-        mesh=devices,
-        dtype=chosen_dtype,
-        readout=found.readout or rule,
+        tokenizer=tokenizer,
+        mesh=mesh,
+        dtype=opened.dtype,
+        readout=opened.readout,
         report=loaded.report,
-        source=source,
+        source=opened.source,
         prompts=prompts,
         quantize=quantize,
         wanted_attention=attention,
-        readout_named=named,
+        readout_named=opened.labels_named,
     )
 
 

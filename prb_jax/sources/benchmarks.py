@@ -10,6 +10,7 @@ from typing import Any
 from prb_jax.benchmarks.benchmark import Benchmark, Place
 from prb_jax.data import fields
 from prb_jax.data.files import Row, has_known_suffix, read_rows
+from prb_jax.data.folders import folder_files, read_folder
 from prb_jax.data.hub import read_hub
 from prb_jax.errors import DataError
 from prb_jax.sources.prepared import is_prepared, read_prepared
@@ -49,18 +50,33 @@ def _published(
     elif isinstance(source, Path) and not source.is_dir():
         yield from _file(source, source.as_posix())
     elif isinstance(source, Path) and benchmark.files is not None:
-        paths = sorted(path for path in source.glob(benchmark.files) if has_known_suffix(path))
-        if not paths:
-            raise DataError(
-                f"{source}: no files {benchmark.files} in it; expected {benchmark.home} for {benchmark.name}"
-            )
-        for path in paths:
+        for path in benchmark_files(benchmark, source, split=split):
             yield from _file(path, path.relative_to(source).as_posix())
     else:
         for name in benchmark.splits or (split,):
-            rows = read_hub(source, subset=subset, split=name, columns=None)
+            if isinstance(source, Path):
+                rows = read_folder(source, subset=subset, split=name, columns=None)
+            else:
+                rows = read_hub(source, subset=subset, split=name, columns=None)
             for number, row in enumerate(rows, start=1):
                 yield Place(row.where, "", name, number), row.value
+
+
+def benchmark_files(benchmark: Benchmark, folder: Path, *, split: str) -> list[Path]:
+    """The files of a folder that are read for a benchmark, and what declares them.
+
+    Raises:
+      DataError: if there are none.
+    """
+    if benchmark.files is None:
+        files = [folder_files(folder, split=name) for name in benchmark.splits or (split,)]
+        return list(dict.fromkeys(file for some in files for file in some))
+    paths = sorted(path for path in folder.glob(benchmark.files) if has_known_suffix(path))
+    if not paths:
+        raise DataError(
+            f"{folder}: no files {benchmark.files} in it; expected {benchmark.home} for {benchmark.name}"
+        )
+    return paths
 
 
 def _file(path: Path, name: str) -> Iterator[tuple[Place, Any]]:

@@ -12,8 +12,11 @@ from typing import Any, Final
 from prb_jax import benchmarks
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
+from prb_jax.data.folders import folder_files, read_folder
 from prb_jax.data.hub import read_hub, short_name
+from prb_jax.data.records import Placed, Records, given_rows, read_records
 from prb_jax.errors import DataError, quote
+from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.prepared import is_prepared, metadata, read_prepared
 
 __all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
@@ -45,17 +48,18 @@ class _Source:
 
 
 def read_comparisons(
-    source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
+    source: str | Path | Records, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> list[Comparison]:
     """Read and check labelled comparisons.
 
     Args:
       source: one of
-        a file: .jsonl, .json (JSON lines or one array), both also .gz, or .parquet;
+        a file: .jsonl, .json (JSON lines or one array), .csv, all also .gz, or .parquet;
         a folder in the layout of a hub data set, or one that ``prb prepare`` wrote;
         a benchmark of ``prb_jax.benchmarks`` by its name or hub id ("prb" is the paper's), or, as
         "NAME:PATH", a folder or file of it; or another hub id;
-        "personas" or "personas:PART", the generated benchmark.
+        "personas" or "personas:PART", the generated benchmark;
+        or the records themselves: see ``prb_jax.data.records.Records``.
       subset: keep only this subset; for the paper's data set long or short ("Art").
       split: of a folder, a hub data set, or the generated benchmark if it is named without a part;
         benchmarks but the paper's are read from the split that they are published in.
@@ -70,10 +74,13 @@ def read_comparisons(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected at least 1, found {limit}")
-    resolved = _resolve(source, split=split)
+    if isinstance(source, str | Path):
+        records = _records(_resolve(source, split=split), subset=subset, split=split)
+    else:
+        source, records = "data", read_records(given_rows(source))
     found: list[Comparison] = []
     subsets: set[str] = set()
-    for comparison in _distinct(_records(resolved, subset=subset, split=split)):
+    for comparison in _distinct(records):
         if subset is not None and (
             comparison.subset is None or short_name(comparison.subset) != short_name(subset)
         ):
@@ -108,7 +115,7 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
     if resolved.kind is _Kind.FILE:
         return {"kind": "file", **mark, "files": {path.name: file_digest(path)}}
     if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        files = sorted(_files(resolved, path, split=split))
         return {
             "kind": resolved.kind.value,
             **mark,
@@ -118,6 +125,15 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
     if resolved.kind is _Kind.HUB:
         return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
     return {"kind": "generated", "name": PERSONAS, "part": resolved.name}
+
+
+def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
+    """The files that are read."""
+    if source.kind is _Kind.PREPARED:
+        return (file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file, folder))
+    if source.benchmark is None:
+        return folder_files(folder, split=split)
+    return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
 
 
 def benchmark_of(source: str | Path) -> str | None:
@@ -171,36 +187,29 @@ def _known(benchmark: object) -> str | None:
     return str(benchmark) if benchmark in benchmarks.NAMES else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    where: str
-    comparison: Comparison
-
-
-def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[_Record]:
+def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[Placed]:
     if source.kind is _Kind.GENERATED:
         from prb_jax.sources import personas  # the generator is only imported where it is asked for
 
         for number, comparison in enumerate(personas.load(source.name), start=1):
-            yield _Record(f"{PERSONAS}:{source.name}: row {number}", comparison)
+            yield Placed(f"{PERSONAS}:{source.name}: row {number}", comparison)
         return
     place = source.name if source.kind is _Kind.HUB else Path(source.name)
     if source.benchmark not in (None, PRB):
-        from prb_jax.sources.benchmarks import read_benchmark
-
         benchmark = benchmarks.get_benchmark(source.benchmark)
         rows: Iterable[Row] = read_benchmark(benchmark, place, subset=subset, split=split)
     elif source.kind is _Kind.FILE:
         rows = read_rows(Path(source.name))
     elif source.kind is _Kind.PREPARED:
         rows = read_prepared(Path(source.name), split=split)
+    elif source.kind is _Kind.FOLDER:
+        rows = read_folder(Path(source.name), subset=subset, split=split)
     else:
-        rows = read_hub(place, subset=subset, split=split)
-    for row in rows:
-        yield _Record(row.where, Comparison.from_row(row.value, where=row.where))
+        rows = read_hub(source.name, subset=subset, split=split)
+    yield from read_records(rows)
 
 
-def _distinct(records: Iterable[_Record]) -> Iterator[Comparison]:
+def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:
     """The comparisons, refusing an id that was used before."""
     seen: dict[str, str] = {}
     for record in records:

@@ -72,7 +72,7 @@ def read_config(path: str | Path) -> ConfigDict:
 
 
 def load_settings(
-    config: Config | None, overrides: Sequence[str] = (), *, complete: bool = True
+    config: Config | None, overrides: Sequence[str] = (), *, complete: bool = True, data_given: bool = False
 ) -> TrainSettings:
     """Return the checked settings of a config with overrides applied.
 
@@ -82,6 +82,7 @@ def load_settings(
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
         `mesh=none`, `lora.targets=q,v`. The last one wins.
       complete: a model and data must be given.
+      data_given: the caller has the training data, so that the settings need not name any.
 
     Raises:
       RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
@@ -103,7 +104,7 @@ def load_settings(
         values[key] = _parse(key, value, _type_of(key, types_by_key))
     checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
     settings = _build(TrainSettings, checked, prefix="")
-    _check_ranges(settings, complete=complete)
+    _check_ranges(settings, complete=complete, data_given=data_given)
     return settings
 
 
@@ -269,7 +270,7 @@ def _build(section: type, values: Mapping[str, Any], prefix: str) -> Any:
     return section(**arguments)
 
 
-def _check_ranges(settings: TrainSettings, *, complete: bool) -> None:
+def _check_ranges(settings: TrainSettings, *, complete: bool, data_given: bool) -> None:
     """Values whose types are right but that no run can have; the rest is checked where it is used."""
     flat = flat_settings(settings)
 
@@ -294,7 +295,7 @@ def _check_ranges(settings: TrainSettings, *, complete: bool) -> None:
         raise RunError(
             "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
         )
-    if not settings.data and complete:
+    if not settings.data and complete and not data_given:
         raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
 
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.hf_map import HEAD_KEY, leaf_maps
+from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.layout import HEAD_KEY
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
 from prb_jax.processes.sharing import on_first_process, process_count, process_index

@@ -17,12 +17,12 @@ it follow the schedule of the next length, without a second warm-up. A schedule 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.folder import as_recorded, check_same_inputs, held_folder, refuse_file, write_json, writing
 
@@ -40,7 +40,7 @@ def check_training_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a training run.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     read_training(path)
 
 
@@ -51,23 +51,14 @@ def read_training(out: str | Path) -> dict[str, Any] | None:
       RunError: it cannot be read or is of another kind, or the folder holds a run of another verb.
     """
     path = Path(out) / TRAIN
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         for name in ("run.json", CHECKPOINTS, MODEL):
             if (Path(out) / name).exists():
                 raise RunError(
                     f"{out} has a {name} but no {TRAIN}, so it is no training run; give --out another folder"
-                ) from None
+                )
         return None
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RunError(f"{path}: not UTF-8 ({error}); give --out another folder") from error
-    try:
-        run = json.loads(text)
-    except ValueError as error:
-        raise RunError(f"{path}: not JSON ({error}); give --out another folder") from error
+    run = read_json(path, error=RunError, hint="give --out another folder")
     if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
         raise RunError(f"{path}: not a run of `prb train`; give --out another folder")
     return run
@@ -162,10 +153,4 @@ def read_summary(out: str | Path) -> dict[str, Any]:
     Raises:
       RunError: it is not finished, or its summary cannot be read.
     """
-    path = Path(out) / SUMMARY
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}; is the run finished?") from error
-    except ValueError as error:
-        raise RunError(f"{path}: not JSON ({error})") from error
+    return read_object(Path(out) / SUMMARY, error=RunError, hint="is the run finished?")

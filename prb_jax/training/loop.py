@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.data.records import Records
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
@@ -32,7 +34,7 @@ from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
 from prb_jax.training.progress import Board
-from prb_jax.training.record import run_inputs, run_session
+from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -66,6 +68,8 @@ def train(
     config: Config,
     *,
     out: str | Path,
+    data: Records | None = None,
+    validation: Records | None = None,
     overrides: Sequence[str] = (),
     progress: bool = True,
     command: Sequence[str] = (),
@@ -81,6 +85,8 @@ def train(
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
         settings.
       out: the run folder; see `prb_jax.training.folder`.
+      data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
+        files and data sets.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -91,14 +97,16 @@ def train(
       DataError: the data cannot be used.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    settings = load_settings(config, overrides)
+    settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
-    data = read_training_data(settings)
-    start = start_from(settings, data.train, out=path)
-    inputs = run_inputs(settings, data, start, lengths=lengths)
+    found = read_training_data(settings, data=data, validation=validation)
+    start = start_from(settings, found.train, out=path)
+    inputs = run_inputs(settings, found, start, lengths=lengths)
+    check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
@@ -110,10 +118,9 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        users = find_users(settings, data.train, out=path)
-        run = _Run(
-            settings, path, mesh, data, make_trainer(settings, start, mesh=mesh, users=users, lengths=lengths)
-        )
+        users = find_users(settings, found.train, out=path)
+        trainer = make_trainer(settings, start, mesh=mesh, users=users, lengths=lengths)
+        run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, quote
+from prb_jax.data.records import Records, digest
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.sources.reading import describe_source, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
@@ -38,37 +38,51 @@ class TrainingData:
     split_by: str | None = None
 
 
-def read_training_data(settings: TrainSettings) -> TrainingData:
+def read_training_data(
+    settings: TrainSettings, *, data: Records | None = None, validation: Records | None = None
+) -> TrainingData:
     """Reads and splits the data of a run.
 
+    Args:
+      settings: of the run.
+      data, validation: records in place of the sources that the settings name.
+
     Raises:
+      RunError: records and the name of a source for the same part.
       DataError: what `read_comparisons` raises, as for equal labels; an empty split; ids or users on both
         sides of a boundary that they must not cross.
     """
     described: dict[str, Any] = {}
 
-    def read(text: str | None, role: str, *, split: str) -> list[Comparison]:
+    def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> list[Comparison]:
         found: list[Comparison] = []
+        subset = settings.subset if role != "validation.test" else None
+        limit = settings.limit if role == "data" else None
+        if given is not None:
+            if text:
+                raise RunError(
+                    f"config key '{role}': names {quote(text)}, but records are given in its place"
+                )
+            found = read_comparisons(given, subset=subset, limit=limit)
+            described[role] = [{"kind": "records", "sha256": digest(found)}]
         for name in sources(text):
-            subset = settings.subset if role != "validation.test" else None
-            limit = settings.limit if role == "data" else None
             part = read_comparisons(name, subset=subset, limit=limit, split=split)
             described.setdefault(role, []).append(_describe(name, part, split=split))
             found += part
         _refuse_repeated_ids(found, role)
         return found
 
-    train = read(settings.data, "data", split=SPLIT)
-    validation = read(settings.validation.data, "validation.data", split="validation")
+    train = read(settings.data, "data", split=SPLIT, given=data)
+    held = read(settings.validation.data, "validation.data", split="validation", given=validation)
     test = read(settings.validation.test, "validation.test", split="test")
-    split_by = "data" if validation else None
-    if not validation and settings.validation.fraction > 0:
+    split_by = "data" if held else None
+    if not held and settings.validation.fraction > 0:
         split_by = split_rule(train, settings.validation)
-        train, validation = hold_out(train, fraction=settings.validation.fraction, by=split_by)
-    _check_boundaries(train, validation, test, settings.validation)
+        train, held = hold_out(train, fraction=settings.validation.fraction, by=split_by)
+    _check_boundaries(train, held, test, settings.validation, own_validation=split_by == "data")
     if settings.validation.limit is not None:
-        validation = evenly(validation, settings.validation.limit)
-    return TrainingData(train, validation, described, split_by)
+        held = evenly(held, settings.validation.limit)
+    return TrainingData(train, held, described, split_by)
 
 
 def split_rule(comparisons: Sequence[Comparison], options: ValidationSettings) -> str:
@@ -136,10 +150,7 @@ def _order(name: str) -> bytes:
 def _describe(name: str, comparisons: Sequence[Comparison], *, split: str) -> dict[str, Any]:
     described = describe_source(name, split=split)
     if not described.get("files"):  # only its name is known without reading it
-        digest = hashlib.sha256()
-        for comparison in comparisons:
-            digest.update(json.dumps(comparison.to_row(), sort_keys=True).encode() + b"\n")
-        described["sha256"] = f"sha256:{digest.hexdigest()}"
+        described["sha256"] = digest(comparisons)
     return described
 
 
@@ -156,6 +167,8 @@ def _check_boundaries(
     validation: Sequence[Comparison],
     test: Sequence[Comparison],
     options: ValidationSettings,
+    *,
+    own_validation: bool,
 ) -> None:
     """No id on two sides; no validation user in the test data, nor (own sources) in the training data."""
     ids = {name: {one.id for one in part} for name, part in _named(train, validation, test)}
@@ -173,7 +186,7 @@ def _check_boundaries(
         return
     remedy = "validation.shared_users=true allows it"
     refuse("users", "validation", "test", users["validation"] & users["test"], remedy)
-    if options.data:
+    if own_validation:
         refuse("users", "training", "validation", users["training"] & users["validation"], remedy)
 
 

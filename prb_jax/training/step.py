@@ -24,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import REMAT_POLICIES, Params, score_tree
+from prb_jax.models.decoder import REMAT_POLICIES, Params
 from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
 from prb_jax.training.losses import LossParts, comparison_loss
 from prb_jax.training.optimizer import learning_rate, make_optimizer

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.embedding import (
     SAVED,
@@ -57,10 +58,10 @@ def find_users(settings: TrainSettings, comparisons: Sequence[Comparison], *, ou
         return None
     path = out / USERS
     if not comparisons:
-        try:
-            return Users(tuple(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"{path}: cannot be read as a list of users: {error}") from error
+        names = read_json(path, error=RunError)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RunError(f"{path}: expected a list of user ids")
+        return Users(tuple(names))
     users = Users.of(comparisons)
     if not users.names:
         raise DataError("method=persona_embedding: no comparison of the training data has a user_id")

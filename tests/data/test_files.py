@@ -1,3 +1,4 @@
+import csv
 import gzip
 import hashlib
 import json
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.files import file_digest, read_rows
 from prb_jax.errors import DataError
 
@@ -129,8 +131,8 @@ def test_a_folder_named_like_a_file(tmp_path):
 
 
 def test_unknown_suffix(tmp_path):
-    path = write(tmp_path / "x.csv", b"id,question")
-    with pytest.raises(DataError, match=r"x\.csv: unknown kind of file; expected a name ending in \.jsonl"):
+    path = write(tmp_path / "x.tsv", b"id\tquestion")
+    with pytest.raises(DataError, match=r"x\.tsv: unknown kind of file; expected a name ending in \.jsonl"):
         values(path)
 
 
@@ -204,3 +206,74 @@ def test_any_bytes_are_rows_or_a_data_error(tmp_path_factory, content, start):
             values(folder / name)
         except DataError as error:
             assert str(error).startswith(f"{folder / name}:")  # noqa: PT017
+
+
+def test_a_parquet_column_given_twice_is_named(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table([["1"], ["q"], ["2"]], names=["id", "question", "id"]), path)
+    with pytest.raises(DataError, match=r"x\.parquet: field 'id' is given twice, in columns 1 and 3"):
+        values(path)
+    twice = pa.StructArray.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(pa.table({"id": ["1"], "profile": pa.ListArray.from_arrays([0, 1], twice)}), path)
+    with pytest.raises(DataError, match=r"x\.parquet: row 1: field 'profile': .*duplicate field names"):
+        values(path)
+
+
+CSV = """id,question,chosen,rejected,margin,profile,note
+1,"Tea, or
+coffee?",Tea.,Coffee.,0.5,"[{""id"": 1, ""text"": ""I like tea""}]",x
+
+2,q,[{a},b,,,
+"""
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_csv(tmp_path, name):
+    content = b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode()
+    path = write(tmp_path / name, content)
+    rows = list(read_rows(path))
+    assert [row.where for row in rows] == [f"{path}:2", f"{path}:5"]
+    first = Comparison.from_row(rows[0].value, where="x")
+    assert (first.question, first.margin) == ("Tea, or\r\ncoffee?", 0.5)
+    assert first.profile == (Post("1", "I like tea"),)
+    assert Comparison.from_row(rows[1].value, where="x").responses == ("[{a}", "b")
+
+
+def test_csv_with_lists_and_conversations(tmp_path):
+    path = tmp_path / "x.csv"
+    turns = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}] for text in "ab"]
+    rows = [
+        ["prompt", "chosen", "rejected", "responses", "labels"],
+        ["q", "", "", json.dumps(["a" * 200_000, "b"]), "[0, 1]"],
+        ["", *map(json.dumps, turns), "", ""],
+    ]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    first, second = (Comparison.from_row(row.value, where=row.where) for row in read_rows(path))
+    assert (len(first.responses[0]), first.labels) == (200_000, (0.0, 1.0))
+    assert second == Comparison(question="q", chosen="a", rejected="b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,question\n1,q\n2\n", ":3: expected 2 cells, one for each column, found 1"),
+        ("id,question,id\n", ":1: field 'id' is given twice"),
+        (
+            "1,q,a,b\n",
+            ":1: names no field of a record; expected a first line as: id,question,chosen,rejected",
+        ),
+        ('id,question\n1,"q\n', ":2: malformed CSV: unexpected end of data"),
+        ('id,labels\n1,"[1, 0"\n', ":2: field 'labels': expected JSON"),
+        ("id,profile\n1,\"[{'text': 't'}]\"\n", ":2: field 'profile': expected JSON"),
+        (
+            "id,chosen\n1,\"[{'role': 'user'}]\"\n",
+            ":2: field 'chosen': a list of messages as Python prints it",
+        ),
+    ],
+)
+def test_bad_csv_is_named(tmp_path, text, message):
+    path = write(tmp_path / "x.csv", text.encode())
+    with pytest.raises(DataError) as caught:
+        values(path)
+    assert str(caught.value).startswith(f"{path}{message}")

@@ -5,6 +5,7 @@ import datasets
 import pytest
 
 from prb_jax.data.files import Row
+from prb_jax.data.folders import read_folder
 from prb_jax.data.hub import PRB_REPOSITORY, read_hub, short_name
 from prb_jax.errors import DataError
 from prb_jax.sources.reading import describe_source, read_comparisons
@@ -55,7 +56,7 @@ def test_one_subset_by_long_or_short_name(folder, subset):
 def test_unknown_subset_and_split(folder):
     with pytest.raises(DataError, match="no subset 'Sport'; expected one of Lifestyle, Art, Society"):
         read_comparisons(folder, subset="Sport")
-    with pytest.raises(DataError, match='Unknown split "train"'):
+    with pytest.raises(DataError, match=r"prb \(Lifestyle\w+\): no split 'train'; it has test"):
         read_comparisons(folder, split="train")
 
 
@@ -117,7 +118,9 @@ def test_wrong_column_type_names_config_row_and_field(tmp_path):
     tables = prb_tables()
     tables[CONFIGS[1]] = [row | {"chosen": 5} for row in tables[CONFIGS[1]]]
     folder = write_layout(tmp_path / "x", tables, readme=True)
-    with pytest.raises(DataError, match=r"\(Art, test\): row 1: field 'chosen': expected a string, found 5"):
+    with pytest.raises(
+        DataError, match=r"/test-00000-of-00001.parquet: row 1: field 'chosen': expected a string, found 5"
+    ):
         read_comparisons(folder)
 
 
@@ -150,7 +153,7 @@ def test_nothing_to_read(tmp_path):
 def test_damaged_parquet(folder):
     file = next(folder.rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match="cannot be read as a data set"):
+    with pytest.raises(DataError, match=f"{file}: not a whole parquet file"):
         read_comparisons(folder)
 
 
@@ -178,9 +181,14 @@ def test_a_changed_file_is_read_anew(tmp_path):
 
 
 def test_rows_say_where_they_stand(folder):
-    row = read_hub(folder, subset="Art", split="test")[1]
+    row = read_folder(folder, subset="Art", split="test")[1]
     assert isinstance(row, Row)
-    assert row.where == f"{folder} (Art, test): row 2"
+    assert row.where == f"{folder}/Art_and_Entertainment/test-00000-of-00001.parquet: row 2"
+
+
+def test_rows_of_the_hub_say_where_they_stand(hub):
+    row = read_hub(PRB_REPOSITORY, subset="Art", split="test")[1]
+    assert row.where == f"{PRB_REPOSITORY} (Art, test): row 2"
 
 
 def test_short_names():

@@ -17,10 +17,10 @@ from prb_jax.models.decoder import (
     decode_tree,
     init_params,
     layout_of,
-    score_tree,
     tree_positions,
     tree_tokens,
 )
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import PARAMETER_AXES
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket

@@ -9,9 +9,9 @@ import pytest
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
-from prb_jax.models.decoder import score_tree
 from prb_jax.models.layers import project
 from prb_jax.models.lora import TARGETS, LoraConfig, adapted_project, has_lora, init_lora, merge_lora
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import parameter_axes
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 

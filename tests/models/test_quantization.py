@@ -14,7 +14,6 @@ import pytest
 from prb_jax.checkpoints.load import load_params
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.decoder import score_tree
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
 from prb_jax.models.quantization import (
     FORMS,
@@ -24,6 +23,7 @@ from prb_jax.models.quantization import (
     quantize_params,
     quantized_project,
 )
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import make_mesh, parameter_axes
 from tests.tiny_models import write_tiny_model

@@ -15,7 +15,6 @@ from safetensors.numpy import save_file
 
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
-from prb_jax.models.decoder import score_tree
 from prb_jax.personal.embedding import Users
 from prb_jax.personal.prompts import (
     UserPrompts,
@@ -24,6 +23,7 @@ from prb_jax.personal.prompts import (
     load_prompts,
     save_prompts,
 )
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.trees.tree import build_tree
 from tests.scoring.records import assert_close, record, write_model
@@ -114,7 +114,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     names.write_text('{"tokens": true, "users": ["ada", "ben"]}')
     refused("users.json: field 'tokens': expected a positive whole number, found True")
     names.write_text("[1")
-    refused("users.json: cannot be read as JSON")
+    refused("users.json: not valid JSON")
     names.unlink()
     refused("has users.safetensors but no users.json")
     names.write_text(whole)

@@ -238,7 +238,11 @@ def test_bad_arguments(tmp_path):
         ({"data": []}, DataError, "nothing to score"),
         ({"data": [*one, *one]}, DataError, "'c0' occurs twice: in position 0 and in position 1"),
         ({"data": [unlabelled]}, DataError, "position 0: comparison 'x' has no labels"),
-        ({"data": [1]}, DataError, "position 0: expected a Comparison, found int"),
+        (
+            {"data": [1]},
+            DataError,
+            "position 0: expected a Comparison or an object with its fields, found int",
+        ),
         ({"data": one, "subset": "s"}, DataError, "subset: applies to named sources"),
         ({"data": one, "limit": 0}, DataError, "limit: expected a positive number"),
         ({"data": one, "protocol": "other"}, DataError, "protocol: expected.*'other'"),

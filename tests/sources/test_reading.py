@@ -152,9 +152,9 @@ def test_no_such_source(tmp_path):
         read_comparisons(tmp_path / "nothing.jsonl")
     with pytest.raises(DataError, match="no such file, folder or data set"):
         describe_source(tmp_path / "nothing")
-    (tmp_path / "x.csv").write_text("id\n1\n")
-    with pytest.raises(DataError, match=r"x\.csv: unknown kind of file"):
-        read_comparisons(tmp_path / "x.csv")
+    (tmp_path / "x.tsv").write_text("id\n1\n")
+    with pytest.raises(DataError, match=r"x\.tsv: unknown kind of file"):
+        read_comparisons(tmp_path / "x.tsv")
 
 
 def test_description_follows_the_contents(tmp_path):

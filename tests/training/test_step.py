@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.decoder import score_tree
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.settings import LossSettings

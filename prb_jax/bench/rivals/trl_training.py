@@ -6,19 +6,17 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from prb_jax.bench.timed_step import LEARNING_RATE, OPTIMIZER, TimedStep
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.trees.tree import Tree
-
-if TYPE_CHECKING:
-    from prb_jax.bench.training import TimedStep
 
 # Pairs of a microbatch: without gradient checkpointing eight long pairs do not fit in a laptop's memory,
 # and on a CPU they would be no faster.
@@ -52,8 +50,6 @@ class TrlTrainer:
             raise RunError(
                 f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
             ) from error
-        from prb_jax.bench.training import LEARNING_RATE, OPTIMIZER
-
         self._torch: Any = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.version = (
@@ -94,8 +90,6 @@ class TrlTrainer:
 
     def run(self, trees: Sequence[Tree]) -> TimedStep:
         """One step over these pairs."""
-        from prb_jax.bench.training import TimedStep
-
         torch, trainer = self._torch, self._trainer
         total = 0.0
         tokens = padded = 0

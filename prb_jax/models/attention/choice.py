@@ -71,7 +71,7 @@ def choose_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto") 
 
 
 def wanted_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str) -> Attention | None:
-    """What :func:`prb_jax.models.decoder.score_tree` is given: None where it is to choose by itself.
+    """What :func:`prb_jax.readouts.score_tree.score_tree` is given: None where it is to choose by itself.
 
     Arguments and errors as of :func:`choose_attention`.
     """

@@ -13,7 +13,8 @@ import pytest
 from prb_jax.models.attention.reads import attend_from_reads, take_places
 from prb_jax.models.attention.reference import reference_attention
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.decoder import decode_tree, init_params, score_tree
+from prb_jax.models.decoder import decode_tree, init_params
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.mask import TreeLayout

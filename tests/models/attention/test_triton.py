@@ -16,7 +16,7 @@ from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.attention.reference import reference_attention
 from prb_jax.models.attention.triton import BLOCKS, triton_attention
 from prb_jax.models.attention.triton_kernels import KernelBlocks
-from prb_jax.models.decoder import score_tree
+from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
 from tests.models.attention.kernel_on_mesh import on_mesh
 from tests.models.attention.test_gradients import gradients

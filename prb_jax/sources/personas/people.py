@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 
+from prb_jax.data.comparison import Post
 from prb_jax.sources.personas.draws import Draws
 from prb_jax.sources.personas.phrases import Supply, Template, Topic
 from prb_jax.sources.personas.pools import Pools
-
-from prb_jax.data.comparison import Post
 
 SEEN = 40
 UNSEEN = 10

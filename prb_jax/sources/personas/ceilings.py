@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from prb_jax.data.comparison import Comparison
 from prb_jax.sources.personas.design import SLIP_SHARE, Group
 from prb_jax.sources.personas.people import Persona
-
-from prb_jax.data.comparison import Comparison
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote
 from prb_jax.sources.personas.benchmark import PARTS, Benchmark, generate
 from prb_jax.sources.personas.ceilings import Ceilings
 from prb_jax.sources.personas.export import export
-
-from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, quote
 
 __all__ = ["PARTS", "Benchmark", "Ceilings", "generate", "load", "write"]
 

@@ -9,10 +9,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from prb_jax.sources.personas.benchmark import GENERIC_PARTS, PERSONAL_PARTS, Benchmark
-
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
+from prb_jax.sources.personas.benchmark import GENERIC_PARTS, PERSONAL_PARTS, Benchmark
 
 
 def serialise(comparisons: Sequence[Comparison]) -> bytes:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
+from prb_jax.data.comparison import Comparison
+from prb_jax.sources.personas import rationale
 from prb_jax.sources.personas.answers import write_contrast, write_question
 from prb_jax.sources.personas.ceilings import Ceilings, measure_ceilings
 from prb_jax.sources.personas.design import SLIP_SHARE, Group, plan_groups
@@ -16,9 +18,6 @@ from prb_jax.sources.personas.flaws import all_flaws, write_flawed_pair
 from prb_jax.sources.personas.people import Persona, make_people, show_profile
 from prb_jax.sources.personas.phrases import Topic
 from prb_jax.sources.personas.pools import Pools, load_pools
-
-from prb_jax.data.comparison import Comparison
-from prb_jax.sources.personas import rationale
 
 T = TypeVar("T")
 

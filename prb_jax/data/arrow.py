@@ -1,0 +1,80 @@
+"""Records of Arrow tables: parquet files, and tables of pandas, polars or pyarrow in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import DataError, quote
+
+
+def parquet_values(path: Path, wanted: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
+
+    Raises:
+      DataError: for a damaged file, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow as pa  # slow to import, and most files are JSON lines
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = _columns(file.schema_arrow.names, wanted, str(path))
+            yield from _values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
+
+
+def table_values(table: Any, wanted: Collection[str], *, where: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
+
+    Raises:
+      DataError: for a table that Arrow cannot represent, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow as pa
+
+    try:
+        reader = pa.RecordBatchReader.from_stream(table)
+        columns = _columns(reader.schema.names, wanted, where)
+        yield from _values((batch.select(columns) for batch in reader), where)
+    except pa.ArrowException as error:
+        raise DataError(f"{where}: not a table of records: {_first_line(error)}") from error
+
+
+def _columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -> list[str]:
+    columns = [name for name in names if wanted is None or name in wanted]
+    for name in columns:
+        if columns.count(name) > 1:
+            places = " and ".join(str(i) for i, other in enumerate(names, start=1) if other == name)
+            raise DataError(f"{where}: field {quote(name)} is given twice, in columns {places}")
+    return columns
+
+
+def _values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
+    before = 0
+    for batch in batches:
+        try:
+            values = batch.to_pylist()
+        # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
+        except (ValueError, OverflowError) as error:
+            raise DataError(_bad_value(batch, where, before)) from error
+        yield from values
+        before += batch.num_rows
+
+
+def _bad_value(batch: Any, where: str, before: int) -> str:
+    """Which row and field of a record batch cannot be turned into Python objects, and why."""
+    for i in range(batch.num_rows):
+        for name in batch.schema.names:
+            try:
+                batch.column(name).slice(i, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
+            except (ValueError, OverflowError) as error:
+                return f"{where}: row {before + i + 1}: field '{name}': {_first_line(error)}"
+    return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

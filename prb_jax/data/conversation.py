@@ -1,0 +1,162 @@
+"""Prompts and responses as texts or as lists of messages, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prb_jax.data import fields
+from prb_jax.errors import quote, short_repr
+
+ROLES: Final = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; ``role`` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+    __repr__ = short_repr
+
+
+Messages = tuple[Message, ...]
+
+
+def read_conversation(
+    question: object, prompt: object, responses: Sequence[tuple[str, object]], *, where: str
+) -> tuple[Messages, tuple[str, ...]]:
+    """The prompt and the texts of K responses.
+
+    A response is a text, or a conversation that ends with it. The first messages of the conversations, as far as
+    they are all equal, are the prompt; one that is given beside them must be a part of it, or what comes before.
+
+    Args:
+      question, prompt: of the record: a text, a list of messages, or None.
+      responses: K pairs of a field's name and its value.
+      where: what error messages start with.
+
+    Raises:
+      DataError: naming the field.
+    """
+    given = _given_prompt(question, prompt, where)
+    for name, value in responses:
+        if value is None:
+            fields.fail(where, name, "missing")
+    written_out = [isinstance(value, list | tuple) for _, value in responses]
+    if not any(written_out):
+        if given is None:
+            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
+        return given, tuple(_response(value, where, name) for name, value in responses)
+    if not all(written_out):
+        name, value = responses[written_out.index(True)]
+        all_alike = "responses are all texts or all lists of messages"
+        fields.fail(where, name, f"expected a string, found {fields.found(value)}; {all_alike}")
+    conversations = [_messages(value, where, name) for name, value in responses]
+    shared = _shared([messages[:-1] for messages in conversations])
+    for (name, _), messages in zip(responses, conversations):
+        if len(messages) != len(shared) + 1 or messages[-1].role != "assistant":
+            found = ", ".join(message.role for message in messages[len(shared) :])
+            expected = f"after {len(shared)} messages that all responses share, expected one of the assistant"
+            fields.fail(where, name, f"{expected}, found {found}")
+    texts = tuple(
+        _response(messages[-1].content, where, f"{name}[{len(shared)}].content")
+        for (name, _), messages in zip(responses, conversations)
+    )
+    return _joined(given, shared, where, name=responses[0][0]), texts
+
+
+def _shared(conversations: Sequence[Messages]) -> Messages:
+    """The messages at the start that all have."""
+    first, count = conversations[0], min(map(len, conversations))
+    while any(messages[:count] != first[:count] for messages in conversations):
+        count -= 1
+    return first[:count]
+
+
+def _joined(given: Messages | None, shared: Messages, where: str, *, name: str) -> Messages:
+    if given is None:
+        if not shared:
+            fields.fail(
+                where, "question", "missing; expected 'question' or 'prompt', or messages before a response"
+            )
+        _check_prompt(shared, where, name)
+        return shared
+    if not shared:
+        return given
+    if shared[0].role == "assistant":  # the conversation goes on after the prompt
+        shared = given + shared
+    elif not any(shared[i : i + len(given)] == given for i in range(len(shared))):
+        fields.fail(where, "prompt", f"differs from the messages before the response in '{name}'")
+    _check_prompt(shared, where, name)
+    return shared
+
+
+def _given_prompt(question: object, prompt: object, where: str) -> Messages | None:
+    if question is None:
+        return None if prompt is None else _prompt(prompt, where, "prompt")
+    messages = _prompt(question, where, "question")
+    if prompt is not None and _prompt(prompt, where, "prompt") != messages:
+        fields.fail(where, "prompt", "differs from 'question'; expected one of the two")
+    return messages
+
+
+def _prompt(value: object, where: str, name: str) -> Messages:
+    if isinstance(value, str):
+        messages: Messages = (Message("user", fields.text(value, where, name)),)
+    else:
+        messages = _messages(value, where, name)
+    _check_prompt(messages, where, name)
+    return messages
+
+
+def _check_prompt(messages: Messages, where: str, name: str) -> None:
+    last = messages[-1]
+    if last.role != "user":
+        fields.fail(where, f"{name}[{len(messages) - 1}].role", f"expected 'user', found {quote(last.role)}")
+    if not last.content.strip():
+        fields.fail(where, name, "the question is empty")
+
+
+def _messages(value: object, where: str, name: str) -> Messages:
+    if not isinstance(value, list | tuple):
+        fields.fail(where, name, f"expected a string or a list of messages, found {fields.found(value)}")
+    messages = tuple(_message(item, where, f"{name}[{i}]") for i, item in enumerate(value))
+    if not messages:
+        fields.fail(where, name, "no messages; expected at least one")
+    for i, message in enumerate(messages):
+        if message.role not in ROLES:
+            fields.fail(
+                where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {quote(message.role)}"
+            )
+        if message.role == "system" and i > 0:
+            fields.fail(where, f"{name}[{i}].role", "a system message may only come first")
+    return messages
+
+
+def _message(value: object, where: str, name: str) -> Message:
+    if isinstance(value, Message):
+        value = {"role": value.role, "content": value.content}
+    item: Mapping[str, Any] = fields.mapping(value, where, name)
+    parts = item.get("content")
+    if isinstance(parts, (list, tuple)):
+        kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})
+        fields.fail(
+            where,
+            f"{name}.content",
+            f"expected a string, found a list of parts ({', '.join(kinds) or 'of no type'}): only text can be scored, "
+            "so images are refused; join parts of text into one string",
+        )
+    return Message(
+        fields.text(item.get("role"), where, f"{name}.role"),
+        fields.text(item.get("content"), where, f"{name}.content"),
+    )
+
+
+def _response(value: object, where: str, name: str) -> str:
+    text = fields.text(value, where, name)
+    if not text:
+        fields.fail(where, name, "empty; expected a response")
+    return text

@@ -1,0 +1,76 @@
+"""Folders of data with a model, through real processes: torch is neither needed nor imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.tiny import rows, write_model, write_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CODE = """
+import os, sys
+from prb_jax.cli import main
+status = main()
+import datasets
+file = os.environ["FILE"]
+datasets.load_dataset("json", data_files=file, split="train", cache_dir=file + ".cache")
+print(f"status {status}, torch imported: {'torch' in sys.modules}")
+import torch  # an import of somebody else still works
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """A folder with two splits, each in files of two kinds."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, some in (("train", rows(16)), ("test", rows(8, seed=1))):
+        write_rows(folder / f"{split}-0.jsonl", some[:3])
+        cells = [
+            [json.dumps(row["profile"]) if key == "profile" else row[key] for key in row] for row in some
+        ]
+        lines = [",".join('"' + str(cell).replace('"', '""') + '"' for cell in line) for line in cells[3:]]
+        (folder / f"{split}-1.csv").write_text("\n".join([",".join(some[0]), *lines]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "inspect", "train"])
+def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
+    out = tmp_path / "out"
+    arguments = {
+        "evaluate": ["evaluate", model, "--data", data, "--out", out],
+        "inspect": ["inspect", model, "--data", data],
+        "train": [
+            "train", "configs/bt_user_blind.py", f"model={model}", f"data={data}", "steps=1",
+            "batch.comparisons=4", "validation.fraction=0", "log.plot=false", "--out", out,
+        ],
+    }[verb]  # fmt: skip
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(tmp_path / "cache"), "FILE": str(data / "test-0.jsonl"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "status 0, torch imported: False" in done.stdout
+    if verb == "evaluate":
+        assert len((out / "scores.jsonl").read_text().splitlines()) == 8
+        found = json.loads((out / "run.json").read_text())["inputs"]["data"]["sources"][0]["files"]
+        assert sorted(found) == ["test-0.jsonl", "test-1.csv"]
+    elif verb == "inspect":
+        assert "8 comparisons" in done.stdout
+    else:
+        found = json.loads((out / "train.json").read_text())["inputs"]["data"]
+        assert found["train"] == 16
+        assert sorted(found["sources"]["data"][0]["files"]) == ["train-0.jsonl", "train-1.csv"]
