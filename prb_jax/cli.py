@@ -10,15 +10,17 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
-from prb_jax.errors import PrbError, RunError, printable
+from prb_jax.errors import PrbError, PrbWarning, RunError, printable
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job, start_job
+from prb_jax.processes.sharing import process_index
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
     try:
         os.getcwd()
-        status = options.verb(options)
+        with _warnings_as_lines():
+            status = options.verb(options)
         sys.stdout.flush()
         return status
     except PrbError as error:
@@ -107,6 +110,23 @@ def _in_a_folder() -> bool:
         return bool(os.getcwd())
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Our own warnings as one line each, of several processes from the first; others as they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, PrbWarning):
+            shown(message, category, *place)
+        elif process_index() == 0:
+            print(f"prb: warning: {printable(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PrbWarning)
+        warnings.showwarning = show
+        yield
 
 
 class _Terminated(BaseException):
@@ -217,7 +237,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
@@ -226,14 +246,15 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="posts of the user's profile that the model sees (default: 10; 0 for the paper protocol)",
+        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+        "say, 10, and 0 for the paper protocol)",
     )
-    sub.add_argument("--protocol", choices=("default", "paper"), default="default")
+    sub.add_argument("--protocol", choices=("default", "paper"), help="(default: as in training, or default)")
     sub.add_argument(
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's)",
+        help="longest conversation in tokens (default: as in training, or the model's)",
     )
     sub.add_argument(
         "--too-long",
@@ -294,7 +315,6 @@ def _evaluate(options: argparse.Namespace) -> int:
             _hide_torch()
         if not baseline or options.distributed:
             _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
-        from prb_jax.processes.sharing import process_index
         from prb_jax.report.table import render_summary
 
         result = _evaluated(options)
@@ -382,7 +402,6 @@ def _train(options: argparse.Namespace) -> int:
         _hide_torch()
     with _until_terminated(options):
         _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
-        from prb_jax.processes.sharing import process_index
         from prb_jax.report.training import training_table
         from prb_jax.training.loop import train
 
@@ -469,14 +488,14 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
     )
     sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
     )
     sub.add_argument(
         "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"

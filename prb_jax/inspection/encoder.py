@@ -7,7 +7,7 @@ from prb_jax.checkpoints.load import LoadReport
 from prb_jax.checkpoints.locate import ModelFolder
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
+from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, view_fact
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.readouts.open_model import LoadOptions, open_model
@@ -43,6 +43,7 @@ def inspect_encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]
         messages = [Message("user", "Tea or coffee?"), Message("assistant", "Tea.")]
         ids = pairs.encode(messages)
         reading = {
+            **view_fact(folder),
             "score head": found.report.head,
             "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
             "example": f"{pairs.texts(messages)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",

@@ -78,11 +78,9 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
         bounds = "" if low is None else f" [{low:+.3f}..{high:+.3f}]"
         lines.append(f"- {_HEADINGS[part]}: {gain['difference']:+.3f}{bounds}")
     lines += ["", "Each step by itself:", ""]
-    for name, posts in (("user_blind", 0), ("persona", summary["profile_posts"])):
+    for name in NAMES:
         lines.append(f"    prb train {folder}/{name}.py --out {folder}/{name}")
-        lines.append(
-            f"    prb evaluate {folder}/{name} --data {parts} --profile-posts {posts} --out {folder}/scores/{name}"
-        )
+        lines.append(f"    prb evaluate {folder}/{name} --data {parts} --out {folder}/scores/{name}")
     seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in summary["seconds"].items())
     lines += ["", f"Time of the command that finished it: {seconds}."]
     return "\n".join(lines) + "\n"

@@ -43,8 +43,9 @@ from prb_jax.sharding import (
     to_global,
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
+from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import ChosenView, TrainedView, View, choose_view, length_limit, read_trained_view
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.encode import encode_comparisons, encode_each
@@ -85,6 +86,8 @@ class RewardModel:
       prompts: the soft prompts of its users, where the model has any; they are further rows of the
         embedding in ``params``.
       wanted_attention: which implementation of attention was asked for; :attr:`attention` says which one it is.
+      trained: the view that it was trained with, where its files say; what a call does not say is taken from it,
+        and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`).
     """
 
     name: str
@@ -101,6 +104,7 @@ class RewardModel:
     quantize: str | None = None
     wanted_attention: str = "auto"
     readout_named: bool = True
+    trained: TrainedView | None = None
 
     __repr__ = short_repr
 
@@ -109,8 +113,8 @@ class RewardModel:
         self,
         comparisons: Comparison | Mapping[str, Any],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray: ...
@@ -119,8 +123,8 @@ class RewardModel:
         self,
         comparisons: Records,
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> list[np.ndarray]: ...
@@ -128,8 +132,8 @@ class RewardModel:
         self,
         comparisons: Records,
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray | list[np.ndarray]:
@@ -138,9 +142,10 @@ class RewardModel:
         Args:
           comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
             its array [K] is returned; labels are not looked at.
-          profile_posts: at most this many posts of each profile are shown; 0 shows none.
-          protocol: "default" or "paper".
-          max_length: longest conversation in tokens; the model's context if not given.
+          profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
+            as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
+          protocol: "default" or "paper"; that of the training, or "default".
+          max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
           batch_tokens: padded tokens computed at a time.
 
         Raises:
@@ -184,20 +189,17 @@ class RewardModel:
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
     ) -> list[Tree]:
-        """What the model sees of each comparison, as trees of token ids."""
-        rules = parse_protocol(protocol)
-        self._check_labels(rules)
+        """What the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
+        return self._encode(comparisons, view=self._view(profile_posts, protocol, max_length))
+
+    def _encode(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        self._check_labels(view.protocol)
         trees = encode_comparisons(
-            comparisons,
-            self.tokenizer,
-            profile_posts=profile_posts,
-            protocol=rules,
-            max_length=self.length_limit(protocol=protocol, max_length=max_length),
-            pad_token_id=self.config.pad_token_id,
+            comparisons, self.tokenizer, view=self._limited(view), pad_token_id=self.config.pad_token_id
         )
         for comparison, tree in zip(comparisons, trees, strict=True):
             check_readable(comparison, tree, self.config, name=self.name)
@@ -219,22 +221,47 @@ class RewardModel:
         if not (self.readout_named or protocol is Protocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
-    def length_limit(self, *, protocol: str = "default", max_length: int | None = None) -> int:
-        """The most tokens of a conversation's text.
+    def choose_view(
+        self, *, profile_posts: int | None = None, protocol: str | None = None, max_length: int | None = None
+    ) -> ChosenView:
+        """Return what the model is shown for these arguments of :meth:`score`, and where that is not as in training.
 
         Raises:
-          DataError: more than the model was made for, or nothing beside its soft prompts.
+          DataError: an argument that cannot be.
         """
-        return length_limit(
-            parse_protocol(protocol),
-            context=self.config.max_position_embeddings,
+        return choose_view(
+            self.trained,
+            profile_posts=profile_posts,
+            protocol=protocol,
             max_length=max_length,
+            context=self.config.max_position_embeddings,
+        )
+
+    def accepting(self, view: View) -> RewardModel:
+        """Return the same model for which `view` is no override to be warned of."""
+        return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
+
+    def _view(self, profile_posts: int | None, protocol: str | None, max_length: int | None) -> View:
+        chosen = self.choose_view(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+        chosen.warn(self.name)
+        return chosen.view
+
+    def _limited(self, view: View) -> View:
+        """The view with the most tokens that a conversation's text may have."""
+        limit = length_limit(
+            view,
+            context=self.config.max_position_embeddings,
             reserved=0 if self.prompts is None else self.prompts.tokens,
             where=self.name,
         )
+        return replace(view, max_length=limit)
 
     def too_long(
-        self, comparisons: Sequence[Comparison], *, protocol: str = "default", max_length: int | None = None
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        protocol: str | None = None,
+        max_length: int | None = None,
     ) -> list[TooLongError]:
         """Why each of those comparisons cannot be scored that have a response longer than the limit allows.
 
@@ -243,9 +270,7 @@ class RewardModel:
         encoded = encode_each(
             comparisons,
             self.tokenizer,
-            profile_posts=0,
-            protocol=parse_protocol(protocol),
-            max_length=self.length_limit(protocol=protocol, max_length=max_length),
+            view=replace(self._limited(self._view(None, protocol, max_length)), profile_posts=0),
             pad_token_id=self.config.pad_token_id,
         )
         return [each for each in encoded if isinstance(each, TooLongError)]
@@ -281,8 +306,8 @@ class RewardModel:
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
         skip: Callable[[Sequence[int]], bool] = lambda indices: False,
@@ -294,9 +319,7 @@ class RewardModel:
         """
         return stream_scores(
             comparisons,
-            encode=functools.partial(
-                self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
-            ),
+            encode=functools.partial(self._encode, view=self._view(profile_posts, protocol, max_length)),
             dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
@@ -474,6 +497,7 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         quantize=quantize,
         wanted_attention=attention,
         readout_named=opened.labels_named,
+        trained=read_trained_view(opened.folder.path),
     )
 
 

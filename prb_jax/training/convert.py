@@ -15,6 +15,7 @@ from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.config.shared import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
 from prb_jax.readouts.standard import (
     LAYOUTS,
@@ -26,6 +27,7 @@ from prb_jax.readouts.standard import (
 from prb_jax.runs.folder import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.rules import PLAIN_RULES
+from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
 from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
@@ -66,7 +68,8 @@ def convert(
     Raises:
       RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
         exists or cannot be written.
-      CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
+      CheckpointError: the checkpoint cannot be used, has no adapter, more than an adapter, or a head that is not
+        linear.
     """
     if layout not in LAYOUTS:
         raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
@@ -111,6 +114,11 @@ def _convert_run(
     check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
     if adapter and settings.tuning != "lora":
         raise CheckpointError(f"{path}: tuning={settings.tuning} trains no adapter; leave out --adapter")
+    if adapter and settings.method == "persona_embedding":
+        raise CheckpointError(
+            f"{path}: method=persona_embedding trained soft prompts of its users, which an adapter for PEFT has no "
+            "place for; leave out --adapter: a whole model keeps them"
+        )
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
@@ -168,6 +176,8 @@ def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, l
 
     def write(partial: Path) -> None:
         save_params(model.params, model.config, partial)
+        for name in (TRAINED_VIEW, TABLE, NAMES):
+            copy_file(folder / name, partial / name)
         if spoken is not None:
             copy_tokenizer(spoken, place, partial)
             return

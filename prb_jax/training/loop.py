@@ -18,6 +18,7 @@ from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
+from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
 from prb_jax.training.folder import (
@@ -111,7 +112,8 @@ def train(
 
         def open_folder() -> bool:
             session = run_session(settings, mesh)
-            notes = {"command": list(command), "model": start.name}
+            view = TrainedView(settings.view, settings.method)
+            notes = {"command": list(command), "model": start.name, "view": view.to_json()}
             stack.enter_context(open_training(path, inputs=inputs, session=session, notes=notes))
             return is_finished(path)
 

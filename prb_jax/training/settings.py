@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args, get_type_hints
 from prb_jax.errors import DataError, quote
 from prb_jax.models.lora import LoraConfig
 
+from prb_jax.text.view import View
+
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
 
@@ -305,9 +307,10 @@ class TrainSettings:
     log: LogSettings = field(default_factory=LogSettings)
 
     @property
-    def shown_posts(self) -> int:
-        """Posts of the profile in the context."""
-        return self.profile_posts if self.method == "profile_context" else 0
+    def view(self) -> View:
+        """What the model is shown of a comparison."""
+        posts = self.profile_posts if self.method == "profile_context" else 0
+        return View(posts, max_length=self.max_length)
 
     def learning_rate(self, *, hidden_size: int) -> float:
         """The peak of the learning rate for a model of this width."""

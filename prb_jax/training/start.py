@@ -145,7 +145,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
 
         def make_tokenizer() -> str:
             if not (folder / "tokenizer_config.json").exists():
-                texts = training_texts(train, profiles=settings.shown_posts > 0)
+                texts = training_texts(train, profiles=settings.view.profile_posts > 0)
                 train_tokenizer(texts, folder, vocab_size=sizes.vocab_size)
             return str(folder)
 
