@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
 from prb_jax.models.lora import LoraConfig
-
 from prb_jax.text.view import View
 
 SCRATCH = "scratch"
