@@ -10,22 +10,23 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
-from prb_jax.errors import PrbError, RunError
-from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.errors import PrbError, PrbWarning, RunError, printable
+from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job, start_job
+from prb_jax.processes.sharing import process_index
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _LOG_WIDTH = 120
 
@@ -37,8 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 2 for anything the user can put right (one line on standard error), 75 for a run that SIGTERM stopped and
     the same command continues, 130 for Ctrl-C. Of several processes, one that ends before its time does not return.
+    A table that cannot be printed (a full disk) is an error, 2, for the reader of standard output would miss it; a
+    run folder is complete nevertheless, and the same command prints it again. Where standard output is closed from
+    the start nobody reads it: 0.
     """
+    if argv is None:
+        _open_streams()
     arguments = _dashes(sys.argv[1:] if argv is None else argv)
+    if any(not argument or (argument.startswith("--") and argument.endswith("=")) for argument in arguments):
+        parser().error("an argument is empty: expected a value (is a variable of the shell not set?)")
     options, rest = parser().parse_known_args(arguments)
     words = [argument for argument in rest if not argument.startswith("-")]
     if options.verb is _train:  # its words may also stand behind flags
@@ -57,16 +65,68 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
     try:
-        return options.verb(options)
+        os.getcwd()
+        with _warnings_as_lines():
+            status = options.verb(options)
+        sys.stdout.flush()
+        return status
     except PrbError as error:
         return _ended(EXIT_USER_ERROR, f"error: {error}")
     except KeyboardInterrupt:
-        return _ended(EXIT_INTERRUPTED, f"interrupted; {options.after_interrupt}")
+        return _ended(INTERRUPTED_BY_USER, f"interrupted; {options.after_interrupt}")
     except _Terminated:
         return _ended(INTERRUPTED, f"SIGTERM; {options.after_interrupt}")
     except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _in_a_folder():
+            return _ended(EXIT_USER_ERROR, "error: the working directory was removed: change to another one")
+        try:
+            print(flush=True)  # where this fails too, it is standard output that failed
+        except OSError:
+            _drop_output()
+            text = f"error: cannot write to standard output: {error.strerror}; run folders and files are complete"
+            return _ended(EXIT_USER_ERROR, text)
+        raise
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed: a file would get their number, and what is printed."""
+    with contextlib.suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_a_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Our own warnings as one line each, of several processes from the first; others as they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, PrbWarning):
+            shown(message, category, *place)
+        elif process_index() == 0:
+            print(f"prb: warning: {printable(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PrbWarning)
+        warnings.showwarning = show
+        yield
 
 
 class _Terminated(BaseException):
@@ -87,14 +147,13 @@ def _until_terminated(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     finally:
-        # JAX has a handler of its own where there are several processes, which Python does not know.
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _ended(status: int, text: str) -> int:
     """The exit status, after one line on standard error; of several processes, the others end too."""
     leave_job(status, text)
-    print(f"prb: {text}", file=sys.stderr)
+    print(f"prb: {printable(text)}", file=sys.stderr)
     return status
 
 
@@ -125,7 +184,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)  # pyright: ignore[reportArgumentType]
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.format_usage()}prb: error: {message}", file=sys.stderr)
+        print(f"{self.format_usage()}prb: error: {printable(message)}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR)
 
 
@@ -178,7 +237,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
@@ -187,14 +246,15 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="posts of the user's profile that the model sees (default: 10; 0 for the paper protocol)",
+        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+        "say, 10, and 0 for the paper protocol)",
     )
-    sub.add_argument("--protocol", choices=("default", "paper"), default="default")
+    sub.add_argument("--protocol", choices=("default", "paper"), help="(default: as in training, or default)")
     sub.add_argument(
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's)",
+        help="longest conversation in tokens (default: as in training, or the model's)",
     )
     sub.add_argument(
         "--too-long",
@@ -254,12 +314,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         if not baseline and options.own_process:
             _hide_torch()
         if not baseline or options.distributed:
-            _prepare_jax(distributed=options.distributed)
-        from prb_jax.processes.sharing import process_index
+            _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
         from prb_jax.report.table import render_summary
 
-        with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
-            result = _evaluated(options)
+        result = _evaluated(options)
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
@@ -342,13 +400,11 @@ def _train(options: argparse.Namespace) -> int:
         return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if options.own_process:
         _hide_torch()
-    _prepare_jax(distributed=options.distributed)
-    from prb_jax.processes.sharing import process_index
-    from prb_jax.report.training import training_table
-    from prb_jax.training.loop import train
+    with _until_terminated(options):
+        _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
+        from prb_jax.report.training import training_table
+        from prb_jax.training.loop import train
 
-    # Several processes leave SIGTERM to JAX, and stop at the same step.
-    with contextlib.nullcontext() if options.distributed else _until_terminated(options):
         result = train(
             config,
             out=options.out,
@@ -432,14 +488,14 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
     )
     sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
     )
     sub.add_argument(
         "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"
@@ -688,13 +744,16 @@ def _completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare_jax(*, distributed: bool) -> None:
+def _prepare_jax(*, distributed: bool, after_interrupt: str = "") -> None:
     """What must come before the first use of a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
     if distributed:
-        start_job()
+        start_job(after_interrupt=after_interrupt)
+    from prb_jax.sharding import all_devices
+
+    all_devices()  # that there are none is said before anything is read
 
 
 def _hide_torch() -> None:
@@ -710,11 +769,17 @@ def _hide_torch() -> None:
 
 
 def _print(renderable: object) -> None:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
+
+    class Printable:  # cells hold names from data and configs
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+            for segment in console.render(renderable, options):  # pyright: ignore[reportArgumentType]
+                yield segment._replace(text=printable(segment.text))
 
     # A log file has no width of its own, and 80 columns would fold the tables.
     in_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=_LOG_WIDTH if in_file else None).print(renderable)
+    Console(width=_LOG_WIDTH if in_file else None).print(Printable())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ keeps its traceback. Values of any size are quoted by :func:`quote`, also where 
 """
 
 import dataclasses
+import re
 import reprlib
 
 QUOTED = 200
@@ -17,13 +18,21 @@ REPR_LENGTH = 1000
 """The most characters of a repr."""
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 class PrbError(Exception):
     """Base of every error that bad input or an impossible request can raise."""
 
     def __str__(self) -> str:
-        text = super().__str__()
+        text = printable(super().__str__())
         half = MESSAGE_LENGTH // 2  # names of fields, files and subsets may be of any length too
         return text if len(text) <= MESSAGE_LENGTH else f"{text[:half]} ... {text[-half:]}"
+
+
+def printable(text: str) -> str:
+    """Return the text with each control character but newline and tab escaped: none may reach a terminal raw."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class DataError(PrbError):
@@ -40,6 +49,10 @@ class MeshError(PrbError):
 
 class RunError(PrbError):
     """An output folder that cannot be written, or that belongs to another run."""
+
+
+class PrbWarning(UserWarning):
+    """Something that a user should know although the work goes on; the command line prints it as one line."""
 
 
 class _Quoting(reprlib.Repr):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -188,15 +189,31 @@ def crossing_axis(text: str | None) -> str | None:
     return _read_mesh(text)[1] if text else None
 
 
+def all_devices() -> list[Any]:
+    """The devices of all processes.
+
+    Raises:
+      MeshError: JAX has none, usually because ``JAX_PLATFORMS`` names what is not there.
+    """
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = str(error).partition("\n")[0]
+        raise MeshError(
+            f"JAX finds no device (JAX_PLATFORMS={asked}): {reason}; expected cpu, cuda or tpu"
+        ) from error
+
+
 def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over all devices (or the given ones); see :func:`parse_mesh`.
 
     Devices of several slices of TPUs are laid out so that all axes but one stay within a slice.
 
     Raises:
-      MeshError: as :func:`parse_mesh`; slices of different sizes.
+      MeshError: as :func:`parse_mesh`; slices of different sizes; no device.
     """
-    found = list(jax.devices() if devices is None else devices)
+    found = list(all_devices() if devices is None else devices)
     by_slice = Counter(getattr(device, "slice_index", 0) for device in found if device.platform == "tpu")
     slices = max(1, len(by_slice))
     if len(set(by_slice.values())) > 1:

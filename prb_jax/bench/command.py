@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.bench.options import parse_options
 from prb_jax.bench.workload import synthetic_workload
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError
 from prb_jax.models.named_shapes import SHAPES, shape_config
 
@@ -173,11 +174,7 @@ def _source(name: str) -> Path | DecoderConfig:
     path = Path(name)
     if path.suffix != ".json":
         return path
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    return parse_config(raw, where=name)
+    return parse_config(read_object(path, error=CheckpointError), where=name)
 
 
 def _rival(
@@ -290,5 +287,4 @@ def _print_table(results: Sequence[BenchResult], *, rival_name: str | None) -> N
         rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
         rival_name=rival_name,
         difference=Column("score difference", difference),
-        width=180,
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from prb_jax.bench.rivals.trl_training import TrlTrainer
 from prb_jax.bench.table import Column, print_results
-from prb_jax.bench.timed_step import OPTIMIZER, TimedStep
+from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
@@ -28,8 +28,8 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
 from prb_jax.training.groups import Tuning, split_params
-from prb_jax.training.losses import LossConfig
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
+from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import TrainState
 from prb_jax.training.utilisation import training_flops
 
@@ -87,7 +87,7 @@ class TreeTrainer:
         shapes = choose_shapes(
             workload.trees,
             order,
-            steps=OPTIMIZER.steps,
+            steps=STEPS,
             tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -102,13 +102,13 @@ class TreeTrainer:
             config=model.decoder,
             mesh=model.mesh,
             dtype=jnp.dtype(model.dtype),
-            loss=LossConfig(),
+            loss=LossSettings(),
             lora_scale=lora.scale if tuning == "lora" else 1.0,
             remat=remat,
             attention=model.wanted_attention,
         )
         self._step = make_reward_training(
-            objective, optimizer=OPTIMIZER, trainable=trainable, frozen=frozen
+            objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
         ).step
         self._frozen: Params = frozen
         self._state: TrainState = self._step.init({WEIGHTS: trainable, USER: model.params["embed"]})
@@ -234,5 +234,4 @@ def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) ->
         more=[Column("loss", lambda r: f"{r.loss:.4f}")],
         rival_name=rival_name,
         difference=Column("loss difference", lambda r: f"{r.loss_difference:.1e}"),
-        width=200,
     )

@@ -5,7 +5,6 @@ little-endian integer; a JSON object from tensor name to dtype, shape and byte r
 ``__metadata__``; then the bytes of all tensors, without gaps.
 """
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from prb_jax.data.reading import open_file, parse_json
 from prb_jax.errors import CheckpointError, quote
 
 #: dtypes whose values are read; the others are only measured.
@@ -30,6 +30,7 @@ ITEM_SIZES = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()} | {
     **dict.fromkeys(("I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
 }
+_MOST_AXES = 16
 _LENGTH_BYTES = 8
 # The limit of the reference implementation: a longer header means that this is not a safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
@@ -55,7 +56,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         format says, or byte ranges leave gaps, overlap, or do not fit shape and dtype.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES:
@@ -73,10 +74,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
-    try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except ValueError as error:  # malformed JSON, bytes that are not UTF-8, or a repeated name
-        raise CheckpointError(f"{path}: the safetensors header is not valid: {error}") from error
+    entries = parse_json(text, where=f"{path}: the safetensors header", error=CheckpointError)
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: the safetensors header is not a JSON object")
     entries.pop("__metadata__", None)
@@ -86,14 +84,6 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' occurs twice")
-    return found
-
-
 def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
     def wrong(what: str) -> CheckpointError:
         return CheckpointError(f"{path}: tensor '{name}': {what}")
@@ -101,7 +91,7 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise wrong(f"expected dtype, shape and data_offsets in the header, found {quote(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in ITEM_SIZES:
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
         raise wrong(f"unknown dtype {quote(dtype)}")
     if not _are_counts(shape):
         raise wrong(f"expected a list of sizes as shape, found {quote(shape)}")
@@ -116,7 +106,9 @@ def _tensor(name: str, entry: Any, *, path: Path, first: int) -> TensorInfo:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    if not isinstance(values, list) or len(values) > _MOST_AXES:
+        return False
+    return all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _check_ranges(tensors: dict[str, TensorInfo], *, path: Path, first: int, size: int) -> None:

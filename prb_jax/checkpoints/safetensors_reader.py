@@ -4,7 +4,6 @@ Reads use ``pread`` instead of a memory map: mapped pages count as resident memo
 peak memory while loading has a bound. Only the bytes of the slice are read.
 """
 
-import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
 from prb_jax.checkpoints.torch_file import read_torch_file
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
 
 SINGLE_FILE = "model.safetensors"
@@ -237,13 +237,7 @@ def _copy(target: np.ndarray, block: np.ndarray) -> None:
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = read_object(path, error=CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: field 'weight_map': expected an object from tensor to file")
     for name, file_name in weight_map.items():

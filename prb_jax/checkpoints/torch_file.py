@@ -8,6 +8,8 @@ and descriptions of tensors can come of it. The bytes are then read as those of 
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from prb_jax.checkpoints.safetensors_header import ITEM_SIZES, TensorInfo
+from prb_jax.data.reading import open_file
 from prb_jax.errors import CheckpointError, quote
 
 REMEDY = (
@@ -39,7 +42,7 @@ _STORAGES = {
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
 # A pickle with the names and shapes of even the largest model is far below this.
-_MAX_PICKLE_BYTES = 256 << 20
+_MAX_PICKLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,17 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
         the parts of a state dict, or a tensor that is not stored row by row.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as raw, zipfile.ZipFile(raw) as archive:
             pickles = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == "data.pkl"]
             if len(pickles) != 1:
                 raise CheckpointError(f"{path}: not a file of torch.save: it holds {len(pickles)} data.pkl")
-            if archive.getinfo(pickles[0]).file_size > _MAX_PICKLE_BYTES:
-                raise CheckpointError(f"{path}: data.pkl is too large to be that of a state dict")
             root = pickles[0].removesuffix("data.pkl")
             order = f"{root}byteorder"
-            if order in archive.namelist() and archive.read(order) != b"little":
+            if order in archive.namelist() and _member(archive, order, path, most=16) != b"little":
                 raise CheckpointError(f"{path}: was written on a big-endian machine; {REMEDY}")
-            with archive.open(pickles[0]) as file:
-                found = _Unpickler(file, path).load()
+            found = _Unpickler(
+                io.BytesIO(_member(archive, pickles[0], path, most=_MAX_PICKLE_BYTES)), path
+            ).load()
             members = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise CheckpointError(
@@ -95,11 +97,20 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {error}") from error
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path}: expected a state dict, found {type(found).__name__}")
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return {
             str(name): _located(str(name), value, path=path, root=root, members=members, file=file)
             for name, value in found.items()
         }
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> bytes:
+    """The bytes of a member, whose size the archive may state wrongly and compression hide."""
+    with archive.open(name) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise CheckpointError(f"{path}: {name} is too large to be that of a state dict")
+    return data
 
 
 class _Unpickler(pickle.Unpickler):
@@ -175,13 +186,15 @@ def _located(
     # The name and the padding before the data are as long as the local header says.
     file.seek(info.header_offset + _LENGTHS_AT)
     lengths = file.read(4)
-    start = info.header_offset + _LOCAL_HEADER_BYTES
+    start = info.header_offset + _LOCAL_HEADER_BYTES + value.offset * item
     start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    if start + size * item > os.fstat(file.fileno()).st_size:
+        raise CheckpointError(f"{path}: truncated: tensor '{name}' reaches beyond the end of the file")
     return TensorInfo(
         name=name,
         path=path,
         dtype=value.storage.dtype,
         shape=value.shape,
-        start=start + value.offset * item,
+        start=start,
         nbytes=size * item,
     )

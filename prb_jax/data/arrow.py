@@ -56,7 +56,8 @@ def _values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
     for batch in batches:
         try:
             values = batch.to_pylist()
-        except ValueError as error:  # text that is not UTF-8, or a field given twice within a list of objects
+        # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
+        except (ValueError, OverflowError) as error:
             raise DataError(_bad_value(batch, where, before)) from error
         yield from values
         before += batch.num_rows
@@ -70,7 +71,7 @@ def _bad_value(batch: Any, where: str, before: int) -> str:
                 batch.column(name).slice(i, 1).to_pylist()
             except UnicodeDecodeError as error:
                 return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 return f"{where}: row {before + i + 1}: field '{name}': {_first_line(error)}"
     return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
 

@@ -13,12 +13,14 @@ import hashlib
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.arrow import parquet_values
+from prb_jax.data.reading import open_file, unique_fields
 from prb_jax.errors import DataError, quote
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
@@ -74,6 +76,7 @@ def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) ->
     if not has_known_suffix(path):
         raise DataError(f"{path}: unknown kind of file; expected a name ending in {', '.join(SUFFIXES)}")
     with _reading(path):
+        open_file(path).close()  # a pipe is none
         if path.name.endswith(".parquet"):
             for number, value in enumerate(parquet_values(path, columns), start=1):
                 yield Row(f"{path}: row {number}", value)
@@ -92,7 +95,7 @@ def file_digest(path: str | Path) -> str:
       DataError: if it cannot be read.
     """
     path = Path(path)
-    with _reading(path), path.open("rb") as file:
+    with _reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -196,17 +199,7 @@ def _decode_all(raw: bytes, path: Path) -> str:
 
 
 def _decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a field given twice would otherwise silently keep its last value."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {quote(twice)} is given twice")
-    return value
+    return json.JSONDecoder(object_pairs_hook=unique_fields)
 
 
 def _malformed(where: str, error: Exception) -> str:
@@ -245,8 +238,8 @@ def _csv_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
 
 
 def _csv_names(cells: list[str], where: str, wanted: Collection[str] | None) -> list[str]:
-    for name in cells:
-        if cells.count(name) > 1 and (wanted is None or name in wanted):
+    for name, count in Counter(cells).items():
+        if count > 1 and (wanted is None or name in wanted):
             raise DataError(f"{where}: field {quote(name)} is given twice")
     if wanted is not None and not set(cells) & set(wanted):
         raise DataError(

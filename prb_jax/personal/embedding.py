@@ -157,7 +157,7 @@ class RowAdam:
           step: updates made so far.
         """
         if self.clip_norm is not None:
-            norm = optax.global_norm(gradient)
+            norm = optax.tree.norm(gradient)
             gradient = gradient * (self.clip_norm / jnp.maximum(norm, self.clip_norm))
         ids = users["ids"]
         mu = self.b1 * gather_rows(users["mu"], ids) + (1.0 - self.b1) * gradient

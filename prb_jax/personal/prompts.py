@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.personal.users import Users
 from prb_jax.trees.tree import Tree
@@ -130,13 +131,8 @@ def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
 
 
 def _read_names(path: Path) -> tuple[list[str], int]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    names, tokens = (
-        (content.get("users"), content.get("tokens")) if isinstance(content, dict) else (None, None)
-    )
+    content = read_object(path, error=CheckpointError)
+    names, tokens = content.get("users"), content.get("tokens")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{path}: field 'users': expected a list of user ids")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import time
@@ -15,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 import jax
 import jax.numpy as jnp
 
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, MeshError, quote
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
@@ -175,13 +175,7 @@ def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
         return parse_config(shape_config(str(model)), where=str(model))
     path = Path(model)
     if path.is_file():
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(raw, dict):
-            raise CheckpointError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-        return parse_config(raw, where=str(path))
+        return parse_config(read_object(path, error=CheckpointError), where=str(path))
     if path.is_dir():
         return load_config(path)
     raise CheckpointError(

@@ -21,9 +21,8 @@ from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training.groups import Tuning, split_params
-from prb_jax.training.losses import LossConfig
 from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_training
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout, TreeMask
@@ -118,12 +117,16 @@ def training_program(
         config=config,
         mesh=mesh,
         dtype=jnp.dtype(dtype),
-        loss=LossConfig(),
+        loss=LossSettings(),
         lora_scale=lora.scale if tuning == "lora" else 1.0,
         remat=remat,
     )
     step = make_reward_training(
-        objective, optimizer=OptimizerConfig(steps=1000), trainable=trainable, frozen=frozen
+        objective,
+        optimizer=OptimizerSettings(learning_rate=1e-4),
+        lengths=(1000,),
+        trainable=trainable,
+        frozen=frozen,
     ).step
     embedding = abstract_params(config)["embed"]
     state = _placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)

@@ -13,11 +13,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
 from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, held_folder, refuse_file, write_json
 
@@ -39,7 +39,7 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
       RunError: `out` is a file, cannot be written, holds another run, or another process is writing to it.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     with held_folder(path):
         wanted = as_recorded(inputs)
         found = _read(path)
@@ -56,35 +56,21 @@ def read_finished(folder: Path) -> dict[str, Any] | None:
     Raises:
       RunError: its summary cannot be read.
     """
-    path = folder / SUMMARY
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RunError(
-            f"{path}: not JSON ({error}); remove it, and the same command writes it again"
-        ) from error
+    hint = "remove it, and the same command writes it again"
+    return read_json(folder / SUMMARY, error=RunError, hint=hint, optional=True)
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
     """What ``quickstart.json`` says; None in a folder that has neither it nor another run."""
     path = folder / QUICKSTART
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    found = read_json(path, error=RunError, hint="give --out another folder", optional=True)
+    if found is None and not path.exists():
         for name in ("run.json", "train.json", SUMMARY, START, SCORES):
             if (folder / name).exists():
                 raise RunError(
                     f"{folder}: holds another run: it has {name} but no {QUICKSTART}; give --out another folder"
-                ) from None
+                )
         return None
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RunError(f"{path}: not JSON ({error}); give --out another folder") from error
     if not isinstance(found, dict) or found.get("kind") != KIND or not isinstance(found.get("inputs"), dict):
         raise RunError(f"{path}: not of `prb quickstart`; give --out another folder")
     return found

@@ -6,15 +6,15 @@ the last states over the text's tokens and their dot product.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
+from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import CheckpointError, quote
 
 PoolingMode = Literal["mean", "cls"]
@@ -59,7 +59,7 @@ def read_pooling(folder: Path) -> Pooling:
     path = folder / "modules.json"
     if not path.exists():
         return Pooling()
-    modules = _read_json(path)
+    modules = read_json(path, error=CheckpointError)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: expected a list of modules")
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
@@ -68,7 +68,7 @@ def read_pooling(folder: Path) -> Pooling:
             f"{path}: expected the modules Transformer, Pooling and perhaps Normalize, found {', '.join(kinds)}"
         )
     sentence = folder / str(modules[0].get("path", "")) / "sentence_bert_config.json"
-    settings = _read_object(sentence) if sentence.exists() else {}
+    settings = read_object(sentence, error=CheckpointError) if sentence.exists() else {}
     limit = settings.get("max_seq_length")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise CheckpointError(
@@ -99,7 +99,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
 
 
 def _mode(path: Path) -> PoolingMode:
-    settings = _read_object(path)
+    settings = read_object(path, error=CheckpointError)
     found = settings.get("pooling_mode")
     if found is None:
         found = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
@@ -111,7 +111,7 @@ def _mode(path: Path) -> PoolingMode:
 
 def _cosine(path: Path) -> bool:
     """Whether vectors are compared by cosine although no module normalises them."""
-    settings = _read_object(path) if path.exists() else {}
+    settings = read_object(path, error=CheckpointError) if path.exists() else {}
     name = settings.get("similarity_fn_name")
     if name not in _SIMILARITIES:
         raise CheckpointError(
@@ -123,19 +123,3 @@ def _cosine(path: Path) -> bool:
             "texts are embedded without a prompt"
         )
     return _SIMILARITIES[name]
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    found = _read_json(path)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error

@@ -19,17 +19,20 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import parse_json, read_json
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.processes.agreement import differences
 
 RUN = "run.json"
 SCORES = "scores.jsonl"
 SUMMARY = "summary.json"
 KIND = "prb_jax evaluation"
+_ROW = {item.name for item in fields(ScoredRow)}
 _SECONDS_BETWEEN_SYNCS = 1.0
 _LONGEST_DIFFERENCE = 20
 
@@ -94,13 +97,16 @@ def check_folder(out: str | Path) -> None:
       RunError: ``out`` is a file, or holds something else than a run.
     """
     path = Path(out)
-    refuse_file(path)
+    refuse_file(out)
     if path.is_dir():
         _read_run(path)
 
 
-def refuse_file(path: Path) -> None:
-    """Raises RunError if the output folder is there already, and is none."""
+def refuse_file(out: str | Path) -> None:
+    """Raises RunError if the output folder has no name, or is there already, and is none."""
+    if not str(out):
+        raise RunError("out: expected the name of a folder, found an empty text")
+    path = Path(out)
     if os.path.lexists(path) and not path.is_dir():
         raise RunError(f"{path}: the output folder is a file; give --out a folder")
 
@@ -277,32 +283,29 @@ def _read_scores(path: Path) -> dict[str, ScoredRow]:
 
 
 def _read_row(line: bytes, *, where: str) -> ScoredRow:
-    try:
-        row = ScoredRow(**json.loads(line))
-        if isinstance(row.id, str) and len(row.scores) == len(row.labels) >= 2:
-            return row
-    except (ValueError, TypeError):  # not JSON, not an object, other fields: the same to the user
-        pass
-    raise RunError(f"{where}: not a row of scores; remove the line, and the same command scores it again")
+    hint = "remove the line, and the same command scores it again"
+    row = parse_json(line, where=f"{where}: not a row of scores", error=RunError, hint=hint)
+    if isinstance(row, dict) and row.keys() == _ROW and isinstance(row["id"], str):
+        scores, labels = row["scores"], row["labels"]
+        if _are_numbers(scores) and _are_numbers(labels) and len(scores) == len(labels) >= 2:
+            return ScoredRow(**row)
+    raise RunError(f"{where}: not a row of scores; {hint}")
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
 
 
 def _read_run(path: Path) -> dict[str, Any] | None:
-    try:
-        text = (path / RUN).read_bytes()
-    except FileNotFoundError:
+    if not (path / RUN).exists():
         for name in (SCORES, SUMMARY):
             if (path / name).exists():
                 raise RunError(
                     f"{path}: has {name} but no {RUN}, so it is no run that could be continued; "
                     f"give --out another folder"
-                ) from None
+                )
         return None
-    except OSError as error:
-        raise RunError(f"cannot read {path / RUN}: {error.strerror or error}") from error
-    try:
-        run = json.loads(text)
-    except ValueError as error:
-        raise RunError(f"{path / RUN}: not JSON ({error}); give --out another folder") from error
+    run = read_json(path / RUN, error=RunError, hint="give --out another folder")
     if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
         raise RunError(f"{path / RUN}: not a run of `prb evaluate`; give --out another folder")
     return run
@@ -325,12 +328,10 @@ def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     Raises:
       RunError: naming each field that differs, with both values.
     """
-    before, after = _flat(old), _flat(new)
-    names = [*before, *(name for name in after if name not in before)]
-    changed = [name for name in names if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
+    changed = differences(old, new)
     if not changed:
         return
-    lines = [f"  {name}: {_show(before, name)} -> {_show(after, name)}" for name in changed]
+    lines = [f"  {name}: {before} -> {after}" for name, (before, after) in changed.items()]
     if len(lines) > _LONGEST_DIFFERENCE:
         lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
     raise RunError(
@@ -338,21 +339,3 @@ def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]
         + "\n".join(lines)
         + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
     )
-
-
-_ABSENT = object()
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "(absent)"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping of dotted names to plain values."""
-    if isinstance(value, Mapping) and value:
-        items: Iterable[tuple[str, Any]] = ((f".{key}", item) for key, item in value.items())
-    elif isinstance(value, list) and value:
-        items = ((f"[{index}]", item) for index, item in enumerate(value))
-    else:
-        return {prefix.removeprefix("."): value}
-    return {name: leaf for key, item in items for name, leaf in _flat(item, prefix + key).items()}

@@ -5,13 +5,14 @@ They are ordinary data sets of tensorflow-datasets; TensorFlow is not needed to 
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row
+from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, quote
 
 NAME: Final = "prb_comparisons"
@@ -69,14 +70,7 @@ def metadata(folder: Path) -> dict[str, Any]:
     Raises:
       DataError: it is damaged.
     """
-    path = _found(folder) / _METADATA
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}; prepare the data set again") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: expected an object, found {type(value).__name__}")
-    return value
+    return read_object(_found(folder) / _METADATA, error=DataError, hint="prepare the data set again")
 
 
 def read_prepared(folder: Path, *, split: str) -> Iterator[Row]:
@@ -118,11 +112,9 @@ def _version_folder(folder: Path) -> Path | None:
     """The folder with the files themselves: the one given, or the newest version within it."""
     inside = sorted(folder.glob(f"{NAME}/*/{_INFO}"), key=lambda path: path.parent.name, reverse=True)
     for info in (folder / _INFO, *inside):
-        try:
-            if json.loads(info.read_text(encoding="utf-8")).get("name") == NAME:
+        with contextlib.suppress(DataError):
+            if read_object(info, error=DataError).get("name") == NAME:
                 return info.parent
-        except (OSError, ValueError, AttributeError):
-            continue
     return None
 
 

@@ -7,12 +7,12 @@ stand in ``tokenizer_config.json``.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import read_json
 from prb_jax.errors import CheckpointError
 
 CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
@@ -100,10 +100,7 @@ def build_internlm2(folder: Path) -> Any:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # what is wrong with it is said where every tokenizer is loaded
+    config = read_json(folder / CONFIG, error=CheckpointError, optional=True)
     return config if isinstance(config, dict) else {}
 
 

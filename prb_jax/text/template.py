@@ -31,7 +31,7 @@ PLAIN_TEMPLATE = (
 FIXED_DATE = datetime(2024, 7, 26)
 """The day shown by templates that print one: the default date of the Llama 3.1 template."""
 
-_CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
+_CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"]*)(?P=quote)\s*\)")
 
 
 @dataclass(frozen=True)

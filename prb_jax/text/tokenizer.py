@@ -21,6 +21,7 @@ from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.text.boundaries import independent_tokens, shared_run
 from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
+from prb_jax.text.rendering import compile_template
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
@@ -115,9 +116,9 @@ class ChatTokenizer(TokenizerIds):
             raise
 
     def _apply(self, spoken: list[list[dict[str, str]]]) -> list[str]:
-        return self.tokenizer.apply_chat_template(
-            spoken, chat_template=self.template.text, tokenize=False, add_generation_prompt=False
-        )
+        render, special = compile_template(self.template.text), self.tokenizer.special_tokens_map
+        given = {**special, "tools": None, "documents": None, "add_generation_prompt": False}
+        return [render(messages=messages, **given) for messages in spoken]
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text as it stands, int32, with no special token added and none cut off."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from prb_jax.errors import quote
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.sharding import parameter_shardings, replicated
-from prb_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from prb_jax.training.optimizer import learning_rate, make_optimizer
+from prb_jax.training.settings import OptimizerSettings, Tuning
 
-Tuning = Literal["head", "lora", "full"]
-TUNINGS: tuple[Tuning, ...] = ("head", "lora", "full")
+TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
 
 
 class ParameterGroup(Protocol):
@@ -30,15 +30,15 @@ class ParameterGroup(Protocol):
         """One sharding for each leaf of the state."""
         ...
 
-    def start(self, source: Any) -> Any:
+    def start(self, source: Any, /) -> Any:
         """A new state, from the arrays that the group starts with."""
         ...
 
-    def inputs(self, state: Any) -> Any:
+    def inputs(self, state: Any, /) -> Any:
         """The float32 arrays of the state by which the loss is differentiated."""
         ...
 
-    def update(self, state: Any, gradient: Any, *, step: jax.Array, learn: jax.Array) -> Any:
+    def update(self, state: Any, gradient: Any, /, *, step: jax.Array, learn: jax.Array) -> Any:
         """The state after one update by a mean gradient; as it was where ``learn`` (bool []) is False.
 
         Args:
@@ -52,19 +52,25 @@ class Weights:
     """Weights of the model under AdamW. The state: ``params`` (float32) and ``opt``.
 
     Attributes:
-        optimizer: how they are trained.
+        optimizer: how they are trained, with a `learning_rate`.
+        lengths: of the run: see :func:`prb_jax.training.optimizer.learning_rate`.
         trainable: of :func:`split_params`; only shapes are looked at.
         mesh: devices.
     """
 
-    optimizer: OptimizerConfig
+    optimizer: OptimizerSettings
+    lengths: Sequence[int]
     trainable: Params
     mesh: Mesh
 
     @property
     def learning_rate(self) -> optax.Schedule:
         """The rate as a function of the updates made so far."""
-        return learning_rate(self.optimizer)
+        return learning_rate(self.optimizer, lengths=self.lengths)
+
+    @property
+    def _transformation(self) -> optax.GradientTransformation:
+        return make_optimizer(self.optimizer, lengths=self.lengths)
 
     @property
     def shardings(self) -> dict[str, Any]:
@@ -72,7 +78,7 @@ class Weights:
         weights = parameter_shardings(self.trainable, self.mesh)
         everywhere = replicated(self.mesh)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), self.trainable)
-        transformation = make_optimizer(self.optimizer)
+        transformation = self._transformation
         opt = optax.tree_utils.tree_map_params(
             transformation,
             lambda _, sharding: sharding,
@@ -86,7 +92,7 @@ class Weights:
     def start(self, source: Params) -> dict[str, Any]:
         """A new state, from the trainable part of :func:`split_params`."""
         weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), source)
-        return {"params": weights, "opt": make_optimizer(self.optimizer).init(weights)}
+        return {"params": weights, "opt": self._transformation.init(weights)}
 
     def inputs(self, state: Mapping[str, Any]) -> Params:
         return state["params"]
@@ -94,7 +100,7 @@ class Weights:
     def update(
         self, state: Mapping[str, Any], gradient: Params, *, step: jax.Array, learn: jax.Array
     ) -> dict[str, Any]:
-        changes, opt = make_optimizer(self.optimizer).update(gradient, state["opt"], state["params"])
+        changes, opt = self._transformation.update(gradient, state["opt"], state["params"])
         new = {"params": optax.apply_updates(state["params"], changes), "opt": opt}
         return jax.tree.map(lambda a, b: jnp.where(learn, a, b), new, dict(state))
 

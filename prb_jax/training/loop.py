@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
+from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
 from prb_jax.training.folder import (
@@ -27,12 +29,13 @@ from prb_jax.training.folder import (
     is_finished,
     open_training,
     read_summary,
+    run_lengths,
 )
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
 from prb_jax.training.progress import Board
-from prb_jax.training.record import run_inputs, run_session
+from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -75,7 +78,8 @@ def train(
 
     It is refused where anything that decides the result differs from what `out` was started with: the
     settings, the model's files, the data's contents, the versions of the libraries that compute. The mesh,
-    the devices, `batch.tokens`, and what is kept and logged may differ.
+    the devices, `batch.tokens`, and what is kept and logged may differ, and `steps` may be more than before: see
+    `prb_jax.training.folder`.
 
     Args:
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
@@ -95,23 +99,27 @@ def train(
     """
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(path))
+    on_first_process(lambda: check_training_folder(out))
+    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
-    inputs = run_inputs(settings, found, start)
+    inputs = run_inputs(settings, found, start, lengths=lengths)
+    check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
             session = run_session(settings, mesh)
-            notes = {"command": list(command), "model": start.name}
+            view = TrainedView(settings.view, settings.method)
+            notes = {"command": list(command), "model": start.name, "view": view.to_json()}
             stack.enter_context(open_training(path, inputs=inputs, session=session, notes=notes))
             return is_finished(path)
 
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path)
+        trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path, lengths=lengths)
         run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
 
@@ -149,6 +157,11 @@ class _Run:
                 say(message)
             if done:
                 say(f"continued from the checkpoint of step {done}")
+            if len(lengths := self.trainer.lengths) > 1:
+                say(
+                    f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
+                    f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+                )
             interruption = stack.enter_context(watch_signals())
             log = None
             if first:
@@ -195,7 +208,7 @@ class _Run:
         return choose_shapes(
             examples.trees,
             order,
-            steps=self.settings.steps,
+            steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
             tokens=tokens,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -244,6 +257,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
 
     return {
         "steps": run.settings.steps,
+        **({"lengths": list(run.trainer.lengths)} if len(run.trainer.lengths) > 1 else {}),
         "exported_step": exported,
         "train_comparisons": len(run.data.train),
         "validation_comparisons": len(run.data.validation),

@@ -21,10 +21,11 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_together
+from prb_jax.text.view import TrainedView, length_limit
 from prb_jax.training.config import flat_settings
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
-from prb_jax.training.losses import LossConfig, LossParts
+from prb_jax.training.losses import LossParts
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -33,7 +34,6 @@ from prb_jax.training.objective import (
     RewardTraining,
     make_reward_training,
 )
-from prb_jax.training.optimizer import OptimizerConfig
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.start import Start
 from prb_jax.training.state import Checkpoints, flat_arrays, from_flat
@@ -56,17 +56,23 @@ class Trainer:
         mesh: Mesh,
         training: RewardTraining,
         abstract: TrainState,
-        loss: LossConfig,
         lora: LoraConfig | None,
+        lengths: Sequence[int],
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
-        self.loss, self.method = loss, training.method
+        self.method, self.lengths = training.method, lengths
         self.truncated = 0
         self._training, self._step, self._lora = training, training.step, lora
         self._abstract = abstract
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
+        self.view = TrainedView(settings.view, settings.method)
+        text = settings.view
+        if self.method.tokens:
+            context = start.config.max_position_embeddings
+            room = length_limit(text, context=context, reserved=self.method.tokens, where=start.name)
+            text = dataclasses.replace(text, max_length=room)
         self.scorer = RewardModel(
             name=start.name,
             config=start.config,
@@ -76,6 +82,7 @@ class Trainer:
             mesh=mesh,
             dtype=settings.dtype,
             readout="logit",
+            trained=dataclasses.replace(self.view, view=text),
         )
 
     @property
@@ -170,8 +177,13 @@ class Trainer:
         return merge(self._state[WEIGHTS]["params"], self._frozen)
 
     def export(self, folder: Path) -> None:
-        """Writes the weights of now as a Hugging Face folder, with the soft prompts of the users beside them."""
+        """Writes the weights of now as a Hugging Face folder, with its view and the soft prompts of the users."""
         table = self.method.host_table(self._state[USER])
+
+        def write_more(partial: Path) -> None:
+            self.view.save(partial)
+            self.method.save(partial, table)
+
         export_model(
             self.params(),
             self.start.config,
@@ -182,7 +194,7 @@ class Trainer:
             dtype=self.settings.export.dtype or self.settings.dtype,
             mesh=self.mesh,
             lora_scale=1.0 if self._lora is None else self._lora.scale,
-            extra=lambda partial: self.method.save(partial, table),
+            extra=write_more,
         )
 
     def export_adapter(self, folder: Path) -> None:
@@ -197,14 +209,11 @@ class Trainer:
             tokenizer=self.start.tokenizer,
             tokenizer_folder=self.start.tokenizer_folder,
             mesh=self.mesh,
+            extra=self.view.save,
         )
 
     def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        limit = self.settings.max_length
-        if self.method.tokens:
-            limit = (limit or self.start.config.max_position_embeddings) - self.method.tokens
-        trees = self.scorer.encode(comparisons, profile_posts=self.settings.shown_posts, max_length=limit)
-        return self.method.encode(trees, comparisons)
+        return self.method.encode(self.scorer.encode(comparisons), comparisons)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         settings = self.settings
@@ -239,7 +248,13 @@ class Trainer:
 
 
 def make_trainer(
-    settings: TrainSettings, start: Start, *, mesh: Mesh, data: Sequence[Comparison], out: Path
+    settings: TrainSettings,
+    start: Start,
+    *,
+    mesh: Mesh,
+    data: Sequence[Comparison],
+    out: Path,
+    lengths: Sequence[int] = (),
 ) -> Trainer:
     """A trainer without weights: nothing is loaded and nothing compiled yet.
 
@@ -249,39 +264,36 @@ def make_trainer(
       mesh: devices.
       data: the training data; without any, the users are those that `out` names.
       out: the run folder.
+      lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
 
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
     """
-    loss = LossConfig(
-        kind=settings.loss.kind,
-        label_smoothing=settings.loss.label_smoothing,
-        center_rewards_coefficient=settings.loss.center_rewards_coefficient,
-        use_margin=settings.loss.use_margin,
-    )
-    lora = None
-    if settings.tuning == "lora":
-        lora = LoraConfig(**dataclasses.asdict(settings.lora))
+    lora = settings.lora if settings.tuning == "lora" else None
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed),
         abstract_params(start.config),
     )
-    optimizer = optimizer_config(settings, hidden_size=start.config.hidden_size)
-    dtype = jnp.dtype(settings.dtype)
+    peak = settings.learning_rate(hidden_size=start.config.hidden_size)
+    optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
+    lengths = lengths or (settings.steps,)
+    width = start.config.hidden_size
     method = method_of_run(
-        settings, data, out=out, width=start.config.hidden_size, optimizer=optimizer, mesh=mesh
+        settings, data, out=out, width=width, optimizer=optimizer, lengths=lengths, mesh=mesh
     )
     objective = RewardObjective(
         config=start.config,
         mesh=mesh,
-        dtype=dtype,
-        loss=loss,
+        dtype=jnp.dtype(settings.dtype),
+        loss=settings.loss,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
         attention=settings.attention,
         method=method,
     )
-    training = make_reward_training(objective, optimizer=optimizer, trainable=trainable, frozen=frozen)
+    training = make_reward_training(
+        objective, optimizer=optimizer, lengths=lengths, trainable=trainable, frozen=frozen
+    )
     embedding = abstract_params(start.config)["embed"]
     shapes = jax.eval_shape(training.step.init, {WEIGHTS: trainable, USER: embedding})
     abstract = jax.tree.map(
@@ -289,24 +301,8 @@ def make_trainer(
         shapes,
         training.step.state_shardings,
     )
-    return Trainer(settings, start, mesh=mesh, training=training, abstract=abstract, loss=loss, lora=lora)
-
-
-def optimizer_config(settings: TrainSettings, *, hidden_size: int) -> OptimizerConfig:
-    """The optimiser's options with shares of the run turned into steps."""
-    options = settings.optimizer
-    return OptimizerConfig(
-        steps=settings.steps,
-        learning_rate=settings.learning_rate(hidden_size=hidden_size),
-        schedule=options.schedule,
-        warmup_steps=round(options.warmup_share * settings.steps),
-        final_share=options.final_share,
-        decay_share=options.decay_share,
-        weight_decay=options.weight_decay,
-        b1=options.b1,
-        b2=options.b2,
-        eps=options.eps,
-        clip_norm=options.clip_norm,
+    return Trainer(
+        settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from prb_jax.personal.method import NULL, Method
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import replicated
 from prb_jax.training.groups import ParameterGroup, Weights, merge
-from prb_jax.training.losses import LossConfig, LossParts, comparison_loss
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.losses import LossParts, comparison_loss
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainState, TrainStep, make_train_step
 from prb_jax.trees.batches import TreeBatch
 
@@ -71,7 +71,7 @@ class RewardObjective:
     config: DecoderConfig
     mesh: Mesh
     dtype: jnp.dtype
-    loss: LossConfig
+    loss: LossSettings
     lora_scale: float = 1.0
     remat: str = "none"
     attention: str = "auto"
@@ -137,20 +137,26 @@ class RewardTraining:
 
 
 def make_reward_training(
-    objective: RewardObjective, *, optimizer: OptimizerConfig, trainable: Params, frozen: Params
+    objective: RewardObjective,
+    *,
+    optimizer: OptimizerSettings,
+    lengths: Sequence[int],
+    trainable: Params,
+    frozen: Params,
 ) -> RewardTraining:
     """Compiled functions for one model, one way of tuning and one mesh.
 
     Args:
         objective: the loss and what it is computed with.
-        optimizer: of the weights.
+        optimizer: of the weights, with a `learning_rate`.
+        lengths: of the run: see :func:`prb_jax.training.optimizer.learning_rate`.
         trainable, frozen: of :func:`prb_jax.training.groups.split_params`; only their shapes are looked at.
 
     Raises:
         MeshError: a mesh axis does not divide a parameter.
     """
     mesh, method = objective.mesh, objective.method
-    weights = Weights(optimizer=optimizer, trainable=trainable, mesh=mesh)
+    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=trainable, mesh=mesh)
     groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
     step = make_train_step(
         objective,

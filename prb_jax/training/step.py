@@ -144,7 +144,7 @@ def make_train_step(
         scale = 1.0 / jnp.where(parts.weight_sum > 0, parts.weight_sum, 1.0)
         gradients = jax.tree.map(lambda leaf: leaf * scale, state["acc"])
         norms = {
-            "grad_norm" if name == first else f"{name}_grad_norm": optax.global_norm(gradients[name])
+            "grad_norm" if name == first else f"{name}_grad_norm": optax.tree.norm(gradients[name])
             for name in groups
             if jax.tree.leaves(gradients[name])
         }

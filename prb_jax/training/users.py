@@ -10,14 +10,15 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.embedding import RowAdam
 from prb_jax.personal.method import NULL, Method
 from prb_jax.personal.soft_prompts import SoftPrompts
 from prb_jax.personal.users import Users
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.training.optimizer import OptimizerConfig, learning_rate
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.optimizer import learning_rate
+from prb_jax.training.settings import OptimizerSettings, TrainSettings
 
 USERS = "users.json"
 """In the run folder: whose row is which."""
@@ -31,7 +32,8 @@ def method_of_run(
     *,
     out: Path,
     width: int,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerSettings,
+    lengths: Sequence[int],
     mesh: Mesh,
 ) -> Method:
     """Return the method that a run trains. The users that it knows are kept in the folder of the run.
@@ -41,7 +43,8 @@ def method_of_run(
       comparisons: the training data; without any, the users are those that the folder names.
       out: the run folder.
       width: D of the model.
-      optimizer: of the model's own weights.
+      optimizer: of the model's own weights, with a `learning_rate`.
+      lengths: of the run: see :func:`prb_jax.training.optimizer.learning_rate`.
       mesh: devices.
 
     Raises:
@@ -51,7 +54,9 @@ def method_of_run(
     if settings.method != "persona_embedding":
         return NULL
     options = settings.user_embedding
-    peak = options.learning_rate or _TIMES_FASTER * optimizer.learning_rate
+    assert optimizer.learning_rate is not None
+    given = options.learning_rate
+    peak = _TIMES_FASTER * optimizer.learning_rate if given is None else given
     return SoftPrompts(
         table=_kept_users(comparisons, out / USERS),
         tokens=options.tokens,
@@ -60,7 +65,7 @@ def method_of_run(
         generic_share=options.generic_share,
         seed=settings.seed,
         optimizer=RowAdam(
-            learning_rate=learning_rate(dataclasses.replace(optimizer, learning_rate=peak)),
+            learning_rate=learning_rate(dataclasses.replace(optimizer, learning_rate=peak), lengths=lengths),
             b1=optimizer.b1,
             b2=optimizer.b2,
             eps=optimizer.eps,
@@ -72,10 +77,10 @@ def method_of_run(
 
 def _kept_users(comparisons: Sequence[Comparison], path: Path) -> Users:
     if not comparisons:
-        try:
-            return Users(tuple(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"{path}: cannot be read as a list of users: {error}") from error
+        names = read_json(path, error=RunError)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RunError(f"{path}: expected a list of user ids")
+        return Users(tuple(names))
     users = Users.of(comparisons)
     if not users.names:
         raise DataError("method=persona_embedding: no comparison of the training data has a user_id")

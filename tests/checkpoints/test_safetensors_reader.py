@@ -102,8 +102,8 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
-    "garbage": (b"\x00\x93garbage", b"", "header is not valid"),
-    "malformed JSON": (b'{"a": ', b"", "header is not valid"),
+    "garbage": (b"\x00\x93garbage", b"", "header: not valid JSON"),
+    "malformed JSON": (b'{"a": ', b"", "header: not valid JSON"),
     "a list": ([], b"", "not a JSON object"),
     "entry": ({"a": 3}, b"", "'a': expected dtype, shape and data_offsets"),
     "dtype": ({"a": ENTRY | {"dtype": "F31"}}, bytes(8), "'a': unknown dtype 'F31'"),
@@ -121,7 +121,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "repeated name": (
         b'{"a": %b, "a": %b}' % ((b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}',) * 2),
         bytes(8),
-        "'a' occurs twice",
+        "field 'a' is given twice",
     ),
 }
 

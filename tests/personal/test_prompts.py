@@ -114,7 +114,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     names.write_text('{"tokens": true, "users": ["ada", "ben"]}')
     refused("users.json: field 'tokens': expected a positive whole number, found True")
     names.write_text("[1")
-    refused("users.json: cannot be read as JSON")
+    refused("users.json: not valid JSON")
     names.unlink()
     refused("has users.safetensors but no users.json")
     names.write_text(whole)

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.sparse
-from prb_jax.sources.personas.export import serialise
-from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
-from prb_jax.sources.personas.phrases import Template, compile_template, first_person
-from prb_jax.sources.personas.pools import load_pools
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.sources import personas
 from prb_jax.sources.personas import Benchmark
+from prb_jax.sources.personas.export import serialise
+from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
+from prb_jax.sources.personas.phrases import Template, compile_template, first_person
+from prb_jax.sources.personas.pools import load_pools
 
 GOLDEN = "327229520ae1e6e6cdc8cdb0b6868f2d106eb12c96836d893bdb5d971b23cf0a"
 PERSONAL = ("train", "test-seen", "test-unseen")

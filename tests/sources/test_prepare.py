@@ -226,7 +226,7 @@ def test_damaged_files_are_named(many, tmp_path):
     with pytest.raises(DataError, match=r"out: cannot be read: .*prepare the data set again"):
         read_comparisons(tmp_path / "out")
     (prepared.folder / "metadata.json").write_text("[]")
-    with pytest.raises(DataError, match=r"metadata\.json: expected an object"):
+    with pytest.raises(DataError, match=r"metadata\.json: expected a JSON object"):
         read_comparisons(tmp_path / "out")
 
 

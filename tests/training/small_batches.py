@@ -15,7 +15,6 @@ from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.sharding import make_mesh
 from prb_jax.training.groups import split_params
-from prb_jax.training.losses import LossConfig
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -24,7 +23,7 @@ from prb_jax.training.objective import (
     RewardTraining,
     make_reward_training,
 )
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
@@ -91,7 +90,7 @@ def build_training(
     params: Params | None = None,
     mesh: Any = None,
     dtype: str = "float32",
-    loss: LossConfig | None = None,
+    loss: LossSettings | None = None,
     steps: int = 20,
     **options: Any,
 ) -> tuple[RewardTraining, dict[str, Any], Params]:
@@ -102,13 +101,14 @@ def build_training(
         config=config,
         mesh=mesh or make_mesh(devices=jax.devices()[:1]),
         dtype=jnp.dtype(dtype),
-        loss=loss or LossConfig(center_rewards_coefficient=0.01),
+        loss=loss or LossSettings(center_rewards_coefficient=0.01),
         lora_scale=LORA.scale if tuning == "lora" else 1.0,
         **options,
     )
     training = make_reward_training(
         objective,
-        optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, weight_decay=0.01),
+        optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, b2=0.999, warmup_share=0.0),
+        lengths=(steps,),
         trainable=trainable,
         frozen=frozen,
     )

@@ -97,4 +97,4 @@ def test_a_batch_masks_what_only_fills_up():
     np.testing.assert_array_equal(extras.mask.sum(axis=1), [2, 2, 0, 0])
     np.testing.assert_array_equal(extras.labels[0], [1, 0, 0])
     np.testing.assert_array_equal(extras.weights, [3, 1, 0, 0])
-    np.testing.assert_array_equal(extras.users, 0)
+    np.testing.assert_array_equal(extras.users, [0, 1, 0, 0])

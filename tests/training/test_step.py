@@ -17,8 +17,9 @@ from prb_jax.personal.users import Users
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.training.groups import merge, split_params
-from prb_jax.training.losses import LossConfig, comparison_loss
+from prb_jax.training.losses import comparison_loss
 from prb_jax.training.objective import USER, WEIGHTS
+from prb_jax.training.settings import LossSettings
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
@@ -80,7 +81,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
     trees = random_trees(4, responses=3)
     extras = extras_of(trees)
     params = initial_params(CONFIG)
-    config = LossConfig(label_smoothing=0.1)
+    config = LossSettings(label_smoothing=0.1)
     step, state, frozen = build(CONFIG, params=params, loss=config)
 
     def mean_loss(params):
@@ -111,7 +112,7 @@ def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
         parts = comparison_loss(
             logits[..., 0].reshape(5, 3), labels=extras.labels, mask=jnp.asarray(extras.mask),
             margin=jnp.asarray(extras.margin), weights=jnp.asarray(extras.weights),
-            config=LossConfig(center_rewards_coefficient=0.01),
+            config=LossSettings(center_rewards_coefficient=0.01),
         )  # fmt: skip
         return parts.means()["loss"]
 
@@ -327,7 +328,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
         )  # fmt: skip
         return comparison_loss(
             logits[..., 0], labels=extras.labels, mask=jnp.asarray(extras.mask), margin=jnp.asarray(extras.margin),
-            weights=jnp.asarray(extras.weights), config=LossConfig(center_rewards_coefficient=0.01),
+            weights=jnp.asarray(extras.weights), config=LossSettings(center_rewards_coefficient=0.01),
         ).means()["loss"]  # fmt: skip
 
     gradient = jax.grad(by_rows)(jnp.asarray(table[[4, 2]]))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.fields import FieldReader
+from prb_jax.models.config.fields import MOST_LAYERS, FieldReader
 from prb_jax.models.config.shared import (
     WITHOUT_EFFECT,
     parse_architectures,
@@ -205,7 +205,7 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
         embedding_size=hidden_size if bert else fields.integer("embedding_size", default=hidden_size),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
         layer_norm_eps=fields.number("layer_norm_eps", default=1e-12 if bert else 1e-7),
         hidden_activation=ACTIVATIONS[activation],

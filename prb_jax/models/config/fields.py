@@ -1,10 +1,15 @@
 """Typed access to the fields of a raw ``config.json``: every error names the file and the field."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from prb_jax.errors import CheckpointError, quote
+
+MOST_LAYERS = 4096
+"""Tables with an entry a layer are made before the layers of the weights are counted."""
+LARGEST_INTEGER = 2**53  # a float holds all of them
+_LARGEST_NUMBER = sys.float_info.max
 
 
 class FieldReader:
@@ -47,12 +52,21 @@ class FieldReader:
         self.read.add(name)
         return self.raw.get(name)
 
-    def integer(self, name: str, *, default: int | None = None, minimum: int | None = 1) -> int:
-        """An integer of at least ``minimum`` (no bound when None)."""
+    def integer(
+        self,
+        name: str,
+        *,
+        default: int | None = None,
+        minimum: int | None = 1,
+        maximum: int = LARGEST_INTEGER,
+    ) -> int:
+        """An integer of at least ``minimum`` (no bound when None) and at most ``maximum``."""
         expected = "an integer" if minimum is None else f"an integer of at least {minimum}"
         value = self._present(name, default, expected)
         if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
             raise self.error(name, expected)
+        if value > maximum:
+            raise self.error(name, f"{expected} and at most {maximum}")
         return value
 
     def optional_integer(
@@ -70,7 +84,7 @@ class FieldReader:
         """A finite number (an integer is one too), by default above zero."""
         expected = "a number above 0" if positive else "a number"
         value = self._present(name, default, expected)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
             raise self.error(name, expected)
         if positive and value <= 0:
             raise self.error(name, expected)

@@ -50,7 +50,7 @@ def _listed(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
     listed = fields.value("layer_types")
     if listed is None:
         return None
-    if not isinstance(listed, list) or any(kind not in _SLIDES for kind in listed):
+    if not isinstance(listed, list) or any(str(kind) not in _SLIDES for kind in listed):
         raise fields.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in _SLIDES)}")
     if len(listed) != layers:
         raise fields.error(

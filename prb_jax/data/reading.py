@@ -1,0 +1,116 @@
+"""Files that strangers wrote: opened only if they are files, and read as JSON within bounds.
+
+Depth has a bound, since whatever walks a value would fail far from here, where no file could be named; and so has
+size. A field given twice is an error, as one of its values would be lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import PrbError, quote
+
+_LARGEST = 100_000_000
+_DEEPEST = 64
+
+
+def open_file(path: str | Path) -> io.BufferedReader:
+    """Open a file to read its bytes.
+
+    Raises:
+      OSError: it cannot be opened, or is a pipe or a device, on which reading might wait or go on forever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "expected a file, found a pipe or a device", str(path))
+
+
+def read_json(path: Path, *, error: type[PrbError], hint: str = "", optional: bool = False) -> Any:
+    """The value in a JSON file.
+
+    Args:
+      path: the file.
+      error: what is raised.
+      hint: what the user can do, put at the end of the message.
+      optional: a file that is not there is None.
+
+    Raises:
+      PrbError: of the kind `error`: the file cannot be read, is too large, or is refused by `parse_json`.
+    """
+    try:
+        with open_file(path) as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as failed:
+        if optional and isinstance(failed, FileNotFoundError):
+            return None
+        raise error(f"{path}: cannot be read: {failed.strerror or failed}{_after(hint)}") from failed
+    if len(data) > _LARGEST:
+        raise error(f"{path}: expected at most {_LARGEST:,} bytes of JSON, found more{_after(hint)}")
+    return parse_json(data, where=str(path), error=error, hint=hint)
+
+
+def read_object(path: Path, *, error: type[PrbError], hint: str = "") -> dict[str, Any]:
+    """As `read_json`, of a file that holds an object."""
+    value = read_json(path, error=error, hint=hint)
+    if not isinstance(value, dict):
+        raise error(f"{path}: expected a JSON object, found {type(value).__name__}{_after(hint)}")
+    return value
+
+
+def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = "") -> Any:
+    """The value that JSON in UTF-8 stands for.
+
+    Raises:
+      PrbError: of the kind `error`, starting with `where`: it is not JSON, nested too deeply, or a field is given
+        twice.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_fields)
+        if data.count(b"[") + data.count(b"{") > _DEEPEST:
+            _check_depth(value)
+    except RecursionError as failed:
+        raise error(f"{where}: not valid JSON: nested too deeply{_after(hint)}") from failed
+    except ValueError as failed:  # malformed, or bytes that are not UTF-8
+        raise error(f"{where}: not valid JSON: {failed}{_after(hint)}") from failed
+    return value
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object from its fields, for a JSON decoder.
+
+    Raises:
+      ValueError: a field is given twice, of which only the last value would be kept.
+    """
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"field {quote(name)} is given twice")
+            seen.add(name)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        if (depth := depth + 1) > _DEEPEST:
+            raise RecursionError
+        inside = (item.values() if isinstance(item, Mapping) else item for item in level)
+        level = [item for items in inside for item in items if isinstance(item, dict | list)]
+
+
+def _after(hint: str) -> str:
+    return f"; {hint}" if hint else ""
