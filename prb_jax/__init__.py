@@ -15,7 +15,7 @@ from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
-    from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, RunError
+    from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.reward_model import RewardModel, load
     from prb_jax.sources.reading import read_comparisons
@@ -31,6 +31,7 @@ _HOMES = {
     "DataError": "prb_jax.errors",
     "CheckpointError": "prb_jax.errors",
     "MeshError": "prb_jax.errors",
+    "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.evaluate",
@@ -49,6 +50,7 @@ __all__ = [
     "Message",
     "Post",
     "PrbError",
+    "PrbWarning",
     "RewardModel",
     "RubricAspect",
     "RunError",

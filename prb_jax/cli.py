@@ -10,22 +10,23 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.model_options import add_attention, add_quantize
-from prb_jax.errors import PrbError, RunError, printable
-from prb_jax.processes.job import INTERRUPTED, leave_job, start_job
+from prb_jax.errors import PrbError, PrbWarning, RunError, printable
+from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job, start_job
+from prb_jax.processes.sharing import process_index
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _LOG_WIDTH = 120
 
@@ -65,13 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
     try:
         os.getcwd()
-        status = options.verb(options)
+        with _warnings_as_lines():
+            status = options.verb(options)
         sys.stdout.flush()
         return status
     except PrbError as error:
         return _ended(EXIT_USER_ERROR, f"error: {error}")
     except KeyboardInterrupt:
-        return _ended(EXIT_INTERRUPTED, f"interrupted; {options.after_interrupt}")
+        return _ended(INTERRUPTED_BY_USER, f"interrupted; {options.after_interrupt}")
     except _Terminated:
         return _ended(INTERRUPTED, f"SIGTERM; {options.after_interrupt}")
     except BrokenPipeError:  # the reader of our output left, as `prb ... | head` does
@@ -110,6 +112,23 @@ def _in_a_folder() -> bool:
         return False
 
 
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Our own warnings as one line each, of several processes from the first; others as they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, PrbWarning):
+            shown(message, category, *place)
+        elif process_index() == 0:
+            print(f"prb: warning: {printable(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PrbWarning)
+        warnings.showwarning = show
+        yield
+
+
 class _Terminated(BaseException):
     """SIGTERM came."""
 
@@ -128,7 +147,6 @@ def _until_terminated(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     finally:
-        # JAX has a handler of its own where there are several processes, which Python does not know.
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
@@ -219,7 +237,7 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json or .parquet file, folder, "
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
     sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
@@ -228,14 +246,15 @@ def _add_evaluate(verbs: argparse._SubParsersAction) -> None:
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="posts of the user's profile that the model sees (default: 10; 0 for the paper protocol)",
+        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+        "say, 10, and 0 for the paper protocol)",
     )
-    sub.add_argument("--protocol", choices=("default", "paper"), default="default")
+    sub.add_argument("--protocol", choices=("default", "paper"), help="(default: as in training, or default)")
     sub.add_argument(
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's)",
+        help="longest conversation in tokens (default: as in training, or the model's)",
     )
     sub.add_argument(
         "--too-long",
@@ -295,12 +314,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         if not baseline and options.own_process:
             _hide_torch()
         if not baseline or options.distributed:
-            _prepare_jax(distributed=options.distributed)
-        from prb_jax.processes.sharing import process_index
+            _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
         from prb_jax.report.table import render_summary
 
-        with _until_terminated(options):  # again: for several processes JAX has put a handler of its own
-            result = _evaluated(options)
+        result = _evaluated(options)
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         _print(render_summary({result.summary["model"]: result.summary}, title=title))
@@ -383,13 +400,11 @@ def _train(options: argparse.Namespace) -> int:
         return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if options.own_process:
         _hide_torch()
-    _prepare_jax(distributed=options.distributed)
-    from prb_jax.processes.sharing import process_index
-    from prb_jax.report.training import training_table
-    from prb_jax.training.loop import train
+    with _until_terminated(options):
+        _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
+        from prb_jax.report.training import training_table
+        from prb_jax.training.loop import train
 
-    # Several processes leave SIGTERM to JAX, and stop at the same step.
-    with contextlib.nullcontext() if options.distributed else _until_terminated(options):
         result = train(
             config,
             out=options.out,
@@ -473,14 +488,14 @@ def _add_inspect(verbs: argparse._SubParsersAction) -> None:
         "--max-length",
         metavar="L",
         type=_positive,
-        help="longest conversation in tokens (default: the model's; of the paper protocol 8,192)",
+        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
     )
     sub.add_argument("--protocol", choices=("default", "paper"), help="one of them (default: both)")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
         type=_not_negative,
-        help="with --data: posts of the user's profile (default: 10; 0 for the paper protocol)",
+        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
     )
     sub.add_argument(
         "--limit", metavar="N", type=_positive, help="with --data: the first N comparisons of each source"
@@ -729,13 +744,13 @@ def _completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare_jax(*, distributed: bool) -> None:
+def _prepare_jax(*, distributed: bool, after_interrupt: str = "") -> None:
     """What must come before the first use of a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
     if distributed:
-        start_job()
+        start_job(after_interrupt=after_interrupt)
     from prb_jax.sharding import all_devices
 
     all_devices()  # that there are none is said before anything is read

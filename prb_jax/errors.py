@@ -51,6 +51,10 @@ class RunError(PrbError):
     """An output folder that cannot be written, or that belongs to another run."""
 
 
+class PrbWarning(UserWarning):
+    """Something that a user should know although the work goes on; the command line prints it as one line."""
+
+
 class _Quoting(reprlib.Repr):
     """Never visits more of a value than it shows; arrays by their type and shape."""
 

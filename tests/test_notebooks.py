@@ -23,4 +23,7 @@ def test_notebook_runs(path, capsys):
     imported = [line for line in code.splitlines() if "prb_jax" in line]
     assert imported == ["import prb_jax as prb"]
     exec(compile(code, str(path), "exec"), {"__name__": "__main__"})
-    assert "baseline:profile-overlap" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "baseline:profile-overlap" in out
+    assert "accuracy of the tiny model" in out
+    assert "rewards (" in out

@@ -64,19 +64,17 @@ def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
         rows = [json.loads(line) for line in (scores / "scores.jsonl").read_text().splitlines()]
         assert len(rows) == 3 * PAIRS
         settings = load_settings(result.out / f"{name}.py")
-        assert settings.shown_posts == posts
+        assert settings.view.profile_posts == posts
         record = json.loads((result.out / name / "train.json").read_text())
         assert record["inputs"]["settings"]["steps"] == settings.steps == 3
         model = load(result.out / name)
-        (score,) = model.score(load_part("generic-test")[:1], profile_posts=posts)
+        (score,) = model.score(load_part("generic-test")[:1])
         assert score.tolist() == pytest.approx(rows[0]["scores"], rel=1e-5)
 
 
 def test_only_the_persona_model_sees_profiles(result):
     model = load(result.out / "persona")
-    text = model.tokenizer.tokenizer.decode(
-        model.encode(load_part("test-seen")[:1], profile_posts=10)[0].prefix
-    )
+    text = model.tokenizer.tokenizer.decode(model.encode(load_part("test-seen")[:1])[0].prefix)
     assert "what this user wrote before" in text
     pairs = read_comparisons(result.out / "data" / "persona.jsonl.gz")
     assert all(pair.profile and not pair.narrative and not pair.rubric_aspects for pair in pairs)
@@ -161,7 +159,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json", "report.md"):
         assert text in shown
-    assert quickstart_table(result.summary).row_count == 7
+    assert quickstart_table(result.summary).renderables[0].row_count == 7
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):

@@ -287,5 +287,4 @@ def _print_table(results: Sequence[BenchResult], *, rival_name: str | None) -> N
         rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
         rival_name=rival_name,
         difference=Column("score difference", difference),
-        width=180,
     )

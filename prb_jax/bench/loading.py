@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
-from prb_jax.checkpoints.locate import locate
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.readouts.resolve import resolve_model
-from prb_jax.sharding import make_mesh, parameter_shardings
+from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.report.style import print_results
+from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
 
@@ -71,10 +71,8 @@ def bench_loading(
     Raises:
       CheckpointError, MeshError: as :func:`prb_jax.load`.
     """
-    folder = locate(model)
-    config = resolve_model(folder.path, name=folder.name, readout=None).config
-    devices = make_mesh(mesh)
-    chosen = dtype or ("float32" if config.torch_dtype in (None, "float32", "float64") else "bfloat16")
+    opened = open_model(model, LoadOptions(mesh=mesh, dtype=dtype))
+    folder, config, devices, chosen = opened.folder, opened.decoder.config, opened.mesh, opened.dtype
     # The first load also starts threads and the device.
     report = _load(folder.path, config, devices, chosen).report
     files = [folder.path / name for name in report.files]
@@ -89,38 +87,23 @@ def bench_loading(
 
 
 def print_table(results: Sequence[LoadingResult]) -> None:
-    """All results in the terminal, a row each."""
-    from rich.console import Console
-    from rich.table import Table
+    """All results in the terminal, a column each."""
+    columns: list[tuple[str, Callable[[LoadingResult], str]]] = [
+        ("dtype", lambda r: r.dtype),
+        ("files are", lambda r: r.files_are),
+        ("read", lambda r: f"{r.bytes_read / 1e9:.2f} of {r.file_bytes / 1e9:.2f} GB"),
+        ("seconds", lambda r: f"{r.seconds:.2f}"),
+        ("GB/s", lambda r: f"{r.gb_per_second:.2f}"),
+        ("plain GB/s", lambda r: f"{r.plain_gb_per_second:.2f}"),
+        ("of plain", lambda r: f"{r.ratio:.2f}"),
+        ("arrays", lambda r: f"{r.shard_bytes / 1e9:.2f} GB"),
+        ("host memory above", lambda r: _megabytes(r.peak_bytes_above_shards)),
+    ]
+    print_results("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
 
-    table = Table(title="loading", title_justify="left")
-    headings = (
-        "dtype",
-        "files are",
-        "read",
-        "seconds",
-        "GB/s",
-        "plain GB/s",
-        "of plain",
-        "arrays",
-        "host memory above",
-    )
-    for name in headings:
-        table.add_column(name, justify="left" if name in ("dtype", "files are") else "right")
-    for each in results:
-        above = each.peak_bytes_above_shards
-        table.add_row(
-            each.dtype,
-            each.files_are,
-            f"{each.bytes_read / 1e9:.2f} of {each.file_bytes / 1e9:.2f} GB",
-            f"{each.seconds:.2f}",
-            f"{each.gb_per_second:.2f}",
-            f"{each.plain_gb_per_second:.2f}",
-            f"{each.ratio:.2f}",
-            f"{each.shard_bytes / 1e9:.2f} GB",
-            "-" if above is None else f"{above / 1e6:,.0f} MB",
-        )
-    Console(width=140).print(table)
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:,.0f} MB"
 
 
 def _round(

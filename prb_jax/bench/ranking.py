@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import numpy as np
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
+from prb_jax.report.style import print_results
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query
 from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity
@@ -159,50 +160,28 @@ def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
 
 
 def print_table(results: Sequence[RankingResult]) -> None:
-    """All results in the terminal, a row each."""
-    from rich.console import Console
-    from rich.table import Table
-
-    headings = [
-        "dtype",
-        "users",
-        "posts",
-        "distinct texts",
-        "users/s",
-        "posts/s",
-        "tokens/s",
-        "padding",
-        "compiles",
+    """All results in the terminal, a column each."""
+    columns: list[tuple[str, Callable[[RankingResult], str]]] = [
+        ("dtype", lambda r: r.dtype),
+        ("users", lambda r: str(r.users)),
+        ("posts", lambda r: f"{r.posts:,}"),
+        ("distinct texts", lambda r: f"{r.texts:,}"),
+        ("users/s", lambda r: f"{r.users_per_second:.3f}"),
+        ("posts/s", lambda r: f"{r.posts_per_second:.1f}"),
+        ("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),
+        ("padding", lambda r: f"{r.padding_waste:.0%}"),
+        ("compiles", lambda r: str(r.compiles)),
+        ("compile s", lambda r: f"{r.compile_seconds:.1f}"),
     ]
-    headings.append("compile s")
     if any(each.speedup is not None for each in results):
-        headings += ["transformers posts/s", "its padding", "speed-up", "equal orders", "largest swap"]
-    table = Table(title="ranking", title_justify="left")
-    for name in headings:
-        table.add_column(name, justify="left" if name == "dtype" else "right")
-    for each in results:
-        cells = [
-            each.dtype,
-            str(each.users),
-            f"{each.posts:,}",
-            f"{each.texts:,}",
-            f"{each.users_per_second:.3f}",
-            f"{each.posts_per_second:.1f}",
-            f"{each.tokens_per_second:,.0f}",
-            f"{each.padding_waste:.0%}",
-            str(each.compiles),
-            f"{each.compile_seconds:.1f}",
+        columns += [
+            ("transformers posts/s", lambda r: f"{r.against_posts_per_second:.1f}"),
+            ("its padding", lambda r: f"{r.against_padding_waste:.0%}"),
+            ("speed-up", lambda r: f"{r.speedup:.2f}x"),
+            ("equal orders", lambda r: f"{r.equal_orders} of {r.against_users}"),
+            ("largest swap", lambda r: f"{r.largest_swap:.1e}"),
         ]
-        if each.speedup is not None:
-            cells += [
-                f"{each.against_posts_per_second:.1f}",
-                f"{each.against_padding_waste:.0%}",
-                f"{each.speedup:.2f}x",
-                f"{each.equal_orders} of {each.against_users}",
-                f"{each.largest_swap:.1e}",
-            ]
-        table.add_row(*cells)
-    Console(width=180).print(table)
+    print_results("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from prb_jax.report.style import print_results as show_results
+
 
 class Column(NamedTuple):
     """A heading, and the cell of a result."""
@@ -23,9 +25,8 @@ def print_results(
     more: Sequence[Column] = (),
     rival_name: str | None,
     difference: Column,
-    width: int,
 ) -> None:
-    """All results in the terminal, a row each.
+    """All results in the terminal, a column each.
 
     Args:
       results: of :class:`prb_jax.bench.command.BenchResult` or :class:`prb_jax.bench.training.TrainingResult`.
@@ -36,11 +37,7 @@ def print_results(
       more: columns after those that all have.
       rival_name: what was timed beside, if anything: its columns follow.
       difference: between the two.
-      width: of the table, in characters.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     columns = [
         Column("dtype", kind),
         Column("workload", workload),
@@ -59,9 +56,4 @@ def print_results(
             Column("speed-up", lambda r: f"{r.speedup:.2f}x"),
             difference,
         ]
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column.name, justify="left" if column.name in ("dtype", "workload") else "right")
-    for result in results:
-        table.add_row(*(column.cell(result) for column in columns))
-    Console(width=width).print(table)
+    show_results(title, [(column.name, [column.cell(result) for result in results]) for column in columns])

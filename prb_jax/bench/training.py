@@ -230,5 +230,4 @@ def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) ->
         more=[Column("loss", lambda r: f"{r.loss:.4f}")],
         rival_name=rival_name,
         difference=Column("loss difference", lambda r: f"{r.loss_difference:.1e}"),
-        width=200,
     )

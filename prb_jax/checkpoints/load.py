@@ -121,19 +121,20 @@ def inspect_checkpoint(
     *,
     dtype: DTypeLike = jnp.float32,
     head_dtype: DTypeLike | None = None,
+    head: bool = True,
     quantize: str | None = None,
 ) -> LoadReport:
     """Check every tensor's name, shape and dtype from the headers alone, without reading weights.
 
     Args:
-      folder, config, dtype, head_dtype, quantize: as of :func:`load_params`.
+      folder, config, dtype, head_dtype, head, quantize: as of :func:`load_params`.
 
     Raises:
       CheckpointError: as :func:`load_params`.
     """
     index = index_folder(folder, side_files=config.layout.side_files)
     form = None if quantize is None else quantization_form(quantize)
-    match = match_tensors(index, config)
+    match = match_tensors(index, config, head=head)
     return report_match(index, match, dtype=dtype, head_dtype=head_dtype, form=form)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prb_jax.checkpoints.safetensors_header import read_header
 from prb_jax.errors import CheckpointError, quote
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
@@ -21,6 +22,7 @@ _TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
 _WHOLE_FILE = 32 * 1024**2
 _SAMPLES = 256
 _SAMPLE_BYTES = 16 * 1024
+_SMALL_TENSOR = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,10 @@ def _without_pipes(folder: Path) -> Path:
 def fingerprint(folder: Path) -> dict[str, str]:
     """A digest of every file that decides scores, by file name.
 
-    Files up to 32 MiB are hashed whole (``sha256:``). Larger ones, weights, by their size and 256
-    evenly spaced blocks of 16 KiB, the first and last bytes included (``sampled-sha256:``): enough to
-    tell checkpoints apart, at a cost that does not grow with them.
+    Files up to 32 MiB are hashed whole (``sha256:``). Larger ones, weights, by their size and 256 evenly spaced blocks
+    of 16 KiB, the first and last bytes included; of safetensors also by the header and every tensor of at most 256 KiB,
+    so that a model whose head alone was trained is another one (``sampled-sha256:``). That is enough to tell
+    checkpoints apart, at a cost that hardly grows with them.
 
     Raises:
       CheckpointError: a file vanished or cannot be read.
@@ -130,6 +133,12 @@ def _digest(path: Path) -> str:
             for number in range(_SAMPLES):
                 file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
+            if path.suffix == ".safetensors":
+                for tensor in sorted(read_header(path).values(), key=lambda tensor: tensor.start):
+                    digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
+                    if tensor.nbytes <= _SMALL_TENSOR:
+                        file.seek(tensor.start)
+                        digest.update(file.read(tensor.nbytes))
             return f"sampled-sha256:{digest.hexdigest()}"
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error

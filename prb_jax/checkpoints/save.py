@@ -136,8 +136,7 @@ def _updated_config(
             "raw_config describes another model than config: pass the one that config was parsed from"
         )
     if config.head != LINEAR:  # transformers has no class for it but the language model's
-        body = FAMILIES[config.model_type].architecture.removesuffix("ForSequenceClassification")
-        raw["architectures"] = [f"{body.removesuffix('Text')}ForCausalLM"]
+        raw["architectures"] = [FAMILIES[config.model_type].language_model]
         for name in ("num_labels", "id2label", "label2id"):
             raw.pop(name, None)
     return raw

@@ -7,14 +7,12 @@ import json
 import sys
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 
 from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan, plan
 from prb_jax.plan.sweeping import sweep
+from prb_jax.report.style import facts_table, new_table
 
 
 def run(options: argparse.Namespace) -> Group | None:
@@ -55,30 +53,25 @@ def run(options: argparse.Namespace) -> Group | None:
 
 def plan_table(found: Plan, *, title: str) -> Group:
     """One plan."""
-    facts = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False)
-    facts.add_column("what")
-    facts.add_column("figure")
-    facts.add_row("fits", "yes" if found.fits else "no")
-    facts.add_row("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}")
-    facts.add_row("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}")
-    facts.add_row("  arguments", _gib(found.argument_bytes_per_chip))
-    facts.add_row("  temporaries", _gib(found.temp_bytes_per_chip))
-    facts.add_row("attention", found.attention)
-    facts.add_row("FLOPs of a step", f"{found.flops:.3g}")
+    facts: list[tuple[str, str]] = []
+    facts.append(("fits", "yes" if found.fits else "no"))
+    facts.append(("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}"))
+    facts.append(("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}"))
+    facts.append(("  arguments", _gib(found.argument_bytes_per_chip)))
+    facts.append(("  temporaries", _gib(found.temp_bytes_per_chip)))
+    facts.append(("attention", found.attention))
+    facts.append(("FLOPs of a step", f"{found.flops:.3g}"))
     if found.estimated_seconds is not None and found.estimated_mfu is not None:
-        facts.add_row("step, at best", f"{found.estimated_seconds:.3g} s")
+        facts.append(("step, at best", f"{found.estimated_seconds:.3g} s"))
         for side, seconds in found.seconds_by.items():
-            facts.add_row(f"  {side}", f"{seconds:.3g} s")
-        facts.add_row("MFU, at best", f"{100 * found.estimated_mfu:.1f} %")
-    facts.add_row("compiled in", f"{found.compile_seconds:.1f} s")
+            facts.append((f"  {side}", f"{seconds:.3g} s"))
+        facts.append(("MFU, at best", f"{100 * found.estimated_mfu:.1f} %"))
+    facts.append(("compiled in", f"{found.compile_seconds:.1f} s"))
     if found.note:
-        facts.add_row("note", escape(found.note))
-    parts = [facts]
+        facts.append(("note", found.note))
+    parts = [facts_table(facts, title=title)]
     if found.collectives:
-        table = Table(box=SIMPLE_HEAD)
-        table.add_column("collective")
-        table.add_column("runs", justify="right")
-        table.add_column("a chip sends", justify="right")
+        table = new_table(headings=("collective", "runs", "a chip sends"))
         for kind, each in sorted(found.collectives.items()):
             table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
         parts.append(table)
@@ -87,9 +80,7 @@ def plan_table(found: Plan, *, title: str) -> Group:
 
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
     """Plans in their order, best first."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for name in ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"):
-        table.add_column(name, justify="left" if name in ("mesh", "fits") else "right")
+    table = new_table(title, ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"))
     for each in plans:
         estimate, mfu = each.estimated_seconds, each.estimated_mfu
         table.add_row(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.inspection.encoder import inspect_encoder
-from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
+from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, view_fact
 from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
@@ -19,14 +19,15 @@ from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
-from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
-from prb_jax.readouts.resolve import ResolvedModel, resolve_model
-from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
+from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.resolve import ResolvedModel
+from prb_jax.report.style import facts_table
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import load_own_tokenizer, paper_remarks
-from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
+from prb_jax.scoring.readable import paper_remarks
+from prb_jax.text.protocol import Protocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import View, choose_view, length_limit, read_trained_view
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,8 +58,8 @@ def inspect_model(
         compute in the quantised form is not asked.
       data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
         model, and what is cut or refused.
-      max_length: longest conversation in tokens; the protocol's and the model's own limit if not given.
-      profile_posts: of the data; the protocol's own number if not given.
+      max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
+      profile_posts: of the data; as many as in training, or the protocol's own number.
       protocol: "default" or "paper"; both if not given.
       limit: at most so many comparisons of each source.
 
@@ -77,6 +78,13 @@ def inspect_model(
             f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
         )
     folder = locate(model, revision=revision)
+    options = LoadOptions(
+        revision=revision,
+        chat_template=chat_template,
+        tokenizer=tokenizer,
+        readout=readout,
+        quantize=quantize,
+    )
     if is_encoder(read_raw_config(folder.path)):
         refuse_for_encoder(
             folder.name,
@@ -86,26 +94,28 @@ def inspect_model(
             max_length=max_length,
             protocol=protocol,
         )
-        return inspect_encoder(folder, readout=readout, tokenizer=tokenizer)
-    found = resolve_model(folder.path, name=folder.name, readout=readout)
+        return inspect_encoder(folder, options)
+    opened = open_model(folder, options)
+    found, named = opened.decoder, opened.labels_named
     config = found.config
     weights = inspect_checkpoint(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
-    named = found.rule is not None or config.num_labels == 1
-    rule = choose_readout(
-        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
-    )
-    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
+    chat = opened.chat()
     prompts = load_prompts(folder.path, width=config.hidden_size)
     reserved = 0 if prompts is None else prompts.table.shape[1]
+    trained = read_trained_view(folder.path)
+    asked: dict[str, Any] = {"profile_posts": profile_posts, "max_length": max_length}
+    context = config.max_position_embeddings
+    choose_view(trained, protocol=protocol, context=context, **asked).warn(folder.name)
     lengths = _lengths(
         chat,
         config,
-        protocols=list(Protocol) if protocol is None else [parse_protocol(protocol)],
+        views=[
+            choose_view(trained, protocol=each, **asked).view
+            for each in (list(Protocol) if protocol is None else [protocol])
+        ],
         comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
-        max_length=max_length,
-        profile_posts=profile_posts,
         reserved=reserved,
         where=folder.name,
     )
@@ -115,13 +125,14 @@ def inspect_model(
         "attention": _attention(config),
         "rope": _rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
+        **view_fact(folder),
         **lengths,
         **({} if prompts is None else {"soft prompts": _users(prompts)}),
         **files_fact(weights),
         "in memory": _in_memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
         "score head": weights.head,
-        "readout": f"{found.row.name}: {_reading(found, rule)}"
+        "readout": f"{found.row.name}: {_reading(found, opened.labels)}"
         + ("" if named else " (protocol paper; the default one needs --readout)"),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
@@ -139,15 +150,7 @@ def inspect_model(
 
 def load_report_table(facts: dict[str, str]) -> Table:
     """The facts as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(value))
-    return table
+    return facts_table(facts.items())
 
 
 def _in_memory(weights: LoadReport, dtype: str) -> str:
@@ -214,38 +217,21 @@ def _lengths(
     chat: ChatTokenizer,
     config: DecoderConfig,
     *,
-    protocols: Sequence[Protocol],
+    views: Sequence[View],
     comparisons: Sequence[Comparison] | None,
-    max_length: int | None,
-    profile_posts: int | None,
     reserved: int,
     where: str,
 ) -> dict[str, str]:
     """What happens to conversations that are too long; with comparisons, how often."""
     facts = {}
-    for protocol in protocols:
+    for view in views:
         if comparisons is None:
-            limit = length_limit(
-                protocol,
-                context=config.max_position_embeddings,
-                max_length=max_length,
-                reserved=reserved,
-                where=where,
-            )
-            facts[f"too long, {protocol}"] = length_rule(protocol, limit=limit)
+            limit = length_limit(view, context=config.max_position_embeddings, reserved=reserved, where=where)
+            facts[f"too long, {view.protocol}"] = length_rule(view.protocol, limit=limit)
             continue
-        report = length_report(
-            comparisons,
-            chat,
-            config,
-            protocol=protocol,
-            profile_posts=DEFAULT_PROFILE_POSTS[protocol] if profile_posts is None else profile_posts,
-            max_length=max_length,
-            reserved=reserved,
-            where=where,
-        )
-        facts[f"lengths, {protocol}"] = report.lengths
-        facts[f"at {report.limit:,} tokens, {protocol}"] = report.effect
+        report = length_report(comparisons, chat, config, view=view, reserved=reserved, where=where)
+        facts[f"lengths, {view.protocol}"] = report.lengths
+        facts[f"at {report.limit:,} tokens, {view.protocol}"] = report.effect
     return facts
 
 

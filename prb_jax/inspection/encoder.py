@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prb_jax.checkpoints.encoder_map import open_encoder
 from prb_jax.checkpoints.load import LoadReport
 from prb_jax.checkpoints.locate import ModelFolder
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts
+from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, view_fact
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.readouts.labels import choose_readout
-from prb_jax.readouts.pairs import open_pair_model
+from prb_jax.readouts.open_model import LoadOptions, open_model
 from prb_jax.readouts.pooling import Pooling, read_pooling
 from prb_jax.readouts.resolve import class_names
-from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.text.tokenizer import open_tokenizer
 
 
-def inspect_encoder(
-    folder: ModelFolder, *, readout: str | None = None, tokenizer: str | Path | None = None
-) -> dict[str, str]:
+def inspect_encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
     """Checks everything that loading would check, except the weights' values.
 
     Args:
       folder: of an encoder: a reward model that reads pairs of texts, or an encoder of single texts.
-      readout: as for :func:`prb_jax.load`.
-      tokenizer: folder or hub id, if it is not with the model.
+      options: how it was asked for.
 
     Returns:
       Facts by name, in the order in which they are shown.
@@ -36,23 +29,23 @@ def inspect_encoder(
     Raises:
       CheckpointError: what loading the model would raise.
     """
-    where = tokenizer or folder.path
+    where = options.tokenizer or folder.path
     named = class_names(read_raw_config(folder.path))
     classifier = any(name.endswith("ForSequenceClassification") for name in named)
-    if not classifier and readout is None:
+    if not classifier and options.readout is None:
         found = open_encoder(folder.path)
         vocabulary = 1 + max(open_tokenizer(str(where)).get_vocab().values())
         reading = {"embedding": _pooling(read_pooling(folder.path)), "use": "prb rank-profiles --encoder"}
     else:
-        found, row, asked = open_pair_model(folder.path, readout=readout)
-        rule = choose_readout(asked, num_labels=found.config.num_labels, where=folder.name)
-        pairs = load_pair_tokenizer(where)
+        opened = open_model(folder, options)
+        found, row, pairs = opened.encoder, opened.row, opened.pairs()
         vocabulary = pairs.vocab_size
         messages = [Message("user", "Tea or coffee?"), Message("assistant", "Tea.")]
         ids = pairs.encode(messages)
         reading = {
+            **view_fact(folder),
             "score head": found.report.head,
-            "readout": f"{row.name}: pooler and classifier of the first token's state, {rule}",
+            "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
             "example": f"{pairs.texts(messages)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",
             "warnings": "\n".join(row.notes) or "none",
         }

@@ -6,6 +6,7 @@ from prb_jax.checkpoints.load import LoadReport
 from prb_jax.checkpoints.locate import ModelFolder
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.text.view import TRAINED_VIEW, choose_view, read_trained_view
 
 
 def model_facts(
@@ -16,6 +17,17 @@ def model_facts(
         "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
         "architecture": ", ".join(config.architectures) or config.model_type,
         "parameters": f"{weights.parameters:,}",
+    }
+
+
+def view_fact(folder: ModelFolder) -> dict[str, str]:
+    """What a model is shown of a comparison where nothing else is asked for."""
+    trained = read_trained_view(folder.path)
+    view = choose_view(trained).view
+    if trained is None:
+        return {"scored with": f"{view} (general defaults: there is no {TRAINED_VIEW} of a training run)"}
+    return {
+        "scored with": f"{view} (as it was trained: method {trained.method}, posts {trained.profile_order})"
     }
 
 

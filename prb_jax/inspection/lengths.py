@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.scoring.readable import check_readable
-from prb_jax.text.protocol import FACTS, Protocol, length_limit
+from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import View, length_limit
 from prb_jax.trees.encode import encode_each
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
@@ -25,7 +26,7 @@ class LengthReport:
     """Comparisons under one protocol and one limit.
 
     Attributes:
-      protocol, limit, profile_posts: what was asked.
+      view, limit: what was asked, and the most tokens that it means for this model.
       whole: tokens of each comparison's longest conversation if nothing were cut, ascending.
       posts, posts_dropped: comparisons that lose posts of the profile, and how many posts they lose in all.
       prompts, prompt_tokens: comparisons whose prompt is shortened, and the tokens that it loses.
@@ -33,9 +34,8 @@ class LengthReport:
       refused: ids of the comparisons with a response that leaves no room for the prompt.
     """
 
-    protocol: Protocol
+    view: View
     limit: int
-    profile_posts: int
     whole: Sequence[int]
     posts: int
     posts_dropped: int
@@ -50,8 +50,8 @@ class LengthReport:
         """The lengths in words."""
         middle, high = (int(np.percentile(self.whole, q, method="higher")) for q in (50, 95))
         return (
-            f"{len(self.whole):,} comparisons, {self.profile_posts} posts: {middle:,} tokens in the middle, 95 % up to "
-            f"{high:,}, longest {self.whole[-1]:,} (prompt and longest response, nothing cut)"
+            f"{len(self.whole):,} comparisons, {self.view.profile_posts} posts: {middle:,} tokens in the middle, "
+            f"95 % up to {high:,}, longest {self.whole[-1]:,} (prompt and longest response, nothing cut)"
         )
 
     @property
@@ -61,7 +61,9 @@ class LengthReport:
         if self.posts:
             said.append(f"{self.posts:,} lose posts of the profile ({self.posts_dropped:,} posts)")
         if self.prompts:
-            side = "the prompt's end" if FACTS[self.protocol].cuts_responses else "the start of the prompt"
+            side = (
+                "the prompt's end" if FACTS[self.view.protocol].cuts_responses else "the start of the prompt"
+            )
             said.append(f"{self.prompts:,} lose {side} ({self.prompt_tokens:,} tokens)")
         if self.responses:
             said.append(
@@ -82,9 +84,7 @@ def length_report(
     chat: ChatTokenizer,
     config: DecoderConfig,
     *,
-    protocol: Protocol,
-    profile_posts: int,
-    max_length: int | None = None,
+    view: View,
     reserved: int = 0,
     where: str,
 ) -> LengthReport:
@@ -94,31 +94,18 @@ def length_report(
       comparisons: at least one.
       chat: of the model.
       config: of the model.
-      protocol, profile_posts, max_length: as for :meth:`prb_jax.RewardModel.score`.
+      view: what scoring would show.
       reserved: tokens of soft prompts.
       where: the model, for messages.
 
     Raises:
       DataError: what scoring would raise, but for responses that are too long.
     """
-    limit = length_limit(
-        protocol,
-        context=config.max_position_embeddings,
-        max_length=max_length,
-        reserved=reserved,
-        where=where,
-    )
+    limit = length_limit(view, context=config.max_position_embeddings, reserved=reserved, where=where)
 
     def encoded(length: int) -> list[Tree | TooLongError]:
-        each = encode_each(
-            comparisons,
-            chat,
-            profile_posts=profile_posts,
-            protocol=protocol,
-            max_length=length,
-            pad_token_id=config.pad_token_id,
-        )
-        return list(each)
+        shown = replace(view, max_length=length)
+        return list(encode_each(comparisons, chat, view=shown, pad_token_id=config.pad_token_id))
 
     whole = [
         len(tree.prefix) + max(len(response) for response in tree.responses)
@@ -133,9 +120,8 @@ def length_report(
             check_readable(comparison, tree, config, name=where)
             cuts.append(tree.truncation)
     return LengthReport(
-        protocol=protocol,
+        view=view,
         limit=limit,
-        profile_posts=profile_posts,
         whole=sorted(whole),
         posts=sum(cut.posts_dropped > 0 for cut in cuts),
         posts_dropped=sum(cut.posts_dropped for cut in cuts),

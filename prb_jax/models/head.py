@@ -166,3 +166,9 @@ class Vocabulary(ReadsAnything):
         if self.softcap is not None:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
         return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
+
+
+def is_one_row(head: Head) -> bool:
+    """Whether a head is a product with one matrix at the last token, as that of a ``*ForSequenceClassification``."""
+    one_token = isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None
+    return isinstance(head, Linear) or one_token

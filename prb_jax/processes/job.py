@@ -12,40 +12,108 @@ One process alone needs none of it, and pays nothing.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prb_jax.errors import MeshError, quote
-from prb_jax.processes.watch import Hub, Spoke, Watch
+from prb_jax.processes.signals import take_signals, take_sigterm_again
+from prb_jax.processes.watch import FAILED, Hub, Spoke, Watch, end_alone, listening_socket
 
 INTERRUPTED = 75
 """Status of a run that was told to stop before it was done (EX_TEMPFAIL): the same command continues it."""
 
+INTERRUPTED_BY_USER = 130
+"""Status of a run that Ctrl-C stopped."""
+
+_SECONDS_TO_MEET = 300
+
 _watch: Watch | None = None
+_ask_to_stop: Callable[[], None] | None = None
+_stops_at_a_step = False
 
 
-def start_job() -> None:
+def start_job(*, after_interrupt: str = "the same command continues the run") -> None:
     """``jax.distributed.initialize``, and from then on the processes end together.
 
     To be called before the first use of a device. On a TPU pod, Slurm or GKE all is found out; elsewhere
-    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` name the processes.
+    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` name the processes. Of several
+    processes, one that gets Ctrl-C or SIGTERM ends at once, with status 130 or 75, also while it waits for the others.
+
+    Args:
+      after_interrupt: what the line about such a signal says of the run.
 
     Raises:
-      MeshError: which processes there are is not known.
+      MeshError: which processes there are is not known, or the port of process 0 is taken.
     """
+    global _ask_to_stop
     import jax
 
+    # JAX has no public name for its key-value store and its signal handler; Orbax and others use this one.
+    from jax._src import distributed
+
     count, index = (_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+    _check_address(first=index == 0)
+    state: Any = distributed.global_state
+    put_back = take_signals(lambda number: _end_by(number, after_interrupt))
+    meeting = threading.Timer(_SECONDS_TO_MEET, lambda: _not_met(state))
+    meeting.daemon = True
+    meeting.start()
     try:
-        jax.distributed.initialize(num_processes=count, process_id=index)
+        jax.distributed.initialize(
+            num_processes=count, process_id=index, initialization_timeout=2 * _SECONDS_TO_MEET
+        )
     except ValueError as error:
+        put_back()
         raise MeshError(
             f"the processes of this job are not known ({str(error).rstrip('.')}): on a TPU pod, Slurm or GKE they "
             "are found out; elsewhere set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
-    _start_watch()
+    finally:
+        meeting.cancel()
+    if state.num_processes == 1:
+        put_back()
+        return
+    if state.preemption_sync_manager is not None:
+        _ask_to_stop = take_sigterm_again()
+    _start_watch(state)
+
+
+@contextlib.contextmanager
+def stops_at_a_step() -> Iterator[None]:
+    """Inside of it the first SIGTERM is left to JAX, whose processes agree on a step; a second one ends at once."""
+    global _stops_at_a_step
+    _stops_at_a_step = True
+    try:
+        yield
+    finally:
+        _stops_at_a_step = False
+
+
+def _end_by(number: signal.Signals, after_interrupt: str) -> None:
+    global _stops_at_a_step
+    if number == signal.SIGTERM and _stops_at_a_step and _ask_to_stop is not None:
+        _stops_at_a_step = False
+        _ask_to_stop()
+        return
+    if number == signal.SIGINT:
+        status, message = INTERRUPTED_BY_USER, f"interrupted; {after_interrupt}"
+    else:
+        status, message = INTERRUPTED, f"{number.name}; {after_interrupt}"
+    leave_job(status, message)
+    end_alone(status, message)
+
+
+def _not_met(state: Any) -> None:
+    end_alone(
+        FAILED,
+        f"error: process {state.process_id} waited {_SECONDS_TO_MEET} seconds for the other processes to meet at "
+        f"{state.coordinator_address}: is each of them started, with the same address and number of processes?",
+    )
 
 
 def leave_job(status: int, message: str) -> None:
@@ -69,13 +137,28 @@ def _number(name: str) -> int | None:
         raise MeshError(f"{name}: expected a whole number, found {quote(text)}") from None
 
 
-def _start_watch() -> None:
-    global _watch
-    # JAX has no public name for its key-value store; Orbax and others use this one.
-    from jax._src import distributed
+def _check_address(*, first: bool) -> None:
+    """Refuses an address of process 0 that is none, or is taken: JAX itself often ends with a segmentation fault."""
+    name, address = "JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if not address:
+        return
+    port = address.rpartition(":")[2]
+    if ":" not in address or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise MeshError(f"{name}: expected HOST:PORT, found {quote(address)}")
+    if not first or "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return
+    try:
+        listening_socket(int(port)).close()
+    except OSError as error:
+        raise MeshError(
+            f"process 0 cannot listen at {address} ({os.strerror(error.errno or 0)}): give all processes another port "
+            f"({name})"
+        ) from error
 
-    state: Any = distributed.global_state
-    if state.num_processes == 1 or _watch is not None:
+
+def _start_watch(state: Any) -> None:
+    global _watch
+    if _watch is not None:
         return
     try:
         watch = Hub(state) if state.process_id == 0 else Spoke(state)

@@ -97,9 +97,7 @@ class Hub(Watch):
 
     def __init__(self, state: Any) -> None:
         super().__init__(state)
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=self.count)
+        self._server = listening_socket(0, backlog=self.count)
         self._token = secrets.token_hex(16)
         self._lines: dict[socket.socket, _Lines] = {}
         self._known: dict[socket.socket, dict[str, Any]] = {}
@@ -200,6 +198,13 @@ class _Lines:
             return None
 
 
+def listening_socket(port: int, *, backlog: int = 1) -> socket.socket:
+    """A server at a port (0: a free one) of all addresses of this machine."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+
+
 def _keep_alive(peer: socket.socket) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,6 +215,12 @@ def _keep_alive(peer: socket.socket) -> None:
 
 def _here() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def end_alone(status: int, message: str) -> NoReturn:
+    """Ends a process that is in no job yet, after one line on standard error."""
+    print(f"prb: {message}", file=sys.stderr)
+    _end(status, sent=False)
 
 
 def _end(status: int, *, sent: bool = True) -> NoReturn:

@@ -142,16 +142,12 @@ class _Steps:
         parts = {part: load(part)[: self.recipe.limit] for part in KEYS}
         models: dict[str, dict[str, Any]] = {}
         scored: dict[str, dict[str, list[ScoredRow]]] = {}
-        for name, posts in ((USER_BLIND, 0), (PERSONA, PROFILE_POSTS)):
+        for name in (USER_BLIND, PERSONA):
             model = load_model(self.folder / name)
-            scored[name] = self._rows(name, model, parts, profile_posts=posts)
-
-            def score(pairs: Sequence[Comparison], model: Any = model, posts: int = posts) -> object:
-                return model.score(pairs, profile_posts=posts)
-
+            scored[name] = self._rows(name, model, parts)
             models[name] = _figures(scored[name]) | {
                 "train_pairs": train_pairs,
-                "ms_per_pair": _milliseconds(score, parts[SEEN][:TIMED_PAIRS]),
+                "ms_per_pair": _milliseconds(model.score, parts[SEEN][:TIMED_PAIRS]),
             }
         for name in BASELINES:
 
@@ -178,7 +174,7 @@ class _Steps:
         }
 
     def _rows(
-        self, name: str, model: Any, parts: Mapping[str, Sequence[Comparison]], **options: Any
+        self, name: str, model: Any, parts: Mapping[str, Sequence[Comparison]]
     ) -> dict[str, list[ScoredRow]]:
         """The scores of one model by part of the benchmark."""
         result = evaluate(
@@ -188,7 +184,6 @@ class _Steps:
             limit=self.recipe.limit,
             progress=self.progress,
             command=self.command,
-            **options,
         )
         rows = {row.id: row for row in result.rows}
         return {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}

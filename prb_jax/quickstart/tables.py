@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
 """Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
@@ -30,25 +30,25 @@ chance; ms/pair: scoring one pair in batches on this machine, tokenisation inclu
 """
 
 
-def quickstart_table(summary: Mapping[str, Any]) -> Table:
-    """The summary as a table for the terminal."""
-    from rich.box import SIMPLE_HEAD
+def quickstart_table(summary: Mapping[str, Any]) -> Group:
+    """The summary as tables for the terminal: accuracies, and what they cost."""
+    from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title="Accuracy on the generated benchmark", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("model", no_wrap=True)
-    for part, heading in _HEADINGS.items():
-        table.add_column(f"{heading}\n{summary['pairs'][part]:,} pairs")
-    for heading in ("coverage", "pairs\ntrained on", "ms/pair"):
-        table.add_column(heading, justify="right")
-    table.caption, table.caption_justify = escape(_NOTES.strip()), "left"
+    from prb_jax.report.style import new_table
+
+    headings = [f"{heading}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()]
+    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=4)
+    costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
+    costs.caption = escape(_NOTES.strip())
     for name, figures in summary["models"].items():
-        table.add_row(*map(escape, _cells(name, figures)))
+        model, *cells = map(escape, _cells(name, figures))
+        table.add_row(model, *cells[:3])
+        costs.add_row(model, *cells[3:])
     table.add_section()
     for bound, figures in summary["bounds"].items():
         table.add_row(*_bound_cells(bound, figures))
-    return table
+    return Group(table, costs)
 
 
 def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
@@ -78,11 +78,9 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
         bounds = "" if low is None else f" [{low:+.3f}..{high:+.3f}]"
         lines.append(f"- {_HEADINGS[part]}: {gain['difference']:+.3f}{bounds}")
     lines += ["", "Each step by itself:", ""]
-    for name, posts in (("user_blind", 0), ("persona", summary["profile_posts"])):
+    for name in NAMES:
         lines.append(f"    prb train {folder}/{name}.py --out {folder}/{name}")
-        lines.append(
-            f"    prb evaluate {folder}/{name} --data {parts} --profile-posts {posts} --out {folder}/scores/{name}"
-        )
+        lines.append(f"    prb evaluate {folder}/{name} --data {parts} --out {folder}/scores/{name}")
     seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in summary["seconds"].items())
     lines += ["", f"Time of the command that finished it: {seconds}."]
     return "\n".join(lines) + "\n"

@@ -12,11 +12,11 @@ from typing import Any
 from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
+from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
 from prb_jax.models.config.encoder import refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY
-from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
+from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import TOGETHER, Steps
 from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
@@ -33,11 +33,13 @@ class ResolvedModel:
       config: the decoder with its head and its tensors' names.
       row: the row of the table that it was found by.
       rule: which logit is the reward, where the user named one of :data:`prb_jax.readouts.labels.READOUTS`.
+      new_head: the checkpoint's own head is left aside: the one of the configuration is yet to be made.
     """
 
     config: DecoderConfig
     row: ModelRow
     rule: str | None = None
+    new_head: bool = False
 
     @property
     def readout(self) -> str | None:
@@ -55,7 +57,9 @@ class ResolvedModel:
         return self.row.text if given is None else replace(self.row.text, append_id=given)
 
 
-def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = None) -> ResolvedModel:
+def resolve_model(
+    folder: str | Path, *, name: str = "", readout: str | None = None, new_head: bool = False
+) -> ResolvedModel:
     """The configuration of a model folder, with the read-out that its files ask for.
 
     In this order: the row that ``readout`` names; one that is known by the model's name only; the first whose
@@ -66,6 +70,7 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
       name: what the user calls it: a hub id, or the folder.
       readout: a row of the table; a row of a process model and how steps become one reward, as
         ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
+      new_head: a model without a linear head of one output is opened with such a head, which is yet to be made.
 
     Raises:
       CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
@@ -80,13 +85,21 @@ def resolve_model(folder: str | Path, *, name: str = "", readout: str | None = N
     row = asked or _recognise(stored)
     where = str(folder / "config.json")
     named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
-    if row is None or (row.standard and raw.get("architectures") == [named]):
-        try:
+    as_written = row is None or (row.standard and raw.get("architectures") == [named])
+    shown = row or stored.known() or ROWS["linear"]
+    try:
+        if as_written:
             config = parse_config(raw, where=where)
-        except CheckpointError as error:
-            raise _with_what_is_missing(error, stored) from None
-        return ResolvedModel(config, row or stored.known() or ROWS["linear"], rule)
-    return ResolvedModel(_configured(row, stored, where=where), row, rule)
+            refuse_language_model(config, where=where)
+        else:
+            config = _configured(shown, stored, where=where)
+    except CheckpointError as error:
+        if new_head:
+            return _with_new_head(shown, stored, None, where=where)
+        raise (_with_what_is_missing(error, stored) if as_written else error) from None
+    if new_head and not (config.num_labels == 1 and is_one_row(config.head) and stored.has_head(config)):
+        return _with_new_head(shown, stored, config.head, where=where)
+    return ResolvedModel(config, shown, rule)
 
 
 def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
@@ -149,6 +162,11 @@ class _Stored:
             if fnmatch.fnmatchcase(full, pattern) or fnmatch.fnmatchcase(last, pattern.split("/")[-1]):
                 return True
         return False
+
+    def has_head(self, config: DecoderConfig) -> bool:
+        """Whether the tensor is there that a head of one row is, or is taken from."""
+        assert isinstance(config.head, Linear | Vocabulary)
+        return config.head.key in self._index(config.layout.side_files).tensors
 
     def known(self) -> ModelRow | None:
         """The row of a standard model that is known by its name."""
@@ -213,7 +231,18 @@ def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> Checkpoint
     return error
 
 
-def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
+def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: str) -> ResolvedModel:
+    """The body of a row with a new head; the tensors of the checkpoint's own one, if it is known, are left aside."""
+    config, layout = _body(row, stored, where=where)
+    own = [] if head is None else [tensor.key for tensor in head.tensors()]
+    if isinstance(head, Linear):
+        own += [head.key, head.bias_key]
+    ignored = (*layout.ignored, *((re.escape(name), "replaced by a new head") for name in own))
+    return ResolvedModel(replace(config, layout=replace(layout, ignored=ignored)), row, new_head=True)
+
+
+def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig, Layout]:
+    """The configuration of a row's body with a standard head, and the names of its tensors."""
     raw = dict(stored.raw)
     if row.model_type is not None:
         raw["model_type"] = row.model_type
@@ -226,14 +255,20 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     raw.pop("num_labels", None)
     config = parse_config(raw | one_label, where=where)
-    index = stored.index(row)
-    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    tensors = stored.index(row).tensors
     layout = row.layout
     for prefix in row.prefixes:
         layout = replace(row.layout, prefix=prefix)
-        if f"{module_name(layout, 'final_norm')}.weight" in shapes:
+        if f"{module_name(layout, 'final_norm')}.weight" in tensors:
             break
-    raw["final_logit_softcapping"] = config.final_logit_softcapping
+    return config, layout
+
+
+def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
+    config, layout = _body(row, stored, where=where)
+    index = stored.index(row)
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    raw = config.original | {"final_logit_softcapping": config.final_logit_softcapping}
     head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
     if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
         raise CheckpointError(

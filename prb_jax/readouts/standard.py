@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,9 +16,9 @@ from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layout import STANDARD
-from prb_jax.models.head import LINEAR, Linear, Vocabulary
+from prb_jax.models.head import LINEAR, Linear, is_one_row
+from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.resolve import ResolvedModel
-from prb_jax.text.rules import PLAIN_RULES
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
 LAYOUTS = ("standard", "value-head")
@@ -42,14 +41,12 @@ def check_convertible(found: ResolvedModel, *, where: str) -> None:
     Raises:
       CheckpointError: it is not: transformers has no class for it.
     """
-    head = found.config.head
-    if isinstance(head, Linear):
-        return
-    if isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None:
+    if is_one_row(found.config.head):
         return
     raise CheckpointError(
         f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
-        "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is"
+        "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is, and "
+        "`prb train ... init_head=true` trains a new head"
     )
 
 
@@ -66,8 +63,8 @@ def as_standard(
     if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
         raise CheckpointError(
             f"{where}: the head has a bias of {np.asarray(bias, np.float32).tolist()}, which no "
-            "*ForSequenceClassification has; --drop-bias leaves it out: every reward changes by that much, no "
-            "difference between responses does"
+            "*ForSequenceClassification has; `prb convert --drop-bias` leaves it out: every reward changes by that "
+            "much, no difference between responses does"
         )
     return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
 
@@ -92,20 +89,19 @@ def as_value_head(
     )
 
 
-def standard_tokenizer(
-    found: ResolvedModel, place: Path, *, chat_template: str | None, where: str
-) -> ChatTokenizer | None:
-    """The tokenizer with the rules of the model's text in its chat template; None where there are none.
+def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
+    """The tokenizer of a model with the rules of its text in the chat template.
 
     Raises:
       CheckpointError: a chat template cannot say them.
     """
-    if found.text == PLAIN_RULES:
-        return None if chat_template is None else load_tokenizer(place, chat_template=chat_template)
-    chat = load_tokenizer(place, chat_template=chat_template, rules=found.text)
+    chat = opened.chat()
     if chat.ends_with is None:
         return chat
-    plain = load_tokenizer(place, chat_template=chat_template, rules=replace(found.text, append=None))
+    place, rules = opened.tokenizer_folder.path, opened.decoder.text
+    plain = load_tokenizer(
+        place, chat_template=opened.options.chat_template, rules=replace(rules, append=None)
+    )
     if plain.encode(_PROBE) == chat.encode(_PROBE):  # the template writes it already
         return plain
     token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
@@ -115,8 +111,8 @@ def standard_tokenizer(
     written = load_tokenizer(place, chat_template=text)
     if written.encode(_PROBE) != chat.encode(_PROBE):
         raise CheckpointError(
-            f"{where}: its conversations end in {quote(token)} (id {chat.ends_with}), which its tokenizer does not "
-            "read as one token in a text, so no chat template can write it: `prb evaluate` scores with the checkpoint "
-            "as it is"
+            f"{opened.name}: its conversations end in {quote(token)} (id {chat.ends_with}), which its tokenizer does "
+            "not read as one token in a text, so no chat template can write it: `prb evaluate` scores with the "
+            "checkpoint as it is"
         )
     return written

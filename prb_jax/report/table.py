@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+
+from prb_jax.report.style import facts_table, new_table
 
 NONE = "–"
 
@@ -58,7 +59,8 @@ def _with_baselines(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Map
 
 
 def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    table = new_table(title)
+    table.show_header = True
     table.add_column("model", overflow="fold")
     with_users = any(summary.get("users") for summary in shown.values())
     table.add_column("accuracy", min_width=_INTERVAL_WIDTH)
@@ -110,7 +112,8 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title="Accuracy by subset", title_justify="left", box=SIMPLE_HEAD)
+    table = new_table("Accuracy by subset")
+    table.show_header = True
     table.add_column("subset", overflow="fold")
     table.add_column("n", justify="right")
     for name in shown:
@@ -129,12 +132,10 @@ def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
 def _quantization(name: str, figures: Mapping[str, Any]) -> Table:
     """What quantising a model changed: bytes, accuracy, scores, verdicts."""
     title = f"{name}, {figures['form']}"
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    rows: list[tuple[str, str]] = []
 
     def row(what: str, text: str) -> None:
-        table.add_row(what, escape(text))
+        rows.append((what, text))
 
     if figures["bytes_held"] is not None:
         before, held = figures["bytes_unquantized"], figures["bytes_held"]
@@ -142,7 +143,7 @@ def _quantization(name: str, figures: Mapping[str, Any]) -> Table:
     found = figures["reference"]
     if found is None:
         row("unquantised model", "not scored")
-        return table
+        return facts_table(rows, title=title)
     row("accuracy", f"{found['accuracy']:.3f}, unquantised {found['reference_accuracy']:.3f}")
     row("change", interval(found["difference"], found["difference_ci95"]))
     row("other verdict", f"{found['flips']:,} of {found['n']:,} comparisons")
@@ -152,7 +153,7 @@ def _quantization(name: str, figures: Mapping[str, Any]) -> Table:
         row(label, f"{found['drift'][kind]:.3g}{share}")
     row("Pearson", _number(found["pearson"], "{:.5f}"))
     row("Spearman", _number(found["spearman"], "{:.5f}"))
-    return table
+    return facts_table(rows, title=title)
 
 
 def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -165,7 +166,8 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     for result in list(shown.values()):
         for name, compared in result["baselines"].items():
             shown.setdefault(name, compared)
-    table = Table(title=escape(benchmark), title_justify="left", box=SIMPLE_HEAD, caption_justify="left")
+    table = new_table(benchmark)
+    table.show_header = True
     table.add_column("", overflow="fold")
     for name in shown:
         table.add_column(escape(name.removeprefix(_BASELINE)), overflow="fold", justify="right")

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from prb_jax.report.style import new_table
+
 
 def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
     """One row of numbers for training and one for validation, with what was trained on below.
@@ -15,9 +17,7 @@ def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
       summary: what `summary.json` of a run of `prb train` holds.
       title: above the table.
     """
-    table = Table(title=title, title_justify="left")
-    for name in ("", "comparisons", "loss", "accuracy", "margin"):
-        table.add_column(name, justify="left" if not name else "right")
+    table = new_table(title, ("", "comparisons", "loss", "accuracy", "margin"))
     rows = [("training, last tenth", summary["train_comparisons"], summary["last_tenth"])]
     if summary["validation"] is not None:
         name = f"validation at step {summary['exported_step']:,}"

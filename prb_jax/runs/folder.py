@@ -26,6 +26,7 @@ from typing import Any
 from prb_jax.data.reading import parse_json, read_json
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.processes.agreement import differences
 
 RUN = "run.json"
 SCORES = "scores.jsonl"
@@ -332,12 +333,10 @@ def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     Raises:
       RunError: naming each field that differs, with both values.
     """
-    before, after = _flat(old), _flat(new)
-    names = [*before, *(name for name in after if name not in before)]
-    changed = [name for name in names if before.get(name, _ABSENT) != after.get(name, _ABSENT)]
+    changed = differences(old, new)
     if not changed:
         return
-    lines = [f"  {name}: {_show(before, name)} -> {_show(after, name)}" for name in changed]
+    lines = [f"  {name}: {before} -> {after}" for name, (before, after) in changed.items()]
     if len(lines) > _LONGEST_DIFFERENCE:
         lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
     raise RunError(
@@ -345,21 +344,3 @@ def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]
         + "\n".join(lines)
         + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
     )
-
-
-_ABSENT = object()
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "(absent)"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping of dotted names to plain values."""
-    if isinstance(value, Mapping) and value:
-        items: Iterable[tuple[str, Any]] = ((f".{key}", item) for key, item in value.items())
-    elif isinstance(value, list) and value:
-        items = ((f"[{index}]", item) for index, item in enumerate(value))
-    else:
-        return {prefix.removeprefix("."): value}
-    return {name: leaf for key, item in items for name, leaf in _flat(item, prefix + key).items()}

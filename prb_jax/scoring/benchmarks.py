@@ -11,7 +11,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.runs.folder import write_json, writing
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
-from prb_jax.text import protocol as rules
+from prb_jax.text.view import View
 from prb_jax.text.visible import visible
 
 BENCHMARKS_DEFINITION = (
@@ -84,8 +84,7 @@ def write_result_files(
     rows: Sequence[ScoredRow],
     *,
     name: str,
-    profile_posts: int,
-    protocol: rules.Protocol,
+    view: View,
 ) -> None:
     """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them.
 
@@ -95,7 +94,7 @@ def write_result_files(
       inputs: of the run.
       rows: in the order of the comparisons.
       name: of the model.
-      profile_posts, protocol: of the run.
+      view: of the run.
 
     Raises:
       RunError: a file cannot be written.
@@ -109,7 +108,7 @@ def write_result_files(
 
         texts = []
         for position in positions:
-            spoken = _conversations(inputs.comparisons[position], posts=profile_posts, protocol=protocol)
+            spoken = _conversations(inputs.comparisons[position], view)
             texts.append([_bare(each) for each in spoken] if tokenizer is None else tokenizer.render(spoken))
         files = result_files(
             benchmark,
@@ -126,10 +125,8 @@ def write_result_files(
             write_json(file, content, indent=4, sort_keys=True)
 
 
-def _conversations(
-    comparison: Comparison, *, posts: int, protocol: rules.Protocol
-) -> list[tuple[Message, ...]]:
-    seen = visible(comparison, profile_posts=posts, protocol=protocol)
+def _conversations(comparison: Comparison, view: View) -> list[tuple[Message, ...]]:
+    seen = visible(comparison, profile_posts=view.profile_posts, protocol=view.protocol)
     return [(*seen.prefix_messages, Message("assistant", response)) for response in seen.responses]
 
 

@@ -15,6 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
 from prb_jax.scoring.baselines import BASELINES, score_baseline
@@ -39,19 +40,16 @@ from prb_jax.scoring.quantized import (
     quantization_figures,
     without_quantization,
 )
-from prb_jax.scoring.scored import KnowsUsers, Quantized, Remarks, Scorer
+from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
-from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.text.protocol import Protocol
+from prb_jax.text.view import View, choose_view
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
 from prb_jax.version import versions
 
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
-
-DEFAULT_PROFILE_POSTS = {Protocol.DEFAULT: 10, Protocol.PAPER: 0}
-"""Posts of the user's profile that a model sees where the caller does not say: the best-of-N scripts
-of Personalised RewardBench show ten, its pointwise script none."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def evaluate(
     out: str | Path | None = None,
     name: str | None = None,
     profile_posts: int | None = None,
-    protocol: str = Protocol.DEFAULT,
+    protocol: str | None = None,
     max_length: int | None = None,
     too_long: str = "error",
     subset: str | None = None,
@@ -110,16 +108,16 @@ def evaluate(
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
         "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
-      data: comparisons with labels; or the name of a file, folder, benchmark, hub data set or generated
-        benchmark, or several names. A named file must stay as it is until the end. What a benchmark's own
-        rule says is in the summary under "benchmarks"; RewardBench's result files are written beside it.
+      data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
+        until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
+        files are written beside it.
       out: the run folder; without one nothing is kept but the result.
       name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
         code is not seen, so a changed function needs another name or folder.
-      profile_posts: how many posts of the user's profile the model sees; `DEFAULT_PROFILE_POSTS` of
-        the protocol if not given. Baselines and functions always see the whole profile.
-      protocol: "default" or "paper".
-      max_length: longest conversation in tokens; the model's own limit if not given.
+      profile_posts, protocol, max_length: what the model is shown, as of `RewardModel.score`: where not given, as
+        it was trained. What is given and differs is warned of, and named in `run.json` under "overrides".
+        Baselines and functions always see the whole profile.
       too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
         comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
@@ -139,15 +137,14 @@ def evaluate(
       DataError: the data cannot be used, or changed while it was being scored.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    rules = parse_protocol(protocol)
-    posts = DEFAULT_PROFILE_POSTS[rules] if profile_posts is None else profile_posts
-    if posts < 0:
-        raise RunError(f"profile_posts: expected 0 or more, found {posts}")
-    if max_length is not None and max_length < 1:
-        raise RunError(f"max_length: expected a positive number of tokens, found {max_length}")
+    asked: dict[str, Any] = {
+        "profile_posts": profile_posts,
+        "protocol": protocol,
+        "max_length": max_length,
+    }
+    chosen = choose_view(None, **asked)  # what cannot be is refused before anything is read
     check_reference(reference, quantize=quantize)
-    if out is not None:
-        on_first_process(lambda: check_folder(out))
+    on_first_process(lambda: None if out is None else check_folder(out))
     inputs = read_inputs(data, subset=subset, limit=limit)
     check_benchmarks(inputs)
     loading: dict[str, Any] = {
@@ -159,51 +156,72 @@ def evaluate(
         "readout": readout,
         "attention": None if attention == "auto" else attention,
     }
+    data_read = {
+        "sources": list(inputs.sources.values()),
+        "subset": subset,
+        "comparisons": len(inputs.comparisons),
+        "sha256": inputs.sha256,
+    }
+    if process_count() > 1:
+        # Before a model is loaded: processes that disagree may wait for each other for ever.
+        given = {
+            "verb": "evaluate",
+            "limit": limit,
+            "seed": seed,
+            "too_long": too_long,
+            **_shown(chosen.view),
+        }
+        given |= {option: loading[option] for option in ("mesh", "dtype", "readout", "attention")}
+        given |= {"quantize": quantize, "reference": reference, "batch_tokens": batch_tokens}
+        read = {"data": data_read, "model": _contents(model, revision), "versions": _versions(plain=False)}
+        check_agreement(given | read)
     scorer = _scorer(model, out=out, name=name, **loading, quantize=quantize)
     compare = quantize is not None and reference is not False
     if isinstance(scorer, PlainScorer):
         refuse_options(
             scorer.name,
-            profile_posts=profile_posts,
-            protocol=None if rules is Protocol.DEFAULT else protocol,
-            max_length=max_length,
+            **asked | {"protocol": None if protocol == Protocol.DEFAULT else protocol},
             batch_tokens=batch_tokens,
         )
-    check_too_long(too_long, scorer, protocol=rules)
-    remarks = scorer.remarks(protocol=rules.value) if isinstance(scorer, Remarks) else []
-    if process_index() == 0:
-        for remark in remarks:
-            print(f"prb: {remark}", file=sys.stderr)
     identity = dict(scorer.identity())
     known_as = str(identity.get("name", "model"))
     name = name or known_as
+    if isinstance(scorer, KnowsView):
+        chosen = scorer.choose_view(**asked)
+        chosen.warn(known_as)
+    view = chosen.view
+    scorer = _accepting(scorer, view)
+    check_too_long(too_long, scorer, view=view)
+    remarks = scorer.remarks(protocol=view.protocol.value) if isinstance(scorer, Remarks) else []
+    if process_index() == 0:
+        for remark in remarks:
+            print(f"prb: {remark}", file=sys.stderr)
     decides = {
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": {key: value for key, value in identity.items() if key != "name"} or {"name": known_as},
-        "data": {
-            "sources": list(inputs.sources.values()),
-            "subset": subset,
-            "comparisons": len(inputs.comparisons),
-            "sha256": inputs.sha256,
-        },
-        "protocol": rules.value,
-        "profile_posts": posts,
-        "max_length": max_length,
+        "data": data_read,
+        **_shown(view),
         "limit": limit,
         "seed": seed,
         "versions": _versions(plain=isinstance(scorer, PlainScorer)),
     }
+    check_agreement(decides)  # the tokenizer too, and a model that was given as an object
     left_out = None
     if too_long == "skip":
         decides["too_long"] = too_long
-        inputs, left_out = leave_out(inputs, scorer, protocol=rules, max_length=max_length)
+        inputs, left_out = leave_out(inputs, scorer, view=view)
         check_benchmarks(inputs)
     folder = {
         "session": _session(scorer, batch_tokens),
-        "notes": {"command": list(command), "model": name, "data": list(inputs.sources)}
-        | ({"remarks": remarks} if remarks else {}),
+        "notes": {
+            "command": list(command),
+            "model": name,
+            "data": list(inputs.sources),
+            **({"overrides": chosen.overrides} if chosen.overrides else {}),
+            **({"remarks": remarks} if remarks else {}),
+        },
     }
-    options: dict[str, Any] = {"profile_posts": posts, "protocol": rules.value, "max_length": max_length}
+    options = _shown(view)
     if batch_tokens is not None:
         options["batch_tokens"] = batch_tokens
     with contextlib.ExitStack() as stack:
@@ -225,7 +243,7 @@ def evaluate(
             )
             if plain_run.lacks(inputs.comparisons):
                 label = f"{name}, unquantized"
-                plain_scorer = _scorer(model, out=out, name=None, **loading)
+                plain_scorer = _accepting(_scorer(model, out=out, name=None, **loading), view)
                 plain_run.score(
                     plain_scorer, inputs.comparisons, label=label, progress=progress, options=options
                 )
@@ -285,8 +303,7 @@ def _finish(
         inputs,
         rows,
         name=name,
-        profile_posts=decides["profile_posts"],
-        protocol=Protocol(decides["protocol"]),
+        view=View(decides["profile_posts"], Protocol(decides["protocol"])),
     )
     write_json(folder.path / SUMMARY, summary)
     return rows, summary
@@ -321,6 +338,15 @@ def _summary(
     }
 
 
+def _contents(model: "Scorer | ScoreFunction | str | Path", revision: str | None) -> Any:
+    """Digests of the files of a model that is not loaded yet; a baseline's name."""
+    if not isinstance(model, str | Path) or str(model).startswith("baseline:"):
+        return model if isinstance(model, str) else None
+    from prb_jax.checkpoints.locate import describe, locate
+
+    return describe(locate(model, revision=revision))
+
+
 def _scorer(
     model: "Scorer | ScoreFunction | str | Path", *, out: str | Path | None, name: str | None, **options: Any
 ) -> Scorer:
@@ -343,6 +369,18 @@ def _scorer(
     if out is not None and name is None and "<lambda>" in scorer.name:
         raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
     return scorer
+
+
+def _shown(view: View) -> dict[str, Any]:
+    return {
+        "protocol": view.protocol.value,
+        "profile_posts": view.profile_posts,
+        "max_length": view.max_length,
+    }
+
+
+def _accepting(scorer: Scorer, view: View) -> Scorer:
+    return scorer.accepting(view) if isinstance(scorer, KnowsView) else scorer
 
 
 def _versions(*, plain: bool) -> dict[str, str | None]:

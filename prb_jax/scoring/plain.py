@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.scored import ScoredBatch
@@ -37,14 +38,15 @@ class PlainScorer:
     one_by_one: bool
 
     @overload
-    def score(self, comparisons: Comparison) -> np.ndarray: ...
+    def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
+        self, comparisons: Comparison | Mapping[str, Any]
+    ) -> np.ndarray: ...
     @overload
-    def score(self, comparisons: Sequence[Comparison]) -> list[np.ndarray]: ...
-    def score(self, comparisons: Comparison | Sequence[Comparison]) -> np.ndarray | list[np.ndarray]:
-        """Return one float32 array [K] a comparison; of a single comparison, its array."""
-        if isinstance(comparisons, Comparison):
-            return self.compute([comparisons])[0]
-        return self.compute(comparisons)
+    def score(self, comparisons: Records) -> list[np.ndarray]: ...
+    def score(self, comparisons: Records) -> np.ndarray | list[np.ndarray]:
+        """Return one float32 array [K] a comparison or record; of a single one, its array."""
+        scores = self.compute(as_comparisons(comparisons, labelled=False))
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def identity(self) -> Mapping[str, Any]:
         """Return the name, which decides everything that can be known, and the facts."""

@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from prb_jax.checkpoints.locate import ModelFolder, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError, DataError, quote
+from prb_jax.errors import DataError, quote
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.readouts.registry import PLACEHOLDERS
-from prb_jax.readouts.resolve import ResolvedModel
-from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.trees.tree import Tree
-
-
-def load_own_tokenizer(
-    folder: ModelFolder, found: ResolvedModel, *, tokenizer: str | Path | None, chat_template: str | None
-) -> ChatTokenizer:
-    """The tokenizer of a model, or another one named for it, under the rules of the model's read-out.
-
-    Args:
-      folder: of the model.
-      found: what it is.
-      tokenizer, chat_template: as of :func:`prb_jax.load`.
-
-    Raises:
-      CheckpointError: it cannot be loaded, or is another model's.
-    """
-    place = folder.path if tokenizer is None else locate(tokenizer).path
-    chat = load_tokenizer(place, chat_template=chat_template, rules=found.text)
-    check_tokenizer(chat, found.config, where=folder.name)
-    return chat
-
-
-def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -> None:
-    """Refuses a tokenizer whose vocabulary the model has no embeddings for.
-
-    Tokens added to it may lie beyond them (a padding token often does): a conversation that holds one is refused
-    where it occurs.
-
-    Raises:
-      CheckpointError: it is another model's.
-    """
-    rows = config.vocab_size
-    top = chat.largest_plain_id
-    if top >= rows:
-        raise CheckpointError(
-            f"{chat.name}: the vocabulary has ids up to {top}, but {where} has only {rows} embeddings: this is not "
-            "the tokenizer of this model; name its own with --tokenizer"
-        )
 
 
 def paper_remarks(chat: ChatTokenizer, config: DecoderConfig, *, named: bool) -> list[str]:

@@ -13,39 +13,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
-from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_for_encoder
-from prb_jax.models.config.shared import choose_dtype
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
-from prb_jax.readouts.labels import PAPER_READOUT, choose_readout, read_out
-from prb_jax.readouts.resolve import resolve_model
+from prb_jax.readouts.labels import choose_readout, read_out
+from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.pairs import make_pair_score_fn
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.plan import ShapeOptions
-from prb_jax.scoring.readable import check_readable, load_own_tokenizer, paper_remarks
+from prb_jax.scoring.readable import check_readable, paper_remarks
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import (
     batch_sharding,
     check_heads,
-    make_mesh,
     mesh_shape,
     parameter_shardings,
     replicated,
     to_global,
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import Protocol, length_limit, parse_protocol
+from prb_jax.text.protocol import Protocol, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import ChosenView, TrainedView, View, choose_view, length_limit, read_trained_view
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.encode import encode_comparisons, encode_each
@@ -86,6 +86,8 @@ class RewardModel:
       prompts: the soft prompts of its users, where the model has any; they are further rows of the
         embedding in ``params``.
       wanted_attention: which implementation of attention was asked for; :attr:`attention` says which one it is.
+      trained: the view that it was trained with, where its files say; what a call does not say is taken from it,
+        and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`).
     """
 
     name: str
@@ -102,6 +104,7 @@ class RewardModel:
     quantize: str | None = None
     wanted_attention: str = "auto"
     readout_named: bool = True
+    trained: TrainedView | None = None
 
     __repr__ = short_repr
 
@@ -110,8 +113,8 @@ class RewardModel:
         self,
         comparisons: Comparison | Mapping[str, Any],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray: ...
@@ -120,8 +123,8 @@ class RewardModel:
         self,
         comparisons: Records,
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> list[np.ndarray]: ...
@@ -129,8 +132,8 @@ class RewardModel:
         self,
         comparisons: Records,
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> np.ndarray | list[np.ndarray]:
@@ -139,9 +142,10 @@ class RewardModel:
         Args:
           comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
             its array [K] is returned; labels are not looked at.
-          profile_posts: at most this many posts of each profile are shown; 0 shows none.
-          protocol: "default" or "paper".
-          max_length: longest conversation in tokens; the model's context if not given.
+          profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
+            as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
+          protocol: "default" or "paper"; that of the training, or "default".
+          max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
           batch_tokens: padded tokens computed at a time.
 
         Raises:
@@ -185,20 +189,17 @@ class RewardModel:
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
     ) -> list[Tree]:
-        """What the model sees of each comparison, as trees of token ids."""
-        rules = parse_protocol(protocol)
-        self._check_labels(rules)
+        """What the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
+        return self._encode(comparisons, view=self._view(profile_posts, protocol, max_length))
+
+    def _encode(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        self._check_labels(view.protocol)
         trees = encode_comparisons(
-            comparisons,
-            self.tokenizer,
-            profile_posts=profile_posts,
-            protocol=rules,
-            max_length=self.length_limit(protocol=protocol, max_length=max_length),
-            pad_token_id=self.config.pad_token_id,
+            comparisons, self.tokenizer, view=self._limited(view), pad_token_id=self.config.pad_token_id
         )
         for comparison, tree in zip(comparisons, trees, strict=True):
             check_readable(comparison, tree, self.config, name=self.name)
@@ -220,22 +221,47 @@ class RewardModel:
         if not (self.readout_named or protocol is Protocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
-    def length_limit(self, *, protocol: str = "default", max_length: int | None = None) -> int:
-        """The most tokens of a conversation's text.
+    def choose_view(
+        self, *, profile_posts: int | None = None, protocol: str | None = None, max_length: int | None = None
+    ) -> ChosenView:
+        """Return what the model is shown for these arguments of :meth:`score`, and where that is not as in training.
 
         Raises:
-          DataError: more than the model was made for, or nothing beside its soft prompts.
+          DataError: an argument that cannot be.
         """
-        return length_limit(
-            parse_protocol(protocol),
-            context=self.config.max_position_embeddings,
+        return choose_view(
+            self.trained,
+            profile_posts=profile_posts,
+            protocol=protocol,
             max_length=max_length,
+            context=self.config.max_position_embeddings,
+        )
+
+    def accepting(self, view: View) -> RewardModel:
+        """Return the same model for which `view` is no override to be warned of."""
+        return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
+
+    def _view(self, profile_posts: int | None, protocol: str | None, max_length: int | None) -> View:
+        chosen = self.choose_view(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+        chosen.warn(self.name)
+        return chosen.view
+
+    def _limited(self, view: View) -> View:
+        """The view with the most tokens that a conversation's text may have."""
+        limit = length_limit(
+            view,
+            context=self.config.max_position_embeddings,
             reserved=0 if self.prompts is None else self.prompts.tokens,
             where=self.name,
         )
+        return replace(view, max_length=limit)
 
     def too_long(
-        self, comparisons: Sequence[Comparison], *, protocol: str = "default", max_length: int | None = None
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        protocol: str | None = None,
+        max_length: int | None = None,
     ) -> list[TooLongError]:
         """Why each of those comparisons cannot be scored that have a response longer than the limit allows.
 
@@ -244,9 +270,7 @@ class RewardModel:
         encoded = encode_each(
             comparisons,
             self.tokenizer,
-            profile_posts=0,
-            protocol=parse_protocol(protocol),
-            max_length=self.length_limit(protocol=protocol, max_length=max_length),
+            view=replace(self._limited(self._view(None, protocol, max_length)), profile_posts=0),
             pad_token_id=self.config.pad_token_id,
         )
         return [each for each in encoded if isinstance(each, TooLongError)]
@@ -282,8 +306,8 @@ class RewardModel:
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int = 10,
-        protocol: str = "default",
+        profile_posts: int | None = None,
+        protocol: str | None = None,
         max_length: int | None = None,
         batch_tokens: int | None = None,
         skip: Callable[[Sequence[int]], bool] = lambda indices: False,
@@ -295,9 +319,7 @@ class RewardModel:
         """
         return stream_scores(
             comparisons,
-            encode=functools.partial(
-                self.encode, profile_posts=profile_posts, protocol=protocol, max_length=max_length
-            ),
+            encode=functools.partial(self._encode, view=self._view(profile_posts, protocol, max_length)),
             dispatch=self._dispatch,
             options=self.shape_options(batch_tokens),
             skip=skip,
@@ -414,57 +436,68 @@ def load(
         options = {"mesh": mesh, "dtype": dtype, "revision": revision, "chat_template": chat_template}
         options |= {"readout": readout, "tokenizer": tokenizer, "quantize": quantize}
         return baseline_scorer(str(model), **options, attention=None if attention == "auto" else attention)
-    folder = locate(model, revision=revision)
-    if is_encoder(read_raw_config(folder.path)):
-        asked = None if attention == "auto" else attention
-        refuse_for_encoder(folder.name, chat_template=chat_template, quantize=quantize, attention=asked)
-        from prb_jax.scoring.pair_model import load_pair_model  # it builds a RewardModel
+    return load_opened(
+        open_model(
+            model,
+            LoadOptions(
+                mesh=mesh,
+                dtype=dtype,
+                revision=revision,
+                chat_template=chat_template,
+                readout=readout,
+                tokenizer=tokenizer,
+                quantize=quantize,
+                attention=attention,
+            ),
+        )
+    )
 
-        return load_pair_model(folder, mesh=mesh, dtype=dtype, readout=readout, tokenizer=tokenizer)
-    found = resolve_model(folder.path, name=folder.name, readout=readout)
-    config = found.config
-    chosen_dtype = choose_dtype(dtype, config.torch_dtype, where=folder.name)
-    named = found.rule is not None or config.num_labels == 1
-    rule = choose_readout(
-        found.rule if named else PAPER_READOUT, num_labels=config.num_labels, where=folder.name
-    )
-    chat = load_own_tokenizer(folder, found, tokenizer=tokenizer, chat_template=chat_template)
-    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
-    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    if quantize is not None:
-        quantization_form(quantize, mesh=devices)
-    kind = jnp.dtype(chosen_dtype)
-    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
-    source = describe(folder)
-    if tokenizer is not None:
-        source["tokenizer"] = describe(locate(tokenizer))
-    score_fn = make_score_fn(
-        config, mesh=devices, dtype=kind, readout=rule, shardings=shardings, attention=attention
-    )
-    saved = load_prompts(folder.path, width=config.hidden_size)
-    loaded = load_params(
-        folder.path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
-    )
-    params, prompts = loaded.params, None
-    if saved is not None:
-        embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
-        params = {**params, "embed": embedding}
-        prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
+
+def load_opened(opened: OpenedModel) -> RewardModel:
+    """Read the weights of an opened model; errors as of :func:`load`."""
+    tokenizer, mesh, kind = opened.tokenizer(), opened.mesh, jnp.dtype(opened.dtype)
+    quantize, attention = opened.options.quantize, opened.options.attention
+    prompts = None
+    if isinstance(opened.body, EncoderFolder):
+        config = opened.body.config
+        score_fn = make_pair_score_fn(config, mesh=mesh, dtype=kind, readout=opened.labels)
+        loaded = load_encoder_params(opened.body, mesh=mesh, dtype=kind, head_dtype=jnp.float32)
+        params = loaded.params
+    else:
+        config = opened.body.config
+        check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+        if quantize is not None:
+            quantization_form(quantize, mesh=mesh)
+        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+        score_fn = make_score_fn(
+            config, mesh=mesh, dtype=kind, readout=opened.labels, shardings=shardings, attention=attention
+        )
+        path = opened.folder.path
+        saved = load_prompts(path, width=config.hidden_size)
+        loaded = load_params(
+            path, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
+        )
+        params = loaded.params
+        if saved is not None:
+            embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
+            params = {**params, "embed": embedding}
+            prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
     return RewardModel(
-        name=folder.name,
+        name=opened.name,
         config=config,
         params=params,
         score_fn=score_fn,
-        tokenizer=chat,
-        mesh=devices,
-        dtype=chosen_dtype,
-        readout=found.readout or rule,
+        tokenizer=tokenizer,
+        mesh=mesh,
+        dtype=opened.dtype,
+        readout=opened.readout,
         report=loaded.report,
-        source=source,
+        source=opened.source,
         prompts=prompts,
         quantize=quantize,
         wanted_attention=attention,
-        readout_named=named,
+        readout_named=opened.labels_named,
+        trained=read_trained_view(opened.folder.path),
     )
 
 

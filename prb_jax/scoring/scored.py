@@ -8,6 +8,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
+from prb_jax.text.view import ChosenView, View
 from prb_jax.trees.tree import Truncation
 
 
@@ -54,6 +55,21 @@ class Scorer(Protocol):
         ``skip(indices)`` is True for a batch whose scores are all known; it need not be computed. The
         composition of batches must not depend on it, so that a continued run gives equal scores.
         """
+        ...
+
+
+@runtime_checkable
+class KnowsView(Protocol):
+    """A scorer that knows the view it was trained with."""
+
+    def choose_view(
+        self, *, profile_posts: int | None, protocol: str | None, max_length: int | None
+    ) -> ChosenView:
+        """Return what it is shown where this is asked for; None asks for nothing."""
+        ...
+
+    def accepting(self, view: View) -> Scorer:
+        """Return the same scorer, which does not warn of this view again."""
         ...
 
 

@@ -15,7 +15,7 @@ from prb_jax.runs.folder import replace_file, writing
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.protocol import FACTS
-from prb_jax.text.protocol import Protocol as Rules
+from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 
 TOO_LONG = ("error", "skip")
@@ -81,7 +81,7 @@ class LeftOut:
             replace_file(folder / LEFT_OUT, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
-def check_too_long(too_long: str, scorer: Scorer, *, protocol: Rules) -> None:
+def check_too_long(too_long: str, scorer: Scorer, *, view: View) -> None:
     """Refuses a choice that there is not, or that could not change anything.
 
     Raises:
@@ -91,24 +91,22 @@ def check_too_long(too_long: str, scorer: Scorer, *, protocol: Rules) -> None:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
     if too_long == "error":
         return
-    if FACTS[protocol].cuts_responses:
+    if FACTS[view.protocol].cuts_responses:
         raise RunError(
-            f"too_long=skip: the {protocol.value} protocol cuts responses, so that none is too long"
+            f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
         )
     if not isinstance(scorer, MeasuresLength):
         raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
 
 
-def leave_out(
-    inputs: Inputs, scorer: Scorer, *, protocol: Rules, max_length: int | None
-) -> tuple[Inputs, LeftOut]:
+def leave_out(inputs: Inputs, scorer: Scorer, *, view: View) -> tuple[Inputs, LeftOut]:
     """The inputs without what is too long for the scorer, and what that is.
 
     Raises:
       DataError: nothing would be left.
     """
     assert isinstance(scorer, MeasuresLength)
-    reasons = scorer.too_long(inputs.comparisons, protocol=protocol.value, max_length=max_length)
+    reasons = scorer.too_long(inputs.comparisons, protocol=view.protocol.value, max_length=view.max_length)
     if len(reasons) == len(inputs.comparisons):
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
     dropped = {each.comparison.id for each in reasons}

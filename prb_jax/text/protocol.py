@@ -58,33 +58,3 @@ def parse_protocol(name: str) -> Protocol:
     except ValueError:
         known = ", ".join(repr(str(protocol)) for protocol in Protocol)
         raise DataError(f"protocol: expected one of {known}, found {quote(name)}") from None
-
-
-def length_limit(
-    protocol: Protocol, *, context: int, max_length: int | None = None, reserved: int = 0, where: str
-) -> int:
-    """The most tokens of a conversation's text.
-
-    Args:
-      protocol: its own limit counts where the caller gives none.
-      context: tokens that the model was made for (max_position_embeddings).
-      max_length: the caller's limit.
-      reserved: tokens of it that are no text (soft prompts).
-      where: the model, for messages.
-
-    Raises:
-      DataError: more than the model was made for, or nothing beside what is reserved.
-    """
-    limit = FACTS[protocol].max_length or context if max_length is None else max_length
-    if limit > context:
-        if max_length is not None:
-            raise DataError(
-                f"max_length {limit} is more than the {context} tokens (max_position_embeddings) that {where} was "
-                "made for"
-            )
-        limit = context
-    if reserved and limit <= reserved:
-        raise DataError(
-            f"max_length {limit} leaves no room beside the {reserved} tokens of {where}'s soft prompts"
-        )
-    return limit - reserved

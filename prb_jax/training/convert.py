@@ -9,14 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.checkpoints.locate import locate
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.config.shared import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
-from prb_jax.readouts.resolve import resolve_model
+from prb_jax.personal.prompts import NAMES, TABLE
+from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
 from prb_jax.readouts.standard import (
     LAYOUTS,
     as_standard,
@@ -26,7 +26,8 @@ from prb_jax.readouts.standard import (
 )
 from prb_jax.runs.folder import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
-from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.rules import PLAIN_RULES
+from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
 from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
@@ -67,7 +68,8 @@ def convert(
     Raises:
       RunError: the run has no such checkpoint, or its starting model is no longer what it was; `target`
         exists or cannot be written.
-      CheckpointError: the checkpoint cannot be used, has no adapter, or a head that is not linear.
+      CheckpointError: the checkpoint cannot be used, has no adapter, more than an adapter, or a head that is not
+        linear.
     """
     if layout not in LAYOUTS:
         raise CheckpointError(f"layout: expected {' or '.join(LAYOUTS)}, found {quote(layout)}")
@@ -93,17 +95,10 @@ def convert(
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:
         raise RunError(f"{path}: adapter and step are for runs of `prb train`; there is no {TRAIN} here")
-    return _convert_checkpoint(
-        str(source),
-        goal,
-        dtype=dtype,
-        revision=revision,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        readout=readout,
-        drop_bias=drop_bias,
-        layout=layout,
+    options = LoadOptions(
+        dtype=dtype, revision=revision, tokenizer=tokenizer, chat_template=chat_template, readout=readout
     )
+    return _convert_checkpoint(open_model(str(source), options), goal, drop_bias=drop_bias, layout=layout)
 
 
 def _convert_run(
@@ -119,6 +114,11 @@ def _convert_run(
     check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
     if adapter and settings.tuning != "lora":
         raise CheckpointError(f"{path}: tuning={settings.tuning} trains no adapter; leave out --adapter")
+    if adapter and settings.method == "persona_embedding":
+        raise CheckpointError(
+            f"{path}: method=persona_embedding trained soft prompts of its users, which an adapter for PEFT has no "
+            "place for; leave out --adapter: a whole model keeps them"
+        )
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
@@ -154,43 +154,30 @@ def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -
     raise RunError(f"{path}: no checkpoint of step {step}; there are best, last, {known}")
 
 
-def _convert_checkpoint(
-    source: str,
-    target: Path,
-    *,
-    dtype: str | None,
-    revision: str | None,
-    tokenizer: str | None,
-    chat_template: str | None,
-    readout: str | None,
-    drop_bias: bool,
-    layout: str,
-) -> Path:
-    located = locate(source, revision=revision)
-    folder = located.path
-    found = resolve_model(folder, name=located.name, readout=readout)
-    check_convertible(found, where=located.name)
+def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, layout: str) -> Path:
+    found, folder = opened.decoder, opened.folder.path
+    check_convertible(found, where=opened.name)
     config = found.config
     index = index_folder(folder, side_files=config.layout.side_files)
     stored = config.torch_dtype if config.torch_dtype in DTYPES else None
     head = index.tensors.get(config.head.key) if isinstance(config.head, Linear | Vocabulary) else None
-    shardings = parameter_shardings(abstract_params(config), make_mesh(None))
     params = load_params(
         folder,
         config,
-        dtype=jnp.dtype(dtype or stored or "float32"),
+        dtype=jnp.dtype(opened.options.dtype or stored or "float32"),
         head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
-        shardings=shardings,
+        shardings=parameter_shardings(abstract_params(config), opened.mesh),
     ).params
     rewrite = as_standard if layout == "standard" else as_value_head
-    model = rewrite(found, params, drop_bias=drop_bias, where=located.name)
-    place = locate(tokenizer).path if tokenizer is not None else folder
-    spoken = standard_tokenizer(found, place, chat_template=chat_template, where=located.name)
-    if spoken is None and tokenizer is not None:
-        spoken = load_tokenizer(place)
+    model = rewrite(found, params, drop_bias=drop_bias, where=opened.name)
+    place = opened.tokenizer_folder.path
+    as_it_is = found.text == PLAIN_RULES and opened.options.chat_template is None and place == folder
+    spoken = None if as_it_is else standard_tokenizer(opened)
 
     def write(partial: Path) -> None:
         save_params(model.params, model.config, partial)
+        for name in (TRAINED_VIEW, TABLE, NAMES):
+            copy_file(folder / name, partial / name)
         if spoken is not None:
             copy_tokenizer(spoken, place, partial)
             return

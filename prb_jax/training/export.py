@@ -95,6 +95,7 @@ def export_adapter(
     tokenizer: ChatTokenizer,
     tokenizer_folder: Path,
     mesh: Mesh,
+    extra: Extra = lambda folder: None,
 ) -> Path:
     """Writes the adapters and the head as PEFT loads them: `PeftModel.from_pretrained(base_model, folder)`.
 
@@ -106,6 +107,7 @@ def export_adapter(
       base: name of the model that was adapted, for `adapter_config.json`.
       tokenizer, tokenizer_folder: to go along.
       mesh: of the parameters.
+      extra: as of `export_model`.
 
     Raises:
       CheckpointError: there are no adapters.
@@ -149,6 +151,7 @@ def export_adapter(
         }
         (partial / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         copy_tokenizer(tokenizer, tokenizer_folder, partial)
+        extra(partial)
 
     on_first_process(lambda: write_whole(target, write))
     return target

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from prb_jax.processes.job import stops_at_a_step
 from prb_jax.processes.sharing import process_count
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -31,10 +32,15 @@ class Interruption:
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Interruption]:
-    """Turns the first SIGTERM or Ctrl-C into a wish to stop; a second one acts as it always does."""
+    """Turns the first SIGTERM or Ctrl-C (of several processes SIGTERM alone) into a wish to stop; a second one acts as
+    it always does."""
     interruption = Interruption()
-    # Only the main thread may set handlers, and several processes leave SIGTERM to JAX.
-    if process_count() > 1 or threading.current_thread() is not threading.main_thread():
+    if process_count() > 1:
+        with stops_at_a_step():
+            yield interruption
+        return
+    # Only the main thread may set handlers.
+    if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}

@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
+from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
 from prb_jax.training.folder import (
@@ -32,7 +34,7 @@ from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer, make_trainer
 from prb_jax.training.progress import Board
-from prb_jax.training.record import run_inputs, run_session
+from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
@@ -97,15 +99,18 @@ def train(
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
     on_first_process(lambda: check_training_folder(out))
+    check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
     inputs = run_inputs(settings, found, start)
+    check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> bool:
             session = run_session(settings, mesh)
-            notes = {"command": list(command), "model": start.name}
+            view = TrainedView(settings.view, settings.method)
+            notes = {"command": list(command), "model": start.name, "view": view.to_json()}
             stack.enter_context(open_training(path, inputs=inputs, session=session, notes=notes))
             return is_finished(path)
 

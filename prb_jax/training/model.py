@@ -22,6 +22,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_together
+from prb_jax.text.view import TrainedView, length_limit
 from prb_jax.training.config import flat_settings
 from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
@@ -59,6 +60,12 @@ class Trainer:
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
+        self.view = TrainedView(settings.view, settings.method)
+        text = settings.view
+        if users is not None:
+            context = start.config.max_position_embeddings
+            room = length_limit(text, context=context, reserved=users.tokens, where=start.name)
+            text = dataclasses.replace(text, max_length=room)
         self.scorer = RewardModel(
             name=start.name,
             config=start.config,
@@ -68,6 +75,7 @@ class Trainer:
             mesh=mesh,
             dtype=settings.dtype,
             readout="logit",
+            trained=dataclasses.replace(self.view, view=text),
         )
 
     @property
@@ -179,10 +187,11 @@ class Trainer:
         return merge(self._state["trainable"], self._frozen)
 
     def export(self, folder: Path) -> None:
-        """Writes the weights of now as a Hugging Face folder, with the soft prompts of the users beside them."""
+        """Writes the weights of now as a Hugging Face folder, with its view and the soft prompts of the users."""
         table = None if self.users is None else self.users.host_table(self._state)
 
-        def write_users(partial: Path) -> None:
+        def write_more(partial: Path) -> None:
+            self.view.save(partial)
             if self.users is not None and table is not None:
                 save_prompts(partial, self.users.users, table)
 
@@ -196,7 +205,7 @@ class Trainer:
             dtype=self.settings.export.dtype or self.settings.dtype,
             mesh=self.mesh,
             lora_scale=1.0 if self._lora is None else self._lora.scale,
-            extra=write_users,
+            extra=write_more,
         )
 
     def export_adapter(self, folder: Path) -> None:
@@ -211,13 +220,11 @@ class Trainer:
             tokenizer=self.start.tokenizer,
             tokenizer_folder=self.start.tokenizer_folder,
             mesh=self.mesh,
+            extra=self.view.save,
         )
 
     def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        limit = self.settings.max_length
-        if self.users is not None:
-            limit = (limit or self.start.config.max_position_embeddings) - self.users.tokens
-        trees = self.scorer.encode(comparisons, profile_posts=self.settings.shown_posts, max_length=limit)
+        trees = self.scorer.encode(comparisons)
         return trees if self.users is None else self.users.mark(trees, comparisons)
 
     def _split(self, params: Params) -> tuple[Params, Params]:

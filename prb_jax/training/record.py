@@ -12,25 +12,36 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
 
 # Where and how fast, what is kept and what is shown: the result does not depend on them. The model and the
 # data are known by their contents instead.
+_NAMES = (
+    "model", "data", "tokenizer", "chat_template", "revision", "validation.data", "validation.test",
+    "scratch.tokenizer",
+)  # fmt: skip
 _WITHOUT_EFFECT = (
-    "model", "data", "mesh", "attention", "tokenizer", "chat_template", "revision", "batch.tokens",
-    "validation.data", "validation.test", "scratch.tokenizer", "checkpoint.every", "checkpoint.keep_last",
+    *_NAMES, "mesh", "attention", "batch.tokens", "checkpoint.every", "checkpoint.keep_last",
     "checkpoint.keep_best", "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
 
+def shared_settings(settings: TrainSettings) -> dict[str, Any]:
+    """The settings that several processes must have in common before anything is read: all but names of files."""
+    values = flat_settings(settings).items()
+    shared = {name: value for name, value in values if name not in _NAMES and not name.startswith("log.")}
+    from_scratch = {"model": settings.model == SCRATCH, "scratch.tokenizer": bool(settings.scratch.tokenizer)}
+    return {"verb": "train", "settings": shared | from_scratch}
+
+
 def run_inputs(settings: TrainSettings, data: TrainingData, start: Start) -> dict[str, Any]:
     """Everything that decides the result, JSON-ready."""
     chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
-    if settings.model != "scratch":
+    if settings.model != SCRATCH:
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
     return {
         "settings": chosen,

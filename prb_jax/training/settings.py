@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from prb_jax.text.view import View
+
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
 
@@ -280,9 +282,10 @@ class TrainSettings:
     log: LogSettings = field(default_factory=LogSettings)
 
     @property
-    def shown_posts(self) -> int:
-        """Posts of the profile in the context."""
-        return self.profile_posts if self.method == "profile_context" else 0
+    def view(self) -> View:
+        """What the model is shown of a comparison."""
+        posts = self.profile_posts if self.method == "profile_context" else 0
+        return View(posts, max_length=self.max_length)
 
     def learning_rate(self, *, hidden_size: int) -> float:
         """The peak of the learning rate for a model of this width."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.checkpoints.locate import describe, locate
-from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
-from prb_jax.models.config.encoder import refuse_encoder
+from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import HEAD_KEY
+from prb_jax.models.config.layout import STANDARD
 from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.head import LINEAR
 from prb_jax.processes.sharing import on_first_process
+from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.settings import SCRATCH, TrainSettings
-
-_HEADLESS = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
@@ -70,62 +69,47 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
     if settings.model == SCRATCH:
         return _from_scratch(settings, train, out=out)
     assert settings.model is not None
-    folder = locate(settings.model, revision=settings.revision)
-    refuse_encoder(read_raw_config(folder.path), where=str(folder.path / "config.json"))
-    raw, new_head = _with_one_head(folder.path, settings)
-    tokenizer_folder = locate(settings.tokenizer).path if settings.tokenizer else folder.path
-    tokenizer = load_tokenizer(tokenizer_folder, chat_template=settings.chat_template)
+    options = LoadOptions(
+        revision=settings.revision, tokenizer=settings.tokenizer, chat_template=settings.chat_template
+    )
+    opened = open_model(settings.model, options, new_head=settings.init_head)
+    found, folder = opened.decoder, opened.folder.path
+    check_convertible(found, where=opened.name)
+    if found.config.num_labels != 1:
+        raise CheckpointError(
+            f"{folder}: the score head has {found.config.num_labels} outputs, expected one for a Bradley-Terry loss; "
+            "init_head=true trains a new one from random weights"
+        )
+    inspect_checkpoint(folder, found.config, head=not found.new_head)
+    tokenizer = standard_tokenizer(opened)
     if settings.tokenizer:
-        _refuse_other_ids(tokenizer, folder.path)
-    raw = with_pad_token(raw, tokenizer)
-    config = parse_config(raw, where=str(folder.path / "config.json"))
+        _refuse_other_ids(tokenizer, folder)
+    raw = with_pad_token(found.config.original, tokenizer)
+    config = replace(
+        found.config,
+        pad_token_id=raw.get("pad_token_id", found.config.pad_token_id),
+        head=LINEAR,
+        layout=STANDARD,
+    )
     return Start(
-        name=folder.name,
+        name=opened.name,
         config=config,
         raw_config=raw,
         tokenizer=tokenizer,
-        tokenizer_folder=tokenizer_folder,
+        tokenizer_folder=opened.tokenizer_folder.path,
         identity={
-            **describe(folder),
-            "new_head": new_head,
+            **describe(opened.folder),
+            "new_head": found.new_head,
             "template": tokenizer.template_hash,
-            "tokenizer": describe(locate(tokenizer_folder)) if settings.tokenizer else None,
+            "tokenizer": describe(opened.tokenizer_folder) if settings.tokenizer else None,
         },
-        load=functools.partial(_load, folder.path, config, settings, new_head=new_head),
+        load=functools.partial(_load, opened, settings),
     )
 
 
-def _with_one_head(folder: Path, settings: TrainSettings) -> tuple[dict[str, Any], bool]:
-    """The raw configuration, and whether the head has to be made; one that scores with one output."""
-    path, raw = folder / "config.json", read_raw_config(folder)
-    named = (raw.get("architectures") or [""])[0]
-    family = FAMILIES.get(raw.get("model_type", ""))
-    remedy = (
-        "init_head=true trains a new one from random weights, and `prb convert` brings a linear head of another "
-        "layout into this one"
-    )
-    if named.endswith(_HEADLESS) or HEAD_KEY not in index_folder(folder).tensors:
-        if not settings.init_head:
-            what = f"'{named}', a language model" if named.endswith(_HEADLESS) else "this checkpoint"
-            raise CheckpointError(f"{folder}: {what}, has no score head '{HEAD_KEY}'; {remedy}")
-    else:
-        labels = parse_config(raw, where=str(path)).num_labels
-        if labels == 1:
-            return raw, False
-        if not settings.init_head:
-            raise CheckpointError(
-                f"{folder}: the score head has {labels} outputs, expected one for a Bradley-Terry loss; {remedy}"
-            )
-    if family is not None:
-        raw["architectures"] = [family.architecture]
-    raw.pop("num_labels", None)
-    raw["id2label"], raw["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    return raw, True
-
-
-def _load(
-    folder: Path, config: DecoderConfig, settings: TrainSettings, mesh: Mesh, *, new_head: bool
-) -> Params:
+def _load(opened: OpenedModel, settings: TrainSettings, mesh: Mesh) -> Params:
+    found = opened.decoder
+    config, new_head = found.config, found.new_head
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shardings = parameter_shardings(abstract_params(config), mesh)
     head_sharding = shardings["score"]
@@ -133,7 +117,12 @@ def _load(
         shardings = {name: value for name, value in shardings.items() if name != "score"}
     kind = jnp.float32 if settings.tuning == "full" else jnp.dtype(settings.dtype)
     params = load_params(
-        folder, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, head=not new_head
+        opened.folder.path,
+        config,
+        dtype=kind,
+        head_dtype=jnp.float32,
+        shardings=shardings,
+        head=not new_head,
     ).params
     if new_head:
         # As open-instruct: small, so that a new head starts near reward 0.
@@ -144,7 +133,7 @@ def _load(
             out_shardings=head_sharding,
         )
         params["score"] = make()
-    return params
+    return as_standard(found, params, drop_bias=False, where=opened.name).params
 
 
 def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: Path) -> Start:
@@ -156,7 +145,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
 
         def make_tokenizer() -> str:
             if not (folder / "tokenizer_config.json").exists():
-                texts = training_texts(train, profiles=settings.shown_posts > 0)
+                texts = training_texts(train, profiles=settings.view.profile_posts > 0)
                 train_tokenizer(texts, folder, vocab_size=sizes.vocab_size)
             return str(folder)
 

@@ -25,6 +25,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import FACTS, Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
+from prb_jax.text.view import View
 from prb_jax.text.visible import Visible, render_profile, visible
 from prb_jax.trees.shorten import TooLongError, shorten_prompt
 from prb_jax.trees.tree import Tree, Truncation, build_tree
@@ -41,29 +42,18 @@ def encode_comparison(
     comparison: Comparison,
     tokenizer: ChatTokenizer | PairTokenizer,
     *,
-    profile_posts: int,
-    protocol: Protocol = Protocol.DEFAULT,
-    max_length: int | None = None,
+    view: View,
     pad_token_id: int | None = None,
 ) -> Tree:
     """The tree of one comparison; `encode_comparisons` for many is faster and gives the same."""
-    return encode_comparisons(
-        [comparison],
-        tokenizer,
-        profile_posts=profile_posts,
-        protocol=protocol,
-        max_length=max_length,
-        pad_token_id=pad_token_id,
-    )[0]
+    return encode_comparisons([comparison], tokenizer, view=view, pad_token_id=pad_token_id)[0]
 
 
 def encode_comparisons(
     comparisons: Sequence[Comparison],
     tokenizer: ChatTokenizer | PairTokenizer,
     *,
-    profile_posts: int,
-    protocol: Protocol = Protocol.DEFAULT,
-    max_length: int | None = None,
+    view: View,
     pad_token_id: int | None = None,
 ) -> list[Tree]:
     """The trees of `comparisons`, in their order. Each is a function of its comparison alone.
@@ -71,27 +61,18 @@ def encode_comparisons(
     Args:
       comparisons: what to encode.
       tokenizer: tokenizer and chat template, or a tokenizer of pairs.
-      profile_posts: at most this many posts of each profile are shown.
-      protocol: default or paper.
-      max_length: most tokens of a prompt with one response; None for the protocol's own limit
-        (none for default, 8,192 for paper).
+      view: what is shown; without a length limit of its own that of the protocol counts (none for default, 8,192
+        for paper).
       pad_token_id: padding id in the model's configuration, which the paper protocol's read
         position depends on; the tokenizer's when not given. Without either, the last token is read.
 
     Raises:
       DataError: naming the comparison: the template refuses it, a response with its template
         exceeds the limit (`TooLongError`), or two different responses have become equal in tokens (the
-        last two not in the paper protocol). Also for a negative option.
+        last two not in the paper protocol).
     """
     trees: list[Tree] = []
-    for each in encode_each(
-        comparisons,
-        tokenizer,
-        profile_posts=profile_posts,
-        protocol=protocol,
-        max_length=max_length,
-        pad_token_id=pad_token_id,
-    ):
+    for each in encode_each(comparisons, tokenizer, view=view, pad_token_id=pad_token_id):
         if isinstance(each, TooLongError):
             raise each
         trees.append(each)
@@ -102,9 +83,7 @@ def encode_each(
     comparisons: Sequence[Comparison],
     tokenizer: ChatTokenizer | PairTokenizer,
     *,
-    profile_posts: int,
-    protocol: Protocol = Protocol.DEFAULT,
-    max_length: int | None = None,
+    view: View,
     pad_token_id: int | None = None,
 ) -> Iterator[Tree | TooLongError]:
     """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place.
@@ -112,19 +91,14 @@ def encode_each(
     Raises:
       DataError: for what else is wrong.
     """
-    facts = FACTS[protocol]
-    limit = facts.max_length if max_length is None else max_length
-    if profile_posts < 0:
-        raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    if limit is not None and limit < 1:
-        raise DataError(f"max_length: expected at least 1, found {limit}")
-    encoder = _Encoder(tokenizer, profile_posts, protocol, limit)
+    facts = FACTS[view.protocol]
+    encoder = _Encoder(tokenizer, view, view.max_length or facts.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
-        if protocol is Protocol.PAPER:
+        if view.protocol is Protocol.PAPER:
             if isinstance(tokenizer, PairTokenizer):
                 raise DataError(
-                    f"protocol {protocol}: its scripts put every conversation through a chat template, which "
+                    f"protocol {view.protocol}: its scripts put every conversation through a chat template, which "
                     f"{tokenizer.name}, an encoder of pairs, does not have: use the default protocol"
                 )
             pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
@@ -153,12 +127,11 @@ class _Row:
 @dataclass(frozen=True)
 class _Encoder:
     tokenizer: ChatTokenizer | PairTokenizer
-    profile_posts: int
-    protocol: Protocol
+    view: View
     limit: int | None
 
     def default(self, comparisons: Sequence[Comparison]) -> list[Tree | TooLongError]:
-        shown = [min(len(comparison.profile), self.profile_posts) for comparison in comparisons]
+        shown = [min(len(comparison.profile), self.view.profile_posts) for comparison in comparisons]
         rows = [
             _Row(comparison, posts=posts, refused=posts + 1)
             for comparison, posts in zip(comparisons, shown, strict=True)
@@ -183,7 +156,7 @@ class _Encoder:
         return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
 
     def _visible(self, comparison: Comparison, posts: int) -> Visible:
-        return visible(comparison, profile_posts=posts, protocol=self.protocol)
+        return visible(comparison, profile_posts=posts, protocol=self.view.protocol)
 
     def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
         groups = [conversations(each.prefix_messages, each.responses) for each in seen]
@@ -201,7 +174,7 @@ class _Encoder:
         """Fills in the length of each post, for rows that need it and lack it."""
         rows = [row for row in rows if not row.block_tokens]
         texts = [
-            render_profile([post], 1, protocol=self.protocol) + "\n"
+            render_profile([post], 1, protocol=self.view.protocol) + "\n"
             for row in rows
             for post in row.comparison.profile[: row.refused]
         ]
@@ -261,7 +234,7 @@ class _Encoder:
     def paper(
         self, comparisons: Sequence[Comparison], chat: ChatTokenizer, pad_token_id: int | None
     ) -> list[Tree]:
-        seen = [self._visible(comparison, self.profile_posts) for comparison in comparisons]
+        seen = [self._visible(comparison, self.view.profile_posts) for comparison in comparisons]
         encoded = self._encode(comparisons, seen)
         return [self._cut_ends(sequences, chat, pad_token_id) for sequences in encoded]
 

@@ -14,9 +14,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @contextlib.contextmanager
 def job(
-    arguments: Sequence[object], *, count: int, devices: int = 1, environment: Mapping[str, str] | None = None
+    arguments: Sequence[object],
+    *,
+    count: int,
+    devices: int = 1,
+    environment: Mapping[str, str] | None = None,
+    others: Sequence[object] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Starts ``python ARGUMENTS`` in so many processes on the CPU; what is left of them is killed at the end.
 
@@ -25,21 +37,19 @@ def job(
       count: of processes.
       devices: of each.
       environment: more variables.
+      others: arguments of all processes but the first, if they differ.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     shared = plain | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": str(count),
         **(environment or {}),
     }
     started = [
         subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
+            [sys.executable, *map(str, others if others is not None and index > 0 else arguments)],
             cwd=ROOT, env=shared | {"JAX_PROCESS_ID": str(index)}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +16,7 @@ from prb_jax import evaluate
 from prb_jax.cli import main
 from prb_jax.errors import MeshError
 from prb_jax.processes.job import leave_job, start_job
-from tests.processes.jobs import ended, job, lines, wait_for
+from tests.processes.jobs import ended, free_port, job, lines, wait_for
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 COUNT = 60
@@ -98,6 +101,7 @@ def test_a_failure_is_told_to_the_others(
     ("variables", "message"),
     [
         ({}, "set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"),
+        ({"JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS: expected HOST:PORT, found 'host'"),
         ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a whole number, found 'two'"),
     ],
 )
@@ -114,6 +118,66 @@ def test_processes_that_are_not_known(variables: dict[str, str], message: str, m
     with pytest.raises(MeshError) as refused:
         start_job()
     assert message in str(refused.value)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """First for processes that are not there, then for one that does not come to a collective."""
+    command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]
+    address = ("127.0.0.1", free_port())
+    missing = {"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": f"{address[0]}:{address[1]}"}
+    with job([*command, "--out", tmp_path, "--distributed"], count=1, environment=missing) as processes:
+        wait_for(lambda: listens(address), processes)
+        time.sleep(0.5)
+        processes[0].send_signal(number)
+        ((found, _, errors),) = ended(processes, seconds=20)
+    assert (found, errors.count("\n")) == (status, 1), errors
+    assert errors.endswith("what was scored is kept: the same command continues the run\n")
+
+    start = "from prb_jax.processes.job import start_job; start_job(); print('met', flush=True); "
+    waiting = start + "from prb_jax.processes.sharing import share_json; share_json(1)"
+    away = start + "import time; time.sleep(100)"
+    with job(["-c", waiting], count=2, others=["-c", away]) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "met\n"
+        time.sleep(1)
+        processes[0].send_signal(number)
+        found = ended(processes, seconds=20)
+    assert [each[0] for each in found] == [status, status], found
+    assert all(len(each[2].splitlines()) == 1 for each in found), found
+    assert f"process 0 of 2 (pid {processes[0].pid} on " in found[1][2]
+
+
+def listens(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
+        return True
+    return False
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]
+    with socket.create_server(("", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with job(
+            [*command, "--out", tmp_path, "--distributed"],
+            count=1,
+            environment={"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": address},
+        ) as processes:
+            ((status, _, errors),) = ended(processes)
+    assert (status, errors.count("\n")) == (2, 1), errors
+    assert errors.startswith(f"prb: error: process 0 cannot listen at {address} (Address already in use): ")
+
+
+def test_processes_that_never_come_are_one_line() -> None:
+    code = "import prb_jax.processes.job as job; job._SECONDS_TO_MEET = 1; job.start_job()"
+    with job(["-c", code], count=1, environment={"JAX_NUM_PROCESSES": "2"}) as processes:
+        ((status, _, errors),) = ended(processes)
+    assert (status, errors.count("\n")) == (1, 1), errors
+    assert errors.startswith(
+        "prb: error: process 0 waited 1 seconds for the other processes to meet at 127.0.0.1:"
+    )
 
 
 @pytest.mark.timeout(200)

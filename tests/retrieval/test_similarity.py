@@ -89,7 +89,9 @@ def test_the_command(
     data.write_text("".join(json.dumps(each) + "\n" for each in rows))
     command = ["rank-profiles", "--encoder", str(folder), "--data", str(data), "--out", str(out)]
     assert cli.main([*command, "--mesh", "data=1", "--dtype", "float32"]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert f"embedding with {folder}: 0 of " in progress
+    assert " texts (100%), " in progress
     assert f"{out}: 5 comparisons, 5 with a ranked profile\n" in said
     assert ", 1 of them cut to the encoder's length\n" in said
     ranked = [json.loads(line) for line in out.read_text().splitlines()]
@@ -99,15 +101,18 @@ def test_the_command(
     for row, order, new in zip(rows, expected, ranked):
         assert new["profile"] == [row["profile"][place] for place in order]
 
+    out.unlink()
     rank_profiles(data, encoder=str(folder), out=out, protocol="paper")
     papers = [json.loads(line) for line in out.read_text().splitlines()]
     for row, new, best in zip(rows, papers, ranked):
         assert [post["text"] for post in new["profile"]] == [post["text"] for post in best["profile"]]
         assert [post["id"] for post in new["profile"]] == [post["id"] for post in row["profile"]]
 
+    out.unlink()
     assert cli.main([*command, "--max-length", "5"]) == 0
     assert ", 1 of them" not in capsys.readouterr().out
     assert [json.loads(line) for line in out.read_text().splitlines()] != ranked
+    out.unlink()
     assert cli.main([*command, "--max-length", "100"]) == 2
     assert "more than the 64 tokens" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="no such folder"):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from datasets import Dataset
 
 from prb_jax import Comparison, DataError, RunError, evaluate
-from prb_jax.scoring.evaluate import DEFAULT_PROFILE_POSTS
 from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.text.view import DEFAULT_PROFILE_POSTS
 from prb_jax.trees.tree import Truncation
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
@@ -246,8 +248,8 @@ def test_bad_arguments(tmp_path):
         ({"data": one, "subset": "s"}, DataError, "subset: applies to named sources"),
         ({"data": one, "limit": 0}, DataError, "limit: expected a positive number"),
         ({"data": one, "protocol": "other"}, DataError, "protocol: expected.*'other'"),
-        ({"data": one, "profile_posts": -1}, RunError, "profile_posts: expected 0 or more, found -1"),
-        ({"data": one, "max_length": 0}, RunError, "max_length: expected a positive number"),
+        ({"data": one, "profile_posts": -1}, DataError, "profile_posts: expected 0 or more, found -1"),
+        ({"data": one, "max_length": 0}, DataError, "max_length: expected at least 1, found 0"),
         ({"data": one, "dtype": "float32"}, RunError, "dtype: decided where the model was loaded"),
     ]
     for options, error, message in cases:
@@ -257,6 +259,24 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(RunError, match="unknown baseline 'baseline:best'"):
         evaluate("baseline:best", one, out=tmp_path / "x", progress=False)
     assert not (tmp_path / "x").exists()
+
+
+def test_records_of_python_are_known_by_their_contents(tmp_path):
+    rows = [comparison.to_row() for comparison in comparisons(6)]
+    names = {key for row in rows for key in row}
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    out = tmp_path / "run"
+    for data in (rows, iter(comparisons(6)), table, Dataset.from_list(rows)):  # each is the same run
+        found = evaluate("baseline:length", data, out=out, progress=False)
+    assert read(out, "run.json")["inputs"]["data"]["sha256"].startswith("sha256:")
+    assert [row.id for row in found.rows] == [row["id"] for row in rows]
+    with pytest.raises(RunError, match="sha256"):
+        evaluate("baseline:length", [*rows[:5], rows[5] | {"category": "new"}], out=out, progress=False)
+    unnamed = [
+        {key: value for key, value in row.items() if key != "id"} for row in (rows[0], rows[1], rows[0])
+    ]
+    ids = [row.id for row in evaluate("baseline:length", unnamed, progress=False).rows]
+    assert ids == [Comparison(**unnamed[0]).id, Comparison(**unnamed[1]).id, f"{ids[0]}#2"]
 
 
 def test_named_files_subset_and_limit(tmp_path):

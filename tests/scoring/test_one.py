@@ -47,6 +47,16 @@ class TestRewardModel:
         assert found.shape == (4,)
         assert_close([found], scores[2:3])
 
+    def test_records_score_as_comparisons_do(self, model, mixed, scores) -> None:
+        rows = [comparison.to_row() for comparison in mixed]
+        assert_close(model.score(iter(rows)), scores)
+        row = {key: value for key, value in rows[2].items() if key not in ("id", "labels")}
+        assert_close([model.score(row)], scores[2:3])
+        assert prb.load("baseline:length").score(row).shape == (4,)
+        conversation = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
+        expected = model.score(prb.Comparison(question="Tea?", responses=["Yes."]))
+        assert model.score({"responses": [conversation]}) == expected
+
     def test_a_bare_reward(self, model, mixed, scores) -> None:
         c = mixed[3]
         posts = [{"id": post.id, "category": post.category, "text": post.text} for post in c.profile]

@@ -81,6 +81,17 @@ def test_a_run_leaves_a_model_numbers_and_what_decided_them(whole, data):
     assert summary["validation_split_by"] == "user"
 
 
+def test_records_train_as_a_file_does(model, whole, tmp_path):
+    wanted = config(model, "none")
+    wanted.data = None
+    train(wanted, out=tmp_path / "run", data=(row for row in rows(40)), progress=False)
+    assert numbers(tmp_path / "run") == numbers(whole.out)
+    described = json.loads((tmp_path / "run" / "train.json").read_text())["inputs"]["data"]["sources"]["data"]
+    assert described[0]["sha256"].startswith("sha256:")
+    with pytest.raises(prb.RunError, match="data"):
+        train(wanted, out=tmp_path / "run", data=rows(39), progress=False)
+
+
 def test_a_run_is_a_model_and_scores_as_it_did_in_validation(whole, data):
     rm = prb.load(whole.out)
     assert rm.name == str(whole.out)

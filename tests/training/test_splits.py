@@ -3,7 +3,7 @@
 import pytest
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, RunError
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.splits import hold_out, read_training_data, user_weights
 from tests.training.tiny import comparisons, rows, write_rows
@@ -50,6 +50,26 @@ def test_one_is_always_held_out_and_one_left():
         assert (len(train), len(validation)) == (1, 1)
     with pytest.raises(DataError, match=r"validation.fraction=0 trains without"):
         hold_out(two[:1], fraction=0.1, by="id")
+
+
+def test_records_are_split_as_a_file_and_known_by_their_contents(data):
+    from_file = read(data, "validation.fraction=0.25")
+
+    def given(records, validation=None, **options):
+        settings = load_settings(None, ["model=m", "validation.fraction=0.25"], data_given=True)
+        return read_training_data(settings, data=records, validation=validation, **options)
+
+    found = given(row for row in rows(40))
+    assert (found.train, found.validation) == (from_file.train, from_file.validation)
+    assert found.sources == given(rows(40)).sources != given(rows(39)).sources
+    own = [{**row, "id": f"v{row['id']}", "user_id": "v"} for row in rows(3)]
+    assert [c.id for c in given(rows(40), own).validation] == ["vp0", "vp1", "vp2"]
+    with pytest.raises(DataError, match="training and the validation data share 3 users"):
+        given(rows(40), [{**row, "id": f"v{row['id']}"} for row in rows(3)])
+    with pytest.raises(RunError, match=r"config key 'data': names '.*pairs.jsonl', but records are given"):
+        read_training_data(load_settings(None, ["model=m", f"data={data}"]), data=rows(40))
+    with pytest.raises(RunError, match="config key 'data'"):
+        load_settings(None, ["model=m"])
 
 
 def test_a_source_of_its_own_must_not_share_ids_or_users(tmp_path, data):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.cli import main
 from prb_jax.personal.prompts import load_prompts
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.convert import convert
@@ -91,8 +92,21 @@ def test_an_interrupted_run_ends_with_the_same_bytes_users_included(config, whol
 
 def test_a_run_is_converted_with_its_users(whole, tmp_path):
     folder = convert(whole.out, tmp_path / "converted")
+    again = convert(folder, tmp_path / "again")  # and so is the folder of its model
     for name in ("model.safetensors", "users.safetensors", "users.json"):
         assert (folder / name).read_bytes() == (whole.model / name).read_bytes()
+        assert (again / name).read_bytes() == (whole.model / name).read_bytes()
+
+
+def test_an_adapter_without_its_soft_prompts_is_refused(config, tmp_path, capsys):
+    chosen = config.copy_and_resolve_references()
+    chosen.tuning, chosen.steps = "lora", 1
+    run = train(chosen, out=tmp_path / "run", progress=False).out
+    assert main(["convert", str(run), str(tmp_path / "adapter"), "--adapter"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{run}: method=persona_embedding trained soft prompts of its users" in said
+    assert not (tmp_path / "adapter").exists()
 
 
 def test_with_a_frozen_model_only_head_and_prompts_move(config, model, tmp_path):

@@ -16,6 +16,7 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
 from prb_jax.text.protocol import Protocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+from prb_jax.text.view import View
 from prb_jax.text.visible import visible
 from prb_jax.trees.encode import encode_comparison, encode_comparisons, last_non_pad
 from prb_jax.trees.tree import Tree
@@ -88,7 +89,7 @@ def test_a_tree_holds_the_ids_of_its_conversations(chat: ChatTokenizer, count: i
     responses = [f"{'A thing' if k % 3 else 'another'} number {k}.\n\n" + "so " * k for k in range(count)]
     for posts in (0, 3, 10):
         record = comparison(responses, posts=5)
-        tree = encode_comparison(record, chat, profile_posts=posts)
+        tree = encode_comparison(record, chat, view=View(posts))
         for k, ids in enumerate(alone(chat, record, posts)):
             assert tree.sequence(k).tolist() == ids
             assert tree.read[k] == len(tree.responses[k]) - 1
@@ -105,14 +106,14 @@ def test_a_tree_holds_the_ids_of_its_conversations(chat: ChatTokenizer, count: i
 )
 def test_any_texts(chat: ChatTokenizer, start: str, responses: list[str], question: str) -> None:
     record = comparison([f"{start}x{response}" for response in responses], question=question, posts=1)
-    tree = encode_comparison(record, chat, profile_posts=1)
+    tree = encode_comparison(record, chat, view=View(1))
     assert [tree.sequence(k).tolist() for k in range(len(responses))] == alone(chat, record, 1)
 
 
 def test_equal_responses_and_one_that_starts_another(chat: ChatTokenizer) -> None:
     for responses in (["Same.", "Same."], ["Rice", "Rice and beans"], ["an", "another", "an"]):
         record = comparison(responses)
-        tree = encode_comparison(record, chat, profile_posts=0)
+        tree = encode_comparison(record, chat, view=View(0))
         assert [tree.sequence(k).tolist() for k in range(len(responses))] == alone(chat, record, 0)
         assert min(len(response) for response in tree.responses) >= 1
 
@@ -124,7 +125,7 @@ def test_merging_at_the_edge_moves_the_split_not_the_ids(tmp_path: Path) -> None
     sequences = alone(chat, record, 0)
     edge = len(chat.tokenizer("there?an", add_special_tokens=False)["input_ids"])
     assert any(sequence[:edge] != sequences[0][:edge] for sequence in sequences)  # the tokens do merge
-    tree = encode_comparison(record, chat, profile_posts=0)
+    tree = encode_comparison(record, chat, view=View(0))
     assert [tree.sequence(k).tolist() for k in range(2)] == sequences
     assert len(tree.prefix) < edge
 
@@ -137,32 +138,30 @@ def test_many_at_once_equal_one_by_one(chat: ChatTokenizer) -> None:
         for i in range(70)
     ]
     for max_length in (None, 170):
-        together = encode_comparisons(records, chat, profile_posts=10, max_length=max_length)
+        together = encode_comparisons(records, chat, view=View(10, max_length=max_length))
         for record, tree in list(zip(records, together, strict=True))[::7]:
-            assert_same(tree, encode_comparison(record, chat, profile_posts=10, max_length=max_length))
-    assert encode_comparisons([], chat, profile_posts=10) == []
+            assert_same(tree, encode_comparison(record, chat, view=View(10, max_length=max_length)))
+    assert encode_comparisons([], chat, view=View(10)) == []
 
 
 def test_whole_posts_go_first_and_as_few_as_possible(chat: ChatTokenizer) -> None:
     record = comparison(["Rice.", "A very long answer about rice."], posts=9)
     lengths = [max(map(len, alone(chat, record, posts))) for posts in range(10)]
     for limit in range(lengths[0], lengths[9] + 2, 3):
-        tree = encode_comparison(record, chat, profile_posts=9, max_length=limit)
+        tree = encode_comparison(record, chat, view=View(9, max_length=limit))
         kept = max(posts for posts in range(10) if lengths[posts] <= limit)
         assert tree.truncation == dataclasses.replace(tree.truncation, posts_dropped=9 - kept)
         assert tree.truncation.prompt_tokens_dropped == tree.truncation.response_tokens_dropped == 0
         assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)
     # Posts beyond the number asked for were never shown, so they are not counted as dropped.
-    assert (
-        encode_comparison(record, chat, profile_posts=4, max_length=lengths[3]).truncation.posts_dropped == 1
-    )
+    assert encode_comparison(record, chat, view=View(4, max_length=lengths[3])).truncation.posts_dropped == 1
 
 
 def test_then_the_prompt_is_cut_from_its_start(tiny_chat: ChatTokenizer) -> None:
     question = " ".join(f"word{i}" for i in range(200)) + " the end?"
     record = comparison(["Rice.", "A longer answer."], posts=3, question=question)
     whole = max(map(len, alone(tiny_chat, record, 0)))
-    tree = encode_comparison(record, tiny_chat, profile_posts=3, max_length=100)
+    tree = encode_comparison(record, tiny_chat, view=View(3, max_length=100))
     lengths = [len(tree.sequence(k)) for k in range(2)]
     assert 90 < max(lengths) <= 100  # no more was cut than a word needs
     assert tree.truncation.posts_dropped == 3
@@ -176,9 +175,9 @@ def test_then_the_prompt_is_cut_from_its_start(tiny_chat: ChatTokenizer) -> None
 def test_responses_beyond_the_limit_are_an_error(tiny_chat: ChatTokenizer) -> None:
     record = comparison(["Rice.", "Rice " * 50], posts=1)
     with pytest.raises(DataError, match=r"comparison 'c1': .*no room for the prompt within max_length 40"):
-        encode_comparison(record, tiny_chat, profile_posts=1, max_length=40)
+        encode_comparison(record, tiny_chat, view=View(1, max_length=40))
     with pytest.raises(DataError, match="max_length: expected at least 1, found 0"):
-        encode_comparison(record, tiny_chat, profile_posts=1, max_length=0)
+        encode_comparison(record, tiny_chat, view=View(1, max_length=0))
 
 
 def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
@@ -191,7 +190,7 @@ def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
     ]
     for protocol in Protocol:
         with pytest.raises(DataError, match=r"comparison 'bad-one': .*System role not supported"):
-            encode_comparisons(records, chat, profile_posts=0, protocol=protocol)
+            encode_comparisons(records, chat, view=View(0, protocol))
 
 
 def test_different_responses_with_equal_tokens_are_an_error(tmp_path: Path) -> None:
@@ -199,18 +198,26 @@ def test_different_responses_with_equal_tokens_are_an_error(tmp_path: Path) -> N
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=deaf))
     record = comparison(["x", "the same start, good", "the same start, bad"])
     with pytest.raises(DataError, match=r"'c1': responses\[1\] and responses\[2\] differ as text"):
-        encode_comparison(record, chat, profile_posts=0)
+        encode_comparison(record, chat, view=View(0))
     # Surrounding blanks, which many templates trim, do not count as a difference.
-    tree = encode_comparison(comparison(["Rice. ", "Rice."]), chat, profile_posts=0)
+    tree = encode_comparison(comparison(["Rice. ", "Rice."]), chat, view=View(0))
     assert tree.responses[0].tolist() == tree.responses[1].tolist()
 
 
 class TestPaper:
     """The quirks of the released scripts."""
 
-    def encode(self, chat: ChatTokenizer, record: Comparison, **options: int | None) -> Tree:
-        posts = options.pop("profile_posts", 0) or 0
-        return encode_comparison(record, chat, profile_posts=posts, protocol=Protocol.PAPER, **options)
+    def encode(
+        self,
+        chat: ChatTokenizer,
+        record: Comparison,
+        *,
+        profile_posts: int = 0,
+        max_length: int | None = None,
+        pad_token_id: int | None = None,
+    ) -> Tree:
+        view = View(profile_posts, Protocol.PAPER, max_length)
+        return encode_comparison(record, chat, view=view, pad_token_id=pad_token_id)
 
     def test_conversation_alone_with_bos_twice(self, tmp_path: Path) -> None:
         chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
@@ -283,8 +290,8 @@ class TestPaper:
             tiny.write_tokenizer(tmp_path / "eos", template=tiny.CHAT_WITH_BOS, pad=tiny.END)
         )
         none = load_tokenizer(tiny.write_tokenizer(tmp_path / "none", template=tiny.CHAT_WITH_BOS, pad=None))
-        for one, options in ((shared, {}), (chat, {"pad_token_id": chat.eos_token_id})):
-            tree = self.encode(one, record, **options)
+        for one, pad in ((shared, None), (chat, chat.eos_token_id)):
+            tree = self.encode(one, record, pad_token_id=pad)
             assert tree.read == tuple(len(response) - 2 for response in tree.responses)
             assert [tree.sequence(k)[-1] for k in range(2)] == [one.eos_token_id] * 2
         # no padding at all: the last token
@@ -306,11 +313,11 @@ def test_real_rows(name: str) -> None:
         records = [
             Comparison.from_row(json.loads(line), where=f"line {i}") for i, line in zip(range(25), lines)
         ]
-    for record, tree in zip(records, encode_comparisons(records, chat, profile_posts=10), strict=True):
+    for record, tree in zip(records, encode_comparisons(records, chat, view=View(10)), strict=True):
         assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, 10)
     limit = 600
     for record, tree in zip(
-        records, encode_comparisons(records, chat, profile_posts=10, max_length=limit), strict=True
+        records, encode_comparisons(records, chat, view=View(10, max_length=limit)), strict=True
     ):
         kept = min(10, len(record.profile)) - tree.truncation.posts_dropped
         assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)

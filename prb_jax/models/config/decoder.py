@@ -127,13 +127,33 @@ class DecoderConfig:
 
 
 def load_config(folder: str | Path) -> DecoderConfig:
-    """Parse ``config.json`` of a model folder.
+    """Parse ``config.json`` of a reward model's folder.
 
     Raises:
-      CheckpointError: the file is missing, is not a JSON object, or :func:`parse_config` refuses it.
+      CheckpointError: the file is missing, is not a JSON object, is that of a language model, or
+        :func:`parse_config` refuses it.
     """
     path = Path(folder) / "config.json"
-    return parse_config(read_raw_config(folder), where=str(path))
+    config = parse_config(read_raw_config(folder), where=str(path))
+    refuse_language_model(config, where=str(path))
+    return config
+
+
+def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
+    """Refuse a model without a score head.
+
+    Raises:
+      CheckpointError: the configuration names the class of a language model.
+    """
+    family = FAMILIES[config.model_type]
+    if family.language_model in config.architectures[:1]:
+        raise CheckpointError(
+            f"{where}: '{family.language_model}' is a causal language model, not a reward model: it has no score "
+            f"head, and one made up at random would give meaningless scores. Expected {family.architecture}; if its "
+            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID; if it was exported by "
+            "LLaMA-Factory or TRL, the file value_head.safetensors or value_head.bin is missing beside its weights; "
+            "`prb train ... init_head=true` trains a new head"
+        )
 
 
 def read_raw_config(folder: str | Path) -> dict[str, Any]:
@@ -150,14 +170,15 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
     """The configuration that a raw ``config.json`` object describes, in either spelling.
 
+    That of a language model (``*ForCausalLM``) is parsed as that of the reward model with its body.
+
     Args:
       raw: the JSON object (of transformers 4 or 5).
       where: what error messages start with, usually the path.
 
     Raises:
-      CheckpointError: unknown architecture or rope type, a class without a score head, quantised
-        weights, a field that is missing, mistyped or inconsistent, or one that would change
-        numbers in a way this decoder does not follow.
+      CheckpointError: unknown architecture or rope type, quantised weights, a field that is missing,
+        mistyped or inconsistent, or one that would change numbers in a way this decoder does not follow.
     """
     fields = FieldReader(raw, where=where)
     family = _family(fields)
@@ -226,20 +247,13 @@ def _family(fields: FieldReader) -> Family:
     architectures = parse_architectures(fields)
     supported = ", ".join(family.architecture for family in FAMILIES.values())
     named = architectures[0] if architectures else None
-    if named is not None and named.endswith(("ForCausalLM", "LMHeadModel")):
-        raise CheckpointError(
-            f"{fields.where}: '{named}' is a causal language model, not a reward model: it has no score "
-            f"head, and one made up at random would give meaningless scores. Expected one of {supported}; if its "
-            "reward is a logit of its vocabulary, name it: --readout vocabulary:ID; if it was exported by "
-            "LLaMA-Factory or TRL, the file value_head.safetensors or value_head.bin is missing beside its weights"
-        )
     family = FAMILIES.get(model_type)
     if family is None:
         raise CheckpointError(
             f"{fields.where}: unknown architecture: model_type '{model_type}'"
             f"{f' ({named})' if named else ''}. Supported: {supported}"
         )
-    if named is not None and named != family.architecture:
+    if named not in (None, family.architecture, family.language_model):
         raise CheckpointError(
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
             f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "

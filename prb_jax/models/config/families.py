@@ -50,6 +50,13 @@ class Family:
     softcaps_attention: bool = False
     softcaps_vocabulary: bool = False
 
+    @property
+    def language_model(self) -> str:
+        """The name of the class with the same body and the head of a language model."""
+        return (
+            f"{self.architecture.removesuffix('ForSequenceClassification').removesuffix('Text')}ForCausalLM"
+        )
+
 
 def _defaults(**values: Any) -> Mapping[str, Any]:
     shared = {

@@ -1,6 +1,7 @@
 """The configuration parser against what transformers itself resolves, in both spellings."""
 
 import copy
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -269,7 +270,6 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "no model type": ({"model_type": None}, "'model_type'"),
     "class": ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
     "class of another family": ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
-    "causal model": ({"architectures": ["LlamaForCausalLM"]}, "causal language model, not a reward model"),
     "classes mistyped": ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
     "multimodal": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
     "rope type": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
@@ -377,3 +377,15 @@ def test_config_file_errors_name_the_file(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message) as caught:
             load_config(tmp_path)
         assert str(path) in str(caught.value)
+
+
+def test_a_language_model_is_parsed_and_not_taken_for_a_reward_model(tmp_path: Path) -> None:
+    causal = SMALL | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    reward = causal | {"architectures": ["LlamaForSequenceClassification"]}
+    first, second = (parse_config(raw, where="c") for raw in (causal, reward))
+    assert dataclasses.replace(first, architectures=second.architectures) == second
+    (tmp_path / "config.json").write_text(json.dumps(causal))
+    with pytest.raises(
+        CheckpointError, match="'LlamaForCausalLM' is a causal language model, not a reward model"
+    ):
+        load_config(tmp_path)

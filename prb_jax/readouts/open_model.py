@@ -1,0 +1,188 @@
+"""One way to open a model: everything that is known of it before a weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.encoder_map import EncoderFolder
+from prb_jax.checkpoints.locate import ModelFolder, describe, locate
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
+from prb_jax.models.config.shared import choose_dtype
+from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
+from prb_jax.readouts.pairs import open_pair_model
+from prb_jax.readouts.registry import ModelRow
+from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.sharding import make_mesh
+from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The choices of a user who opens a model; :func:`prb_jax.load` says what each one means."""
+
+    mesh: str | Mesh | None = None
+    dtype: str | None = None
+    revision: str | None = None
+    chat_template: str | None = None
+    readout: str | None = None
+    tokenizer: str | Path | None = None
+    quantize: str | None = None
+    attention: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A model before its weights are read. Build with :func:`open_model`.
+
+    Attributes:
+      folder: where it lies.
+      options: how it was asked for.
+      body: the decoder, or the encoder with its tensors.
+      row: of the table of reward models.
+      labels: the rule that turns the outputs of the head into one reward, see
+        :func:`prb_jax.readouts.labels.choose_readout`.
+      labels_named: False for a head with several labels where nobody named the one that is the reward: ``labels`` is
+        then the rule of the paper protocol.
+    """
+
+    folder: ModelFolder
+    options: LoadOptions
+    body: ResolvedModel | EncoderFolder
+    row: ModelRow
+    labels: str
+    labels_named: bool
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return self.folder.name
+
+    @property
+    def config(self) -> DecoderConfig | EncoderConfig:
+        """The architecture."""
+        return self.body.config
+
+    @property
+    def decoder(self) -> ResolvedModel:
+        """The body of a model that has to be a decoder.
+
+        Raises:
+          CheckpointError: it is an encoder.
+        """
+        if isinstance(self.body, EncoderFolder):
+            refuse_encoder(self.config.original, where=str(self.folder.path / "config.json"))
+        assert isinstance(self.body, ResolvedModel)
+        return self.body
+
+    @property
+    def encoder(self) -> EncoderFolder:
+        """The body of a model that is an encoder."""
+        assert isinstance(self.body, EncoderFolder)
+        return self.body
+
+    @property
+    def readout(self) -> str:
+        """The read-out by name, as ``--readout`` takes it."""
+        if isinstance(self.body, ResolvedModel):
+            return self.body.readout or self.labels
+        return self.row.name if self.labels == "logit" else self.labels
+
+    @cached_property
+    def dtype(self) -> str:
+        """The dtype of weights and activations: as asked for, or that of the checkpoint."""
+        return choose_dtype(self.options.dtype, self.config.torch_dtype, where=self.name)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.options.mesh if isinstance(self.options.mesh, Mesh) else make_mesh(self.options.mesh)
+
+    @cached_property
+    def tokenizer_folder(self) -> ModelFolder:
+        """Where the tokenizer lies: with the model, or where the user says."""
+        return self.folder if self.options.tokenizer is None else locate(self.options.tokenizer)
+
+    @cached_property
+    def source(self) -> dict[str, Any]:
+        """Revision and file fingerprints, of another tokenizer too, for ``run.json``."""
+        source = describe(self.folder)
+        if self.options.tokenizer is not None:
+            source["tokenizer"] = describe(self.tokenizer_folder)
+        return source
+
+    def tokenizer(self) -> ChatTokenizer | PairTokenizer:
+        """Load the tokenizer, under the rules of the model's read-out.
+
+        Raises:
+          CheckpointError: it cannot be loaded, or is another model's.
+        """
+        return self.chat() if isinstance(self.body, ResolvedModel) else self.pairs()
+
+    def chat(self) -> ChatTokenizer:
+        """Load the tokenizer of a decoder; errors as of :meth:`tokenizer`."""
+        chat = load_tokenizer(
+            self.tokenizer_folder.path, chat_template=self.options.chat_template, rules=self.decoder.text
+        )
+        check_tokenizer(chat, self.decoder.config, where=self.name)
+        return chat
+
+    def pairs(self) -> PairTokenizer:
+        """Load the tokenizer of an encoder."""
+        return load_pair_tokenizer(self.tokenizer_folder.path)
+
+
+def open_model(
+    model: str | Path | ModelFolder, options: LoadOptions = LoadOptions(), *, new_head: bool = False
+) -> OpenedModel:
+    """Open a reward model; headers of weights may be read, and no weights.
+
+    Args:
+      model: what :func:`prb_jax.load` takes, but for the baselines; or a folder that was located.
+      options: the user's choices.
+      new_head: a decoder without a usable linear head gets a new one, see
+        :func:`prb_jax.readouts.resolve.resolve_model`.
+
+    Raises:
+      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+    """
+    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    if is_encoder(read_raw_config(folder.path)):
+        attention = None if options.attention == "auto" else options.attention
+        refuse_for_encoder(
+            folder.name, chat_template=options.chat_template, quantize=options.quantize, attention=attention
+        )
+        body, row, rule = open_pair_model(folder.path, readout=options.readout)
+        labels = choose_readout(rule, num_labels=body.config.num_labels, where=folder.name)
+        named = True  # the paper protocol reads no pairs
+    else:
+        body = resolve_model(folder.path, name=folder.name, readout=options.readout, new_head=new_head)
+        row, count = body.row, body.config.num_labels
+        named = body.rule is not None or count == 1
+        labels = choose_readout(body.rule if named else PAPER_READOUT, num_labels=count, where=folder.name)
+    return OpenedModel(folder=folder, options=options, body=body, row=row, labels=labels, labels_named=named)
+
+
+def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -> None:
+    """Refuse a tokenizer whose vocabulary the model has no embeddings for.
+
+    Tokens added to it may lie beyond them (a padding token often does): a conversation that holds one is refused
+    where it occurs.
+
+    Raises:
+      CheckpointError: it is another model's.
+    """
+    rows = config.vocab_size
+    top = chat.largest_plain_id
+    if top >= rows:
+        raise CheckpointError(
+            f"{chat.name}: the vocabulary has ids up to {top}, but {where} has only {rows} embeddings: this is not "
+            "the tokenizer of this model; name its own with --tokenizer"
+        )

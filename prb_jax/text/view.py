@@ -1,0 +1,200 @@
+"""How much of a comparison a model is shown: as it was trained, as a caller asks, or by default."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
+from prb_jax.text.protocol import FACTS, Protocol, parse_protocol
+
+TRAINED_VIEW = "prb_view.json"
+"""Beside the `config.json` of a model that was trained here."""
+
+DEFAULT_PROFILE_POSTS = MappingProxyType({Protocol.DEFAULT: 10, Protocol.PAPER: 0})
+"""Posts of the profile where neither the caller nor the model says: the best-of-N scripts of Personalised
+RewardBench show ten, its pointwise script none."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a model is shown of a comparison.
+
+    Attributes:
+      profile_posts: at most this many posts of the profile; 0 shows none.
+      protocol: how text and tokens are made of it.
+      max_length: most tokens of a conversation; None for the limit of the protocol and the model.
+
+    Raises:
+      DataError: a number that is too small.
+    """
+
+    profile_posts: int
+    protocol: Protocol = Protocol.DEFAULT
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile_posts < 0:
+            raise DataError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
+        if self.max_length is not None and self.max_length < 1:
+            raise DataError(f"max_length: expected at least 1, found {self.max_length}")
+
+    def __str__(self) -> str:
+        length = "the model's context" if self.max_length is None else f"{self.max_length:,} tokens"
+        return f"profile posts {self.profile_posts}, protocol {self.protocol}, max length {length}"
+
+
+@dataclass(frozen=True)
+class TrainedView:
+    """The view that a model was trained with.
+
+    Attributes:
+      view: of its training data.
+      method: what it learned of the user: `method` of the training run.
+      profile_order: the order of the posts: "as given" in the data. Nothing in a record says who ranked them.
+    """
+
+    view: View
+    method: str
+    profile_order: str = "as given"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        return {"method": self.method, **asdict(self.view), "profile_order": self.profile_order}
+
+    def save(self, folder: Path) -> None:
+        """Write the file into the folder of a model."""
+        (folder / TRAINED_VIEW).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def read_trained_view(folder: Path) -> TrainedView | None:
+    """Return the view that lies with a model; None where nothing says how it was trained.
+
+    Raises:
+      CheckpointError: the file cannot be read, or a field of it is missing, unknown or impossible.
+    """
+    path = folder / TRAINED_VIEW
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    kinds = {
+        "method": str,
+        "profile_posts": int,
+        "protocol": str,
+        "max_length": int | None,
+        "profile_order": str,
+    }
+    for name in sorted(found.keys() | kinds.keys()):
+        if name not in kinds or name not in found:
+            what = "missing" if name in kinds else f"unknown; expected only {', '.join(kinds)}"
+            raise CheckpointError(f"{path}: field {name!r}: {what}")
+        if not isinstance(found[name], kinds[name]) or isinstance(found[name], bool):
+            kind = getattr(kinds[name], "__name__", kinds[name])
+            raise CheckpointError(f"{path}: field {name!r}: expected {kind}, found {quote(found[name])}")
+    try:
+        view = View(found["profile_posts"], parse_protocol(found["protocol"]), found["max_length"])
+    except DataError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return TrainedView(view, found["method"], found["profile_order"])
+
+
+@dataclass(frozen=True)
+class ChosenView:
+    """The view that a model is scored with.
+
+    Attributes:
+      view: what is shown.
+      overrides: by field of the view, what it was trained with and what is used instead, JSON-ready; empty where
+        nothing differs or nothing says how the model was trained.
+    """
+
+    view: View
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def warn(self, model: str) -> None:
+        """Warn of the overrides, if there are any."""
+        if not self.overrides:
+            return
+        said = [
+            f"{name} {_spoken(each['used'])} instead of {_spoken(each['trained'])}"
+            for name, each in self.overrides.items()
+        ]
+        warnings.warn(
+            f"{model} is scored otherwise than it was trained: {', '.join(said)}", PrbWarning, stacklevel=3
+        )
+
+
+def choose_view(
+    trained: TrainedView | None,
+    *,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    max_length: int | None = None,
+    context: int | None = None,
+) -> ChosenView:
+    """Return the view of what is given, else of what the model was trained with, else of the general defaults.
+
+    Args:
+      trained: of the model, where it is known.
+      profile_posts, protocol, max_length: what the caller asks for; None for nothing.
+      context: tokens that the model was made for: as a limit they are no override of "the model's own".
+
+    Raises:
+      DataError: a protocol that there is not, or a number that is too small.
+    """
+    rules = None if protocol is None else parse_protocol(protocol)
+    if trained is None:
+        rules = rules or Protocol.DEFAULT
+        posts = DEFAULT_PROFILE_POSTS[rules] if profile_posts is None else profile_posts
+        return ChosenView(View(posts, rules, max_length))
+    given = {"profile_posts": profile_posts, "protocol": rules, "max_length": max_length}
+    before = trained.view
+    view = replace(before, **{name: value for name, value in given.items() if value is not None})
+    differing = {name for name in given if getattr(view, name) != getattr(before, name)}
+    if {view.max_length, before.max_length} == {None, context}:
+        differing -= {"max_length"}
+    overrides = {
+        name: {"trained": getattr(before, name), "used": getattr(view, name)}
+        for name in given
+        if name in differing
+    }
+    return ChosenView(view, overrides)
+
+
+def length_limit(view: View, *, context: int, reserved: int = 0, where: str) -> int:
+    """Return the most tokens of a conversation's text.
+
+    Args:
+      view: the protocol's own limit counts where it has none.
+      context: tokens that the model was made for (max_position_embeddings).
+      reserved: tokens of it that are no text (soft prompts).
+      where: the model, for messages.
+
+    Raises:
+      DataError: more than the model was made for, or nothing beside what is reserved.
+    """
+    limit = view.max_length or min(FACTS[view.protocol].max_length or context, context)
+    if limit > context:
+        raise DataError(
+            f"max_length {limit} is more than the {context} tokens (max_position_embeddings) that {where} was "
+            "made for"
+        )
+    if reserved and limit <= reserved:
+        raise DataError(
+            f"max_length {limit} leaves no room beside the {reserved} tokens of {where}'s soft prompts"
+        )
+    return limit - reserved
+
+
+def _spoken(value: object) -> str:
+    return "the model's own" if value is None else str(value)

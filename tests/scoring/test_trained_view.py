@@ -1,0 +1,189 @@
+"""A model is scored as it was trained: its folder says how, that is the default, and overrides are said."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.cli import main
+from prb_jax.text.protocol import Protocol
+from prb_jax.text.view import TRAINED_VIEW, TrainedView, View, choose_view, read_trained_view
+from prb_jax.training.config import default_config
+from prb_jax.training.convert import convert
+from prb_jax.training.loop import train
+from tests.training.tiny import compilation_cache, rows, write_model, write_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTH = 60
+VIEWS = {"user_blind": View(0, max_length=LENGTH), "profile_context": View(1)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with compilation_cache(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Profiles of up to two posts: what a model sees with one post is not what it sees with ten."""
+    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(9))
+
+
+@pytest.fixture(scope="module")
+def runs(model, data, tmp_path_factory):
+    """A short run of each method, neither with ten posts."""
+    made = {}
+    for method, view in VIEWS.items():
+        config = default_config()
+        config.model, config.data, config.method, config.tuning = str(model), str(data), method, "lora"
+        config.profile_posts, config.max_length = 1, view.max_length
+        config.steps, config.batch.comparisons, config.validation.fraction = 1, 4, 0.0
+        config.log.plot = config.log.tensorboard = False
+        made[method] = train(config, out=tmp_path_factory.mktemp("runs") / method, progress=False).out
+    return made
+
+
+def evaluate(*arguments) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prb_jax", "evaluate", *map(str, arguments), "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def scores(out: Path) -> list[list[float]]:
+    return [json.loads(line)["scores"] for line in (out / "scores.jsonl").read_text().splitlines()]
+
+
+def run_of(out: Path):
+    return json.loads((out / "run.json").read_text())
+
+
+def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, data, tmp_path):
+    run = runs["user_blind"]
+    done = evaluate(run, "--data", data, "--out", tmp_path / "plain")
+    assert "warning" not in done.stderr
+    inputs = run_of(tmp_path / "plain")["inputs"]
+    assert [inputs[name] for name in ("profile_posts", "protocol", "max_length")] == [0, "default", LENGTH]
+    assert "overrides" not in run_of(tmp_path / "plain")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", prb.PrbWarning)
+        options = {"profile_posts": 0, "protocol": "default", "max_length": LENGTH}
+        prb.evaluate(run, data, out=tmp_path / "explicit", progress=False, **options)
+    plain, explicit = (tmp_path / name / "scores.jsonl" for name in ("plain", "explicit"))
+    assert plain.read_bytes() == explicit.read_bytes()
+
+
+def test_an_override_is_one_line_and_stands_in_the_run(runs, data, tmp_path):
+    run = runs["user_blind"]
+    done = evaluate(run, "--data", data, "--out", tmp_path, "--profile-posts", 2, "--max-length", 512)
+    said = f"profile_posts 2 instead of 0, max_length 512 instead of {LENGTH}"
+    assert done.stderr == f"prb: warning: {run} is scored otherwise than it was trained: {said}\n"
+    assert run_of(tmp_path)["overrides"] == {
+        "profile_posts": {"trained": 0, "used": 2},
+        "max_length": {"trained": LENGTH, "used": 512},
+    }
+    records = prb.read_comparisons(data)
+    own = prb.load(run).score(records)
+    assert not np.array_equal(scores(tmp_path), own)  # the posts decide what it sees
+
+
+@pytest.mark.parametrize("method", VIEWS)
+def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp_path, method):
+    run, view, records = runs[method], VIEWS[method], prb.read_comparisons(data)
+    found = TrainedView(view, method)
+    expected = prb.evaluate(run, data, out=tmp_path / "run", progress=False)
+    shutil.copytree(run / "model", tmp_path / "moved")
+    folders = [run / "model", tmp_path / "moved"]
+    folders.append(convert(run, tmp_path / "merged"))
+    folders.append(convert(tmp_path / "merged", tmp_path / "again"))
+    options = {"profile_posts": view.profile_posts, "protocol": "default", "max_length": view.max_length}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", prb.PrbWarning)
+        for folder in folders:
+            rm = prb.load(folder)
+            assert rm.trained == found
+            same = [each.tolist() for each in rm.score(records)]
+            assert same == [row.scores for row in expected.rows]
+        explicit = rm.encode(records, **options)
+        for tree, other in zip(rm.encode(records), explicit, strict=True):
+            assert tree.prefix.tolist() == other.prefix.tolist()
+    assert read_trained_view(convert(run, tmp_path / "adapter", adapter=True)) == found
+    assert json.loads((run / "train.json").read_text())["view"] == found.to_json()
+    with pytest.warns(prb.PrbWarning, match=r"profile_posts 10 instead of"):
+        rm.score(records[:1], profile_posts=10)
+    with pytest.warns(prb.PrbWarning, match=r"protocol paper instead of default"):
+        rm.encode(records[:1], protocol="paper")
+
+
+def test_inspect_prints_the_defaults_and_says_what_differs(runs, model, data, capsys):
+    for place, shown in (
+        (runs["user_blind"], r"profile posts 0, protocol default, max length 60 tokens .*user_blind"),
+        (runs["profile_context"], r"profile posts 1, .*the model's context .*profile_context"),
+        (model, r"profile posts 10, protocol default, .*general defaults"),
+    ):
+        assert main(["inspect", str(place)]) == 0
+        assert re.search("scored with +" + shown, " ".join(capsys.readouterr().out.split()))
+    blind = ["inspect", str(runs["user_blind"]), "--data", str(data)]
+    assert main(blind) == 0
+    said = capsys.readouterr()
+    assert "9 comparisons, 0 posts" in said.out
+    assert said.err == ""
+    assert main([*blind, "--profile-posts", "2"]) == 0
+    assert capsys.readouterr().err.count("profile_posts 2 instead of 0") == 1
+
+
+def test_without_a_trained_view_score_and_evaluate_have_the_general_defaults(model, data, tmp_path):
+    rm, records = prb.load(model), prb.read_comparisons(data)
+    assert rm.trained is None
+    for protocol, posts in (("default", 10), ("paper", 0)):
+        result = prb.evaluate(rm, data, out=tmp_path / protocol, protocol=protocol, progress=False)
+        assert result.summary["profile_posts"] == posts
+        assert [row.scores for row in result.rows] == [
+            each.tolist() for each in rm.score(records, protocol=protocol)
+        ]
+    assert len(rm.encode(records)[2].prefix) > len(rm.encode(records, profile_posts=0)[2].prefix)
+
+
+def test_the_models_whole_context_is_no_override():
+    trained = TrainedView(View(3), "profile_context")
+    assert choose_view(trained, max_length=512, context=512).overrides == {}
+    assert list(choose_view(trained, max_length=500, context=512).overrides) == ["max_length"]
+    chosen = choose_view(trained, protocol="paper")
+    assert chosen.view == View(3, Protocol.PAPER)
+    assert chosen.overrides == {"protocol": {"trained": "default", "used": "paper"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"profile_posts": "3"}, "field 'profile_posts': expected int, found '3'"),
+        ({"profile_posts": True}, "field 'profile_posts': expected int, found True"),
+        ({"profile_posts": -1}, "profile_posts: expected 0 or more, found -1"),
+        ({"max_length": 1.5}, "field 'max_length': expected int | None, found 1.5"),
+        ({"protocol": "other"}, "protocol: expected one of"),
+        ({"posts": 3}, "field 'posts': unknown"),
+        ({"method": None}, "field 'method': expected str, found None"),
+    ],
+)
+def test_a_broken_view_is_one_clear_error(tmp_path, change, said):
+    TrainedView(View(3), "profile_context").save(tmp_path)
+    path = tmp_path / TRAINED_VIEW
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(prb.CheckpointError, match=re.escape(f"{path}: {said}")):
+        read_trained_view(tmp_path)
+    path.write_text("[")
+    with pytest.raises(prb.CheckpointError, match="cannot be read as JSON"):
+        read_trained_view(tmp_path)
