@@ -6,22 +6,33 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3 p
 VENV := .venv
 RUN := $(VENV)/bin/python
 OUT ?= runs/quickstart
+# A process a core, at most eight (each may need 2 GB), which take a file of tests at a time: most of the time is
+# compiling, on one core each. Later arguments win: PYTEST_ARGS="-n 0" is one process.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 PYTEST_ARGS ?=
 
-.PHONY: quickstart install install-test test test-all lint format types clean
+.PHONY: quickstart install install-check install-test test test-all test-newest lint format types clean
 
 quickstart: install
 	$(VENV)/bin/prb quickstart --out $(OUT)
 
 install: $(VENV)/.installed
+install-check: $(VENV)/.installed-check
 install-test: $(VENV)/.installed-test
 
 # Not the slow parity and size sweeps: they are in test-all.
 test: install-test
-	$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all: install-test
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+# What new versions of jax break first. `make test-newest VENV=.venv-3.12 PYTHON=python3.12` has the newest pair of
+# jax and flax; it needs no torch, and skips the tests that do.
+test-newest: install-check
+	$(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
+		tests/models/attention tests/models/test_quantization.py tests/sharding tests/parity
 
 lint: install-test
 	$(RUN) -m ruff check .
@@ -46,6 +57,6 @@ $(VENV)/.installed: pyproject.toml | $(RUN)
 	$(RUN) .ci/satisfied.py || $(RUN) -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml | $(RUN)
-	$(RUN) .ci/satisfied.py test || $(RUN) -m pip install --quiet --editable '.[test]'
+$(VENV)/.installed-%: pyproject.toml | $(RUN)
+	$(RUN) .ci/satisfied.py $* || $(RUN) -m pip install --quiet --editable '.[$*]'
 	touch $@ $(VENV)/.installed

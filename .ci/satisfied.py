@@ -21,9 +21,13 @@ def main(extra: str | None) -> int:
         from packaging.requirements import Requirement
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else [])]
-    for requirement in map(Requirement, wanted):
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *(extras[extra] if extra else []))]
+    for requirement in wanted:  # grows by the requirements of extras
         if requirement.marker and not requirement.marker.evaluate():
+            continue
+        if requirement.name == project["name"]:
+            wanted += [Requirement(text) for name in requirement.extras for text in extras[name]]
             continue
         try:
             found = metadata.version(requirement.name)
@@ -31,6 +35,11 @@ def main(extra: str | None) -> int:
             return _missing(requirement, "is not installed")
         if not requirement.specifier.contains(found, prereleases=True):
             return _missing(requirement, f"has version {found}")
+        for text in metadata.requires(requirement.name) or []:
+            further = Requirement(text)
+            marker, further.marker = further.marker, None
+            if marker and not marker.evaluate({"extra": ""}):
+                wanted += [further] * any(marker.evaluate({"extra": name}) for name in requirement.extras)
     try:
         scripts = metadata.distribution(project["name"]).entry_points
     except metadata.PackageNotFoundError:

@@ -1,14 +1,18 @@
-"""Tiny random reward models, written by transformers itself: the oracle's side of parity tests.
+"""Tiny random reward models, written by transformers itself: the oracle's side of parity tests; or, where it does
+not matter who wrote them, without torch.
 
 Nothing in them is trivial: norm weights are not one, biases and heads are not zero, windows are shorter
 than the sequences tests use, soft-caps bite, and each rope type has pairs in every one of its bands.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
+        "num_labels": 1,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -138,13 +143,11 @@ def write_tiny_model(
     Returns:
       The folder.
     """
-    import torch
+    torch = pytest.importorskip("torch", reason="transformers writes no model without torch")
     import transformers
 
     tiny = TINY_FAMILIES[family]
-    arguments = {**_SIZES, **tiny.arguments, **config_overrides, "num_labels": num_labels}
-    arguments["rope_parameters"] = _copied(rope or arguments["rope_parameters"])
-    config = getattr(transformers, tiny.config_class)(**arguments)
+    config = _config(tiny, rope=rope, num_labels=num_labels, **config_overrides)
     model = getattr(transformers, tiny.model_class)(config).eval()
 
     generator = torch.Generator().manual_seed(seed)
@@ -167,6 +170,39 @@ def write_tiny_model(
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     return Path(folder)
+
+
+def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
+    """Write a random checkpoint of the same configuration with prb_jax's own writer."""
+    import jax
+    import numpy as np
+
+    from prb_jax.checkpoints.load import abstract_params
+    from prb_jax.checkpoints.save import save_params
+    from prb_jax.models.config.decoder import parse_config
+
+    tiny = TINY_FAMILIES[family]
+    raw = json.loads(_config(tiny, **config_overrides).to_json_string(use_diff=False))
+    config = parse_config(raw | {"architectures": [tiny.model_class]}, where=family)
+    rng = np.random.default_rng(seed)
+
+    def weight(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        noise = rng.standard_normal(leaf.shape, np.float32)
+        if "norm" in path[-1].key:
+            return 0.3 * noise + (0.0 if "Gemma" in tiny.config_class else 1.0)
+        return noise / leaf.shape[-2 if path[0].key != "embed" else -1] ** 0.5
+
+    params = jax.tree_util.tree_map_with_path(weight, abstract_params(config))
+    return save_params(params, config, folder)
+
+
+def _config(tiny: TinyFamily, *, rope: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
+    """The configuration as transformers has it."""
+    import transformers
+
+    arguments = {**_SIZES, **tiny.arguments, **arguments}
+    arguments["rope_parameters"] = _copied(rope or arguments["rope_parameters"])
+    return getattr(transformers, tiny.config_class)(**arguments)
 
 
 def _copied(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,18 @@
 
 from dataclasses import dataclass
 
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import OptimizerSettings
 
-OPTIMIZER = OptimizerConfig(steps=1000, learning_rate=1e-5, schedule="constant", clip_norm=1.0)
+STEPS = 1000
+LEARNING_RATE = 1e-5
+OPTIMIZER = OptimizerSettings(
+    learning_rate=LEARNING_RATE,
+    schedule="constant",
+    warmup_share=0.0,
+    weight_decay=0.0,
+    b2=0.999,
+    clip_norm=1.0,
+)
 """What both sides train with."""
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from prb_jax.bench.rivals.trl_training import TrlTrainer
 from prb_jax.bench.table import Column, print_results
-from prb_jax.bench.timed_step import OPTIMIZER, TimedStep
+from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
@@ -27,7 +27,7 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training.data import Examples, Order, choose_shapes
-from prb_jax.training.losses import LossConfig
+from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import TrainState, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import training_flops
 
@@ -85,7 +85,7 @@ class TreeTrainer:
         shapes = choose_shapes(
             workload.trees,
             order,
-            steps=OPTIMIZER.steps,
+            steps=STEPS,
             tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -100,8 +100,9 @@ class TreeTrainer:
             model.decoder,
             mesh=model.mesh,
             dtype=jnp.dtype(model.dtype),
-            loss=LossConfig(),
+            loss=LossSettings(),
             optimizer=OPTIMIZER,
+            lengths=(STEPS,),
             trainable=trainable,
             frozen=frozen,
             lora_scale=lora.scale if tuning == "lora" else 1.0,

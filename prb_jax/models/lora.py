@@ -26,12 +26,12 @@ FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Which matrices are adapted, and how.
+    """Low-rank updates of the layers' matrices, for `tuning="lora"`.
 
     Attributes:
-        rank: inner size r.
-        alpha: the update is multiplied by alpha / rank.
-        targets: names of matrices, among :data:`TARGETS`.
+        rank: inner size of each update.
+        alpha: an update is multiplied by alpha / rank.
+        targets: adapted matrices, among q, k, v, o, gate, up, down.
     """
 
     rank: int = 16

@@ -20,8 +20,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
-from prb_jax.training.losses import LossConfig
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import Extras, Tuning, make_train_step, split_params
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
@@ -117,8 +116,9 @@ def training_program(
         config,
         mesh=mesh,
         dtype=jnp.dtype(dtype),
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(steps=1000),
+        loss=LossSettings(),
+        optimizer=OptimizerSettings(learning_rate=1e-4),
+        lengths=(1000,),
         trainable=trainable,
         frozen=frozen,
         lora_scale=lora.scale if tuning == "lora" else 1.0,

@@ -279,7 +279,7 @@ def _check_ranges(settings: TrainSettings, *, complete: bool, data_given: bool) 
             raise RunError(f"config key '{key}': expected {expected}, found {quote(flat[key])}")
 
     positive = (
-        "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets", "lora.rank",
+        "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets",
         "validation.every", "validation.limit", "checkpoint.every", "checkpoint.keep_last",
         "user_embedding.tokens", "scratch.hidden_size", "scratch.intermediate_size",
         "scratch.num_hidden_layers", "scratch.num_attention_heads", "scratch.num_key_value_heads",
@@ -290,9 +290,7 @@ def _check_ranges(settings: TrainSettings, *, complete: bool, data_given: bool) 
     for key in ("seed", "profile_posts", "checkpoint.keep_best"):
         check(key, flat[key] >= 0, "at least 0")
     check("validation.fraction", 0 <= settings.validation.fraction < 1, "at least 0 and less than 1")
-    check("optimizer.warmup_share", 0 <= settings.optimizer.warmup_share <= 1, "0 to 1")
     check("user_embedding.generic_share", 0 <= settings.user_embedding.generic_share <= 1, "0 to 1")
-    check("lora.targets", bool(settings.lora.targets), "at least one matrix")
     if not settings.model and complete:
         raise RunError(
             "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"

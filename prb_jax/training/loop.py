@@ -29,6 +29,7 @@ from prb_jax.training.folder import (
     is_finished,
     open_training,
     read_summary,
+    run_lengths,
 )
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
@@ -78,7 +79,8 @@ def train(
 
     It is refused where anything that decides the result differs from what `out` was started with: the
     settings, the model's files, the data's contents, the versions of the libraries that compute. The mesh,
-    the devices, `batch.tokens`, and what is kept and logged may differ.
+    the devices, `batch.tokens`, and what is kept and logged may differ, and `steps` may be more than before: see
+    `prb_jax.training.folder`.
 
     Args:
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
@@ -99,11 +101,12 @@ def train(
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
     on_first_process(lambda: check_training_folder(out))
+    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     check_agreement(shared_settings(settings))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
-    inputs = run_inputs(settings, found, start)
+    inputs = run_inputs(settings, found, start, lengths=lengths)
     check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
@@ -118,7 +121,8 @@ def train(
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
         users = find_users(settings, found.train, out=path)
-        run = _Run(settings, path, mesh, found, make_trainer(settings, start, mesh=mesh, users=users))
+        trainer = make_trainer(settings, start, mesh=mesh, users=users, lengths=lengths)
+        run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
 
 
@@ -155,6 +159,11 @@ class _Run:
                 say(message)
             if done:
                 say(f"continued from the checkpoint of step {done}")
+            if len(lengths := self.trainer.lengths) > 1:
+                say(
+                    f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
+                    f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+                )
             interruption = stack.enter_context(watch_signals())
             log = None
             if first:
@@ -201,7 +210,7 @@ class _Run:
         return choose_shapes(
             examples.trees,
             order,
-            steps=self.settings.steps,
+            steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
             tokens=tokens,
             divisor=options.divisor,
             multiple=options.multiple,
@@ -250,6 +259,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
 
     return {
         "steps": run.settings.steps,
+        **({"lengths": list(run.trainer.lengths)} if len(run.trainer.lengths) > 1 else {}),
         "exported_step": exported,
         "train_comparisons": len(run.data.train),
         "validation_comparisons": len(run.data.validation),

@@ -7,48 +7,11 @@ up to one big batch exactly. Letters: B comparisons, K responses.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from prb_jax.errors import DataError, quote
-
-LossKind = Literal["bradley_terry", "plackett_luce"]
-LOSS_KINDS: tuple[LossKind, ...] = ("bradley_terry", "plackett_luce")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """What is minimised.
-
-    Attributes:
-        kind: ``bradley_terry`` averages -log sigmoid(r_i - r_j - margin) over all ordered pairs (i
-            labelled above j) of a comparison; ``plackett_luce`` is -log of the probability of the whole
-            ranking. They are the same for two responses.
-        label_smoothing: the probability that a label is the wrong way round, in [0, 0.5).
-        center_rewards_coefficient: adds this times (r_i + r_j)^2, averaged over the ordered pairs (the
-            square of the sum, as TRL has it); None or 0 for none.
-        use_margin: subtract each comparison's margin from its differences.
-    """
-
-    kind: LossKind = "bradley_terry"
-    label_smoothing: float = 0.0
-    center_rewards_coefficient: float | None = None
-    use_margin: bool = True
-
-    def __post_init__(self) -> None:
-        if self.kind not in LOSS_KINDS:
-            raise DataError(f"loss.kind: expected {' or '.join(LOSS_KINDS)}, found {quote(self.kind)}")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise DataError(
-                f"loss.label_smoothing: expected at least 0 and less than 0.5, found {self.label_smoothing}"
-            )
-        if self.center_rewards_coefficient is not None and self.center_rewards_coefficient < 0:
-            raise DataError(
-                "loss.center_rewards_coefficient: expected at least 0 or None, found "
-                f"{self.center_rewards_coefficient}"
-            )
+from prb_jax.training.settings import LossSettings
 
 
 @jax.tree_util.register_dataclass
@@ -123,7 +86,7 @@ def comparison_loss(
     mask: jax.Array,
     margin: jax.Array,
     weights: jax.Array,
-    config: LossConfig,
+    config: LossSettings,
 ) -> LossParts:
     """The loss of B comparisons as sums and denominators.
 

@@ -26,8 +26,7 @@ from prb_jax.text.view import TrainedView, length_limit
 from prb_jax.training.config import flat_settings
 from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
-from prb_jax.training.losses import LossConfig, LossParts
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.losses import LossParts
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.start import Start
 from prb_jax.training.state import Checkpoints, flat_arrays, from_flat
@@ -48,12 +47,12 @@ class Trainer:
         mesh: Mesh,
         step: TrainStep,
         abstract: TrainState,
-        loss: LossConfig,
         lora: LoraConfig | None,
         users: UserTraining | None,
+        lengths: Sequence[int],
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
-        self.loss, self.users = loss, users
+        self.users, self.lengths = users, lengths
         self.truncated = 0
         self._step, self._lora = step, lora
         self._abstract = abstract
@@ -261,7 +260,14 @@ def _kept(state: TrainState) -> TrainState:
     return kept if "users" not in state else {**kept, "users": saved_users(state)}
 
 
-def make_trainer(settings: TrainSettings, start: Start, *, mesh: Mesh, users: Users | None = None) -> Trainer:
+def make_trainer(
+    settings: TrainSettings,
+    start: Start,
+    *,
+    mesh: Mesh,
+    users: Users | None = None,
+    lengths: Sequence[int] = (),
+) -> Trainer:
     """A trainer without weights: nothing is loaded and nothing compiled yet.
 
     Args:
@@ -269,37 +275,33 @@ def make_trainer(settings: TrainSettings, start: Start, *, mesh: Mesh, users: Us
       start: the model.
       mesh: devices.
       users: who gets a soft prompt, for `method="persona_embedding"`.
+      lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
 
     Raises:
       RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
     """
-    loss = LossConfig(
-        kind=settings.loss.kind,
-        label_smoothing=settings.loss.label_smoothing,
-        center_rewards_coefficient=settings.loss.center_rewards_coefficient,
-        use_margin=settings.loss.use_margin,
-    )
-    lora = None
-    if settings.tuning == "lora":
-        lora = LoraConfig(**dataclasses.asdict(settings.lora))
+    lora = settings.lora if settings.tuning == "lora" else None
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed),
         abstract_params(start.config),
     )
-    optimizer = optimizer_config(settings, hidden_size=start.config.hidden_size)
+    peak = settings.learning_rate(hidden_size=start.config.hidden_size)
+    optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
+    lengths = lengths or (settings.steps,)
     table = None if users is None else UserTraining(users, settings, start.config.hidden_size, mesh)
     step = make_train_step(
         start.config,
         mesh=mesh,
         dtype=jnp.dtype(settings.dtype),
-        loss=loss,
+        loss=settings.loss,
         optimizer=optimizer,
+        lengths=lengths,
         trainable=trainable,
         frozen=frozen,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
         attention=settings.attention,
-        users=None if table is None else table.rows(optimizer),
+        users=None if table is None else table.rows(optimizer, lengths=lengths),
     )
     shapes = jax.eval_shape(step.init, trainable, *(() if table is None else (table.abstract(),)))
     abstract = jax.tree.map(
@@ -308,25 +310,7 @@ def make_trainer(settings: TrainSettings, start: Start, *, mesh: Mesh, users: Us
         step.state_shardings,
     )
     return Trainer(
-        settings, start, mesh=mesh, step=step, abstract=abstract, loss=loss, lora=lora, users=table
-    )
-
-
-def optimizer_config(settings: TrainSettings, *, hidden_size: int) -> OptimizerConfig:
-    """The optimiser's options with shares of the run turned into steps."""
-    options = settings.optimizer
-    return OptimizerConfig(
-        steps=settings.steps,
-        learning_rate=settings.learning_rate(hidden_size=hidden_size),
-        schedule=options.schedule,
-        warmup_steps=round(options.warmup_share * settings.steps),
-        final_share=options.final_share,
-        decay_share=options.decay_share,
-        weight_decay=options.weight_decay,
-        b1=options.b1,
-        b2=options.b2,
-        eps=options.eps,
-        clip_norm=options.clip_norm,
+        settings, start, mesh=mesh, step=step, abstract=abstract, lora=lora, users=table, lengths=lengths
     )
 
 

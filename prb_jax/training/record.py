@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,13 +39,16 @@ def shared_settings(settings: TrainSettings) -> dict[str, Any]:
     return {"verb": "train", "settings": shared | from_scratch}
 
 
-def run_inputs(settings: TrainSettings, data: TrainingData, start: Start) -> dict[str, Any]:
+def run_inputs(
+    settings: TrainSettings, data: TrainingData, start: Start, *, lengths: Sequence[int]
+) -> dict[str, Any]:
     """Everything that decides the result, JSON-ready."""
     chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
     if settings.model != SCRATCH:
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
     return {
         "settings": chosen,
+        **({"lengths": list(lengths)} if len(lengths) > 1 else {}),
         "learning_rate": settings.learning_rate(hidden_size=start.config.hidden_size),
         "model": dict(start.identity),
         "data": {

@@ -6,10 +6,13 @@ them into ml_collections configs and back, and checks names and types on the way
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_type_hints
 
+from prb_jax.errors import DataError, quote
+from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 
 SCRATCH = "scratch"
@@ -35,14 +38,23 @@ EVENTS = 10
 """Where `validation.every` or `checkpoint.every` is None: so many times in a run, evenly spaced."""
 
 
+def _check(section: Any, key: str, ok: bool, expected: str) -> None:
+    if not ok:
+        found = getattr(section, key.rpartition(".")[2])
+        raise DataError(f"{key}: expected {expected}, found {quote(found)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
     """The loss of one comparison; see `prb_jax.training.losses`.
 
     Attributes:
-      kind: for more than two responses: Bradley-Terry over all ordered pairs, or Plackett-Luce.
-      label_smoothing: probability that a label is taken for wrong, below 0.5.
-      center_rewards_coefficient: weight of the squared sum of the rewards of a pair (TRL); None for none.
+      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all ordered pairs (i labelled above j)
+        of a comparison; "plackett_luce" is -log of the probability of the whole ranking. They are the same for
+        two responses.
+      label_smoothing: probability that a label is the wrong way round, below 0.5.
+      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the ordered pairs (the square of the sum,
+        as TRL has it); None for none.
       use_margin: a comparison's `margin` is subtracted from the difference of its rewards.
       user_weights: each user weighs the same in the loss, however many comparisons are theirs; a
         comparison without a user counts as a user of its own.
@@ -53,6 +65,18 @@ class LossSettings:
     center_rewards_coefficient: float | None = None
     use_margin: bool = True
     user_weights: bool = False
+
+    def __post_init__(self) -> None:
+        coefficient = self.center_rewards_coefficient
+        kinds = get_args(get_type_hints(LossSettings)["kind"])
+        _check(self, "loss.kind", self.kind in kinds, " or ".join(kinds))
+        _check(self, "loss.label_smoothing", 0 <= self.label_smoothing < 0.5, "at least 0 and less than 0.5")
+        _check(
+            self,
+            "loss.center_rewards_coefficient",
+            coefficient is None or coefficient >= 0,
+            "at least 0 or None",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +107,20 @@ class OptimizerSettings:
     eps: float = 1e-8
     clip_norm: float | None = 1.0
 
+    def __post_init__(self) -> None:
+        def check(name: str, ok: bool, expected: str) -> None:
+            _check(self, f"optimizer.{name}", ok, expected)
 
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """Low-rank updates of the layers' matrices, for `tuning="lora"`.
-
-    Attributes:
-      rank: inner size of each update.
-      alpha: an update is scaled by alpha / rank.
-      targets: adapted matrices, among q, k, v, o, gate, up, down.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+        schedules = get_args(get_type_hints(OptimizerSettings)["schedule"])
+        check("learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
+        check("schedule", self.schedule in schedules, f"one of {', '.join(schedules)}")
+        for name in ("warmup_share", "decay_share", "final_share"):
+            check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        check("weight_decay", self.weight_decay >= 0, "at least 0")
+        check("b1", 0 <= self.b1 < 1, "at least 0 and less than 1")
+        check("b2", 0 <= self.b2 < 1, "at least 0 and less than 1")
+        check("eps", self.eps > 0, "more than 0")
+        check("clip_norm", self.clip_norm is None or self.clip_norm > 0, "more than 0, or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +259,7 @@ class TrainSettings:
         them, are read in turn. Of sources with splits it is "train".
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      steps: updates of the optimiser.
+      steps: updates of the optimiser. More of them later lengthen the run: see `prb_jax.training.folder`.
       seed: decides new weights and the order of the data.
       dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
@@ -272,7 +296,7 @@ class TrainSettings:
     attention: Literal["auto", "blockwise", "kernel"] = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    lora: LoraSettings = field(default_factory=LoraSettings)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     batch: BatchSettings = field(default_factory=BatchSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -292,10 +316,11 @@ class TrainSettings:
         given = self.optimizer.learning_rate
         return default_learning_rate(self.tuning, hidden_size=hidden_size) if given is None else given
 
-    @property
-    def validation_every(self) -> int:
-        """Steps between two validations."""
-        return self.validation.every or max(1, self.steps // EVENTS)
+    def validates_at(self, step: int, lengths: Sequence[int]) -> bool:
+        """Tell whether there is a validation after this step; `lengths` as in `prb_jax.training.optimizer`."""
+        length = next(length for length in lengths if step <= length)
+        every = self.validation.every or max(1, length // EVENTS)
+        return step == length or step % every == 0
 
     @property
     def checkpoint_every(self) -> int:

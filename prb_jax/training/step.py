@@ -12,7 +12,7 @@ an argument, ``frozen``; they have no optimiser state and no gradient.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -28,8 +28,9 @@ from prb_jax.models.decoder import REMAT_POLICIES, Params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
-from prb_jax.training.losses import LossConfig, LossParts, comparison_loss
-from prb_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from prb_jax.training.losses import LossParts, comparison_loss
+from prb_jax.training.optimizer import learning_rate, make_optimizer
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.trees.batches import TreeBatch
 
 Tuning = Literal["head", "lora", "full"]
@@ -150,8 +151,9 @@ def make_train_step(
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
-    loss: LossConfig,
-    optimizer: OptimizerConfig,
+    loss: LossSettings,
+    optimizer: OptimizerSettings,
+    lengths: Sequence[int],
     trainable: Params,
     frozen: Params,
     lora_scale: float = 1.0,
@@ -165,7 +167,8 @@ def make_train_step(
         config: architecture; its head must have one label.
         mesh: devices.
         dtype: of activations; trainable parameters are float32 throughout.
-        loss, optimizer: what is minimised, and how.
+        loss, optimizer: what is minimised, and how; the optimiser with its peak.
+        lengths: see :func:`prb_jax.training.optimizer.learning_rate`.
         trainable, frozen: of :func:`split_params`; only their shapes are looked at.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
@@ -184,8 +187,8 @@ def make_train_step(
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(remat)}")
     attend = wanted_attention(mesh, dtype, attention)
-    transformation = make_optimizer(optimizer)
-    schedule = learning_rate(optimizer)
+    transformation = make_optimizer(optimizer, lengths=lengths)
+    schedule = learning_rate(optimizer, lengths=lengths)
     shardings = _state_shardings(transformation, trainable, mesh, users)
     frozen_shardings = parameter_shardings(frozen, mesh)
     batch_shardings = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]

@@ -100,7 +100,7 @@ class Loop:
                 self.step += 1
                 last = self.step == settings.steps
                 result = None
-                if self.validation and (last or self.step % settings.validation_every == 0):
+                if self.validation and settings.validates_at(self.step, self.trainer.lengths):
                     self._flush()
                     result = self._validate()
                 stop = self.interruption.reached(self.step)

@@ -30,8 +30,8 @@ from prb_jax.personal.embedding import (
 )
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import replicated
-from prb_jax.training.optimizer import OptimizerConfig, learning_rate
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.optimizer import learning_rate
+from prb_jax.training.settings import OptimizerSettings, TrainSettings
 from prb_jax.training.step import TrainState, UserRows
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
@@ -103,12 +103,13 @@ class UserTraining:
         """M, the rows of a step: one for each of its comparisons is always enough."""
         return self.settings.batch.comparisons
 
-    def rows(self, optimizer: OptimizerConfig) -> UserRows:
-        """How the table is trained; `optimizer` is that of the other weights."""
+    def rows(self, optimizer: OptimizerSettings, *, lengths: Sequence[int]) -> UserRows:
+        """How the table is trained; `optimizer` is that of the other weights, with its peak."""
         given = self.settings.user_embedding.learning_rate
+        assert optimizer.learning_rate is not None
         peak = _TIMES_FASTER * optimizer.learning_rate if given is None else given
         adam = RowAdam(
-            learning_rate=learning_rate(dataclasses.replace(optimizer, learning_rate=peak)),
+            learning_rate=learning_rate(dataclasses.replace(optimizer, learning_rate=peak), lengths=lengths),
             b1=optimizer.b1,
             b2=optimizer.b2,
             eps=optimizer.eps,

@@ -65,7 +65,7 @@ def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: T
         mask=jnp.asarray(mask),
         margin=jnp.asarray(margin),
         weights=jnp.asarray(weights),
-        config=trainer.loss,
+        config=trainer.settings.loss,
     )
     rows = [
         ScoredRow(c.id, c.subset, c.user_id, row.tolist(), list(c.labels or ()))

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import pytest
 
+torch = pytest.importorskip("torch", reason="the heads are written with torch")
+Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 Score = Callable[[Tensor, Sequence[int], Tensors], Tensor]
 

@@ -47,6 +47,26 @@ def sha256_of_layers(params: dict[str, Any]) -> str:
     return total.hexdigest()
 
 
+def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
+    """How many numbers of a product with a quantised matrix of the first layer, as the mesh has it, are not the
+    exact sum of integers times the scales, by matrix."""
+    import jax
+    import numpy as np
+
+    from prb_jax.models.quantization import quantize_array, quantized_project
+
+    found = {}
+    for name in ("q", "o", "gate", "down"):
+        weight, scale = layers[name][0], layers[f"{name}_scale"][0]
+        x = np.random.default_rng(0).standard_normal((64, weight.shape[0]), np.float32)
+        out = jax.jit(quantized_project, static_argnames="activations")(x, weight, scale, activations=True)
+        narrow, token_scale = quantize_array(x, np.dtype(np.int8), axis=-1)
+        total = narrow.astype(np.int64) @ np.asarray(weight, np.int64)
+        exact = total.astype(np.float32) * token_scale[:, None] * np.asarray(scale)
+        found[name] = int((np.asarray(out) != exact).sum())
+    return found
+
+
 def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
     import jax
 
@@ -56,6 +76,9 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
 
     import prb_jax as prb
     from prb_jax.checkpoints.hf_map import flatten
+    from prb_jax.commands.compilation_cache import enable_compilation_cache
+
+    enable_compilation_cache()
 
     found: dict[str, Any] = {}
     for spec in meshes:
@@ -70,6 +93,7 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
             "axes": dict(model.mesh.shape),
             "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
             "sha256": sha256_of_layers(model.params),
+            "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),

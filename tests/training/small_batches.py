@@ -14,8 +14,7 @@ from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.sharding import make_mesh
-from prb_jax.training.losses import LossConfig
-from prb_jax.training.optimizer import OptimizerConfig
+from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import Extras, TrainStep, make_train_step, split_params
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
@@ -82,7 +81,7 @@ def build(
     params: Params | None = None,
     mesh: Any = None,
     dtype: str = "float32",
-    loss: LossConfig | None = None,
+    loss: LossSettings | None = None,
     steps: int = 20,
     **options: Any,
 ) -> tuple[TrainStep, dict[str, Any], Params]:
@@ -93,8 +92,9 @@ def build(
         config,
         mesh=mesh or make_mesh(devices=jax.devices()[:1]),
         dtype=jnp.dtype(dtype),
-        loss=loss or LossConfig(center_rewards_coefficient=0.01),
-        optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, weight_decay=0.01),
+        loss=loss or LossSettings(center_rewards_coefficient=0.01),
+        optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, b2=0.999, warmup_share=0.0),
+        lengths=(steps,),
         trainable=trainable,
         frozen=frozen,
         lora_scale=LORA.scale if tuning == "lora" else 1.0,

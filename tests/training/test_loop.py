@@ -9,6 +9,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.config import default_config
 from prb_jax.training.loop import train
+from prb_jax.training.settings import TrainSettings
 from tests.training.tiny import (
     compilation_cache,
     curve,
@@ -156,8 +157,8 @@ def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_
     changed.optimizer.b2 = 0.9
     with pytest.raises(prb.RunError) as caught:
         train(changed, out=whole.out, progress=False)
-    assert "settings.steps: 8 -> 9" in str(caught.value)
     assert "settings.optimizer.b2: 0.95 -> 0.9" in str(caught.value)
+    assert (whole.out / "model").exists()  # a longer run is not begun where anything else differs
     other = write_rows(tmp_path / data.name, rows(41))
     with pytest.raises(prb.RunError, match=r"data\.sources\.data"):
         train(config(model, other), out=whole.out, progress=False)
@@ -165,6 +166,58 @@ def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_
     moved = config(shutil.copytree(model, tmp_path / "moved"), data)
     moved.checkpoint.keep_last = 7
     assert train(moved, out=whole.out, progress=False).summary == whole.summary
+
+
+def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_path, monkeypatch, capsys):
+    finished = shutil.copytree(whole.out, tmp_path / "finished")
+    train(config(model, data, steps=12), out=finished, progress=False)
+    said = capsys.readouterr().err
+    assert "continued from the checkpoint of step 8" in said
+    assert (
+        "lengthened from 8 steps to 12: the learning rate follows the schedule of 8 steps up to there" in said
+    )
+    stopped = tmp_path / "stopped"
+    with stopped_at(monkeypatch, 3):
+        train(config(model, data), out=stopped, progress=False)
+    with stopped_at(monkeypatch, 10):
+        train(config(model, data, steps=12), out=stopped, progress=False)
+    result = train(config(model, data, steps=12), out=stopped, progress=False)
+    # The result is that of the lengths 8 and 12, wherever the run stood when it was lengthened.
+    assert numbers(stopped) == numbers(finished)
+    weights = [(out / "model" / "model.safetensors").read_bytes() for out in (stopped, finished)]
+    assert weights[0] == weights[1] != (whole.out / "model" / "model.safetensors").read_bytes()
+    assert curve(finished, "loss", "learning_rate")[:8] == curve(whole.out, "loss", "learning_rate")
+    rates = [rate for _, rate in curve(finished, "learning_rate")]
+    assert rates[7] < rates[8] > rates[11]  # the seam of a schedule that falls
+    assert [step for step, *_ in curve(finished, "validation_loss")] == [4, 8, 12]
+    assert (result.summary["steps"], result.summary["lengths"]) == (12, [8, 12])
+    inputs = json.loads((stopped / "train.json").read_text())["inputs"]
+    assert (inputs["lengths"], inputs["settings"]["steps"]) == ([8, 12], 12)
+    assert not list(tmp_path.glob("*/.model*"))
+    before = (stopped / "train.json").read_bytes()
+    with pytest.raises(prb.RunError, match=r"steps=10 is less than the 12 of this run, of which 12 are done"):
+        train(config(model, data, steps=10), out=stopped, progress=False)
+    assert train(config(model, data, steps=12), out=stopped, progress=False).summary == result.summary
+    assert (stopped / "train.json").read_bytes() == before
+
+
+def test_a_constant_rate_has_no_seam(model, data, tmp_path):
+    def constant(steps):
+        chosen = config(model, data, steps=steps)
+        chosen.optimizer.schedule, chosen.optimizer.warmup_share = "constant", 0.0
+        return chosen
+
+    train(constant(4), out=tmp_path / "two", progress=False)
+    train(constant(8), out=tmp_path / "two", progress=False)
+    train(constant(8), out=tmp_path / "one", progress=False)
+    for found, expected in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_validations_are_those_of_each_length():
+    settings = TrainSettings(steps=30)
+    both = [step for step in range(1, 31) if settings.validates_at(step, (20, 30))]
+    assert both == [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 21, 24, 27, 30]
 
 
 def test_folders_of_something_else_are_refused(model, data, tmp_path):

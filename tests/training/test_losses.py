@@ -12,7 +12,8 @@ import pytest
 
 from prb_jax.errors import PrbError
 from prb_jax.metrics.accuracy import margin as winning_margin
-from prb_jax.training.losses import LossConfig, LossParts, comparison_loss
+from prb_jax.training.losses import LossParts, comparison_loss
+from prb_jax.training.settings import LossSettings
 
 
 def run(rewards, *, labels=None, mask=None, margin=None, weights=None, **config) -> LossParts:
@@ -26,7 +27,7 @@ def run(rewards, *, labels=None, mask=None, margin=None, weights=None, **config)
         mask=jnp.ones((rows, responses), bool) if mask is None else jnp.asarray(mask),
         margin=jnp.zeros(rows) if margin is None else jnp.asarray(margin, jnp.float32),
         weights=jnp.ones(rows) if weights is None else jnp.asarray(weights, jnp.float32),
-        config=LossConfig(**config),
+        config=LossSettings(**config),
     )
 
 
@@ -127,7 +128,7 @@ def test_absent_responses_have_no_influence(kind: str) -> None:
     def total(values):
         return comparison_loss(
             values, labels=jnp.asarray(strange), mask=jnp.asarray(mask), margin=jnp.zeros(3),
-            weights=jnp.ones(3), config=LossConfig(kind=kind, center_rewards_coefficient=0.1),
+            weights=jnp.ones(3), config=LossSettings(kind=kind, center_rewards_coefficient=0.1),
         ).loss_sum  # fmt: skip
 
     found = run(hidden, labels=strange, mask=mask, kind=kind)
@@ -209,7 +210,7 @@ def test_gradient_equals_that_of_torch() -> None:
         parts = comparison_loss(
             values, labels=jnp.tile(jnp.array([1.0, 0.0]), (6, 1)), mask=jnp.ones((6, 2), bool),
             margin=jnp.asarray(margin), weights=jnp.ones(6),
-            config=LossConfig(center_rewards_coefficient=0.01),
+            config=LossSettings(center_rewards_coefficient=0.01),
         )  # fmt: skip
         return parts.loss_sum / parts.weight_sum
 
@@ -231,4 +232,4 @@ def test_gradient_equals_that_of_torch() -> None:
 )
 def test_options_that_cannot_be(options: dict, message: str) -> None:
     with pytest.raises(PrbError, match=message.replace(".", r"\.")):
-        LossConfig(**options)
+        LossSettings(**options)

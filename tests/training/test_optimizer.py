@@ -12,12 +12,14 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.training.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer
+from prb_jax.training.optimizer import decay_mask, learning_rate, make_optimizer
+from prb_jax.training.settings import OptimizerSettings
 
 
 def rates(**options) -> list[float]:
-    config = OptimizerConfig(learning_rate=1.0, **options)
-    return [round(float(learning_rate(config)(step)), 6) for step in range(config.steps + 1)]
+    lengths = options.pop("lengths", None) or (options.pop("steps"),)
+    rate = learning_rate(OptimizerSettings(learning_rate=1.0, **options), lengths=lengths)
+    return [round(float(rate(step)), 6) for step in range(lengths[-1] + 1)]
 
 
 def test_schedules_by_hand() -> None:
@@ -31,21 +33,31 @@ def test_schedules_by_hand() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 def test_warm_up_rises_to_the_peak_and_never_starts_at_nothing(schedule: str) -> None:
-    found = rates(steps=20, schedule=schedule, warmup_steps=4, final_share=0.1)
+    found = rates(steps=20, schedule=schedule, warmup_share=0.2, final_share=0.1)
     assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert max(found) == 1.0
     assert found[-1] == (1.0 if schedule == "constant" else 0.1)
 
 
 def test_a_fall_longer_than_what_is_left_starts_after_the_warm_up() -> None:
-    found = rates(steps=6, schedule="wsd", warmup_steps=4, decay_share=0.9, final_share=0.0)
+    found = rates(steps=6, schedule="wsd", warmup_share=4 / 6, decay_share=0.9, final_share=0.0)
     assert found == [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 def test_the_rate_does_not_change_past_the_end(schedule: str) -> None:
-    config = OptimizerConfig(steps=10, schedule=schedule)
-    assert float(learning_rate(config)(10)) == float(learning_rate(config)(500))
+    rate = learning_rate(OptimizerSettings(learning_rate=1.0, schedule=schedule), lengths=(10,))
+    assert float(rate(10)) == float(rate(500))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
+def test_a_lengthened_run_keeps_its_first_part_and_goes_on_as_the_longer_one(schedule: str) -> None:
+    options = {"schedule": schedule, "final_share": 0.1}
+    first, both = (rates(lengths=x, warmup_share=0.2, **options) for x in ((20,), (20, 40)))
+    assert both[:20] == first[:20]
+    # The warm-up is not repeated: that of the first length is a tenth of the second.
+    assert both[20:] == rates(lengths=(40,), warmup_share=0.1, **options)[20:]
+    assert rates(lengths=(20, 40, 60), warmup_share=0.2, **options)[:40] == both[:40]
 
 
 @pytest.mark.parametrize(("decay", "clip"), [(0.0, None), (0.1, 0.5), (0.1, 100.0)])
@@ -55,11 +67,11 @@ def test_updates_equal_those_of_torch(decay: float, clip: float | None) -> None:
     start = {"score": rng.normal(size=(6, 3)), "final_norm": rng.normal(size=(4,))}
     gradients = [{name: rng.normal(size=x.shape) for name, x in start.items()} for _ in range(6)]
 
-    config = OptimizerConfig(
-        steps=6, learning_rate=0.03, schedule="constant", b1=0.8, b2=0.9, eps=1e-6,
+    config = OptimizerSettings(
+        learning_rate=0.03, schedule="constant", b1=0.8, b2=0.9, eps=1e-6,
         weight_decay=decay, clip_norm=clip,
     )  # fmt: skip
-    transformation = make_optimizer(config)
+    transformation = make_optimizer(config, lengths=(6,))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
     state = transformation.init(params)
     theirs = {name: torch.tensor(x, dtype=torch.float32, requires_grad=True) for name, x in start.items()}
@@ -110,7 +122,7 @@ def test_matrices_decay_and_norms_and_biases_do_not() -> None:
             {"schedule": "step"},
             r"optimizer\.schedule: expected one of constant, linear, cosine, wsd, found 'step'",
         ),
-        ({"warmup_steps": 11}, r"optimizer\.warmup_steps: expected 0 to steps \(10\), found 11"),
+        ({"warmup_share": 1.1}, r"optimizer\.warmup_share: expected 0 to 1, found 1\.1"),
         ({"clip_norm": 0.0}, r"optimizer\.clip_norm: expected more than 0, or None, found 0\.0"),
         ({"b2": 1.0}, r"optimizer\.b2: expected at least 0 and less than 1, found 1\.0"),
         ({"decay_share": 1.5}, r"optimizer\.decay_share: expected 0 to 1, found 1\.5"),
@@ -118,4 +130,4 @@ def test_matrices_decay_and_norms_and_biases_do_not() -> None:
 )
 def test_options_that_cannot_be(options: dict, message: str) -> None:
     with pytest.raises(PrbError, match=message):
-        OptimizerConfig(steps=10, **options)
+        OptimizerSettings(**options)

@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from prb_jax.errors import CheckpointError
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
-from prb_jax.training.losses import LossConfig, comparison_loss
+from prb_jax.training.losses import comparison_loss
+from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import UserRows, merge, split_params
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
@@ -76,7 +77,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
     trees = random_trees(4, responses=3)
     extras = extras_of(trees)
     params = initial_params(CONFIG)
-    config = LossConfig(label_smoothing=0.1)
+    config = LossSettings(label_smoothing=0.1)
     step, state, frozen = build(CONFIG, params=params, loss=config)
 
     def mean_loss(params):
@@ -107,7 +108,7 @@ def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
         parts = comparison_loss(
             logits[..., 0].reshape(5, 3), labels=extras.labels, mask=jnp.asarray(extras.mask),
             margin=jnp.asarray(extras.margin), weights=jnp.asarray(extras.weights),
-            config=LossConfig(center_rewards_coefficient=0.01),
+            config=LossSettings(center_rewards_coefficient=0.01),
         )  # fmt: skip
         return parts.means()["loss"]
 
@@ -322,7 +323,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
         )  # fmt: skip
         return comparison_loss(
             logits[..., 0], labels=extras.labels, mask=jnp.asarray(extras.mask), margin=jnp.asarray(extras.margin),
-            weights=jnp.asarray(extras.weights), config=LossConfig(center_rewards_coefficient=0.01),
+            weights=jnp.asarray(extras.weights), config=LossSettings(center_rewards_coefficient=0.01),
         ).means()["loss"]  # fmt: skip
 
     gradient = jax.grad(by_rows)(jnp.asarray(table[[4, 2]]))

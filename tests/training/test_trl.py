@@ -15,7 +15,7 @@ from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
-from prb_jax.training.losses import LossConfig
+from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import Extras, TrainStep
 from prb_jax.trees.tree import Tree, build_tree
 from tests.tiny_models import write_tiny_model
@@ -58,7 +58,7 @@ class Step:
 def compiled(folder: Path, center: float | None) -> tuple[TrainStep, Params]:
     config = load_config(folder)
     params = load_params(folder, config).params
-    loss = LossConfig(center_rewards_coefficient=center)
+    loss = LossSettings(center_rewards_coefficient=center)
     return build(config, params=params, loss=loss, remat="dots")[0], params
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from prb_jax.bench.timed_step import OPTIMIZER, TimedStep
+from prb_jax.bench.timed_step import LEARNING_RATE, OPTIMIZER, TimedStep
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import DecoderConfig
@@ -82,7 +82,7 @@ class TrlTrainer:
         self._trainer.model.train()
         self._optimizer: Any = torch.optim.AdamW(
             self._trainer.model.parameters(),
-            lr=OPTIMIZER.learning_rate,
+            lr=LEARNING_RATE,
             betas=(OPTIMIZER.b1, OPTIMIZER.b2),
             eps=OPTIMIZER.eps,
             weight_decay=OPTIMIZER.weight_decay,

@@ -18,7 +18,7 @@ from prb_jax.models.attention.triton import BLOCKS, triton_attention
 from prb_jax.models.attention.triton_kernels import KernelBlocks
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
-from tests.models.attention.kernel_on_mesh import on_mesh
+from tests.models.attention.kernel_on_mesh import gpus, on_mesh
 from tests.models.attention.test_gradients import gradients
 from tests.models.attention.test_reference import FLOAT32_TOLERANCE, Case, compiled_reference, jit
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
@@ -131,11 +131,12 @@ def test_lowered_for_cuda(head_dim: int, dtype: jnp.dtype) -> None:
     def loss(*qkv: jax.Array) -> jax.Array:
         return triton_attention(*qkv, **case.options).astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*case.inputs(dtype))
-    try:
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    except ImportError as error:
-        pytest.skip(f"this jaxlib has no Triton: {error}")
+    with jax.sharding.use_abstract_mesh(gpus()):
+        traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*case.inputs(dtype))
+        try:
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        except ImportError as error:
+            pytest.skip(f"this jaxlib has no Triton: {error}")
     assert len(re.findall(r"custom_call @\S*triton", text)) == 3
     for name in ("output", "gradient_by_queries", "gradients_by_keys"):
         assert f"tree_attention_write_{name}" in text
