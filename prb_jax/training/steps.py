@@ -193,4 +193,6 @@ class Loop:
             facts["validation"] = result.numbers()
             # Smaller is better.
             facts["value"] = result.loss if metric == "loss" else -result.accuracy
+        if self.log is not None:
+            self.log.sync()
         self.trainer.save(self.checkpoints, self.step, facts)

@@ -93,7 +93,7 @@ class TestPaperProtocol:
             f"Post {i} (Category: {post.category}):\n{post.text}"
             for i, post in enumerate(comparison.profile, 1)
         )
-        (found,) = prb.load(place).score([comparison], protocol="paper")
+        (found,) = prb.load(place).score([comparison], profile_posts=10, protocol="paper")
         expected = self.carried_out(place, comparison, comparison.question + posts, max_length=8192)
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
