@@ -36,6 +36,7 @@ class MeasuresLength(Protocol):
         self, comparisons: Sequence[Comparison], *, protocol: str, max_length: int | None
     ) -> list[TooLongError]:
         """Why each of those comparisons cannot be scored that have a response longer than the limit allows."""
+        ...
 
 
 @dataclass(frozen=True)
