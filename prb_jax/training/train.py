@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
