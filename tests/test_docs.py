@@ -240,9 +240,9 @@ def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
     """The steps by the code of their functions."""
     found: dict[CodeType, tuple[str, str]] = {}
     for path, name in steps:
-        function = find(f"{path.removesuffix('.py').replace('/', '.')}.{name}")
-        function = getattr(function, "__func__", function)
-        found[getattr(function, "__wrapped__", function).__code__] = (path, name)  # pyright: ignore[reportAttributeAccessIssue]
+        function: Any = find(f"{path.removesuffix('.py').replace('/', '.')}.{name}")
+        function = getattr(function, "__func__", function)  # of a class method
+        found[getattr(function, "__wrapped__", function).__code__] = (path, name)
     return found
 
 
