@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
-from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
+from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
     BENCHMARKS_DEFINITION,
@@ -43,7 +44,7 @@ from prb_jax.scoring.quantized import (
 from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, choose_view
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
@@ -180,7 +181,7 @@ def evaluate(
     if isinstance(scorer, PlainScorer):
         refuse_options(
             scorer.name,
-            **asked | {"protocol": None if protocol == Protocol.DEFAULT else protocol},
+            **asked | {"protocol": None if protocol == TextProtocol.DEFAULT else protocol},
             batch_tokens=batch_tokens,
         )
     identity = dict(scorer.identity())
@@ -303,7 +304,7 @@ def _finish(
         inputs,
         rows,
         name=name,
-        view=View(decides["profile_posts"], Protocol(decides["protocol"])),
+        view=View(decides["profile_posts"], TextProtocol(decides["protocol"])),
     )
     write_json(folder.path / SUMMARY, summary)
     return rows, summary

@@ -18,7 +18,7 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import user_weights
 
 if TYPE_CHECKING:
-    from prb_jax.training.model import Trainer
+    from prb_jax.training.trainer import Trainer
 
 
 _loss = jax.jit(comparison_loss, static_argnames="config")
@@ -31,10 +31,6 @@ class Validation:
     loss: float
     accuracy: float
     margin: float
-
-    def numbers(self) -> dict[str, float]:
-        """By name."""
-        return {"loss": self.loss, "accuracy": self.accuracy, "margin": self.margin}
 
 
 def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: TrainSettings) -> Validation:

@@ -10,8 +10,8 @@ from prb_jax.cli import main
 from prb_jax.personal.prompts import load_prompts
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.convert import convert
-from prb_jax.training.loop import train
 from prb_jax.training.splits import read_training_data
+from prb_jax.training.train import train
 from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
 
 STEPS = 160
@@ -96,6 +96,16 @@ def test_a_run_is_converted_with_its_users(whole, tmp_path):
     for name in ("model.safetensors", "users.safetensors", "users.json"):
         assert (folder / name).read_bytes() == (whole.model / name).read_bytes()
         assert (again / name).read_bytes() == (whole.model / name).read_bytes()
+
+
+def test_a_run_that_would_lose_soft_prompts_is_refused(config, whole, tmp_path):
+    chosen = config.copy_and_resolve_references()
+    chosen.model, chosen.method = str(whole.out), "user_blind"
+    with pytest.raises(
+        prb.CheckpointError, match=r"holds soft prompts of users \(users\.safetensors\), which a new"
+    ):
+        train(chosen, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_adapter_without_its_soft_prompts_is_refused(config, tmp_path, capsys):

@@ -8,8 +8,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.training.config import default_config
-from prb_jax.training.loop import train
 from prb_jax.training.settings import TrainSettings
+from prb_jax.training.train import train
 from tests.training.tiny import (
     compilation_cache,
     curve,
@@ -227,7 +227,7 @@ def test_folders_of_something_else_are_refused(model, data, tmp_path):
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
     (evaluation / "run.json").write_text("{}")
-    with pytest.raises(prb.RunError, match=r"has a run.json but no train.json"):
+    with pytest.raises(prb.RunError, match=r"has run.json but no train.json"):
         train(config(model, data), out=evaluation)
 
 

@@ -31,7 +31,7 @@ PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, *UNIONS)
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Personas:
     """The generated benchmark.
 
     Attributes:
@@ -48,16 +48,6 @@ class Benchmark:
     levels: Mapping[str, tuple[int, ...]]
     ceilings: Mapping[str, Ceilings]
 
-    @property
-    def best_user_blind_accuracy(self) -> float:
-        """Over all personalised records: what nobody can exceed who does not know the user."""
-        return self.ceilings["personal"].user_blind
-
-    @property
-    def best_persona_aware_accuracy(self) -> float:
-        """Over all personalised records: the accuracy of one who knows every user's tastes."""
-        return self.ceilings["personal"].persona_aware
-
 
 @dataclass(frozen=True)
 class _Judgement:
@@ -72,7 +62,7 @@ class _Judgement:
 
 
 @lru_cache(maxsize=2)
-def generate(seed: int = 0) -> Benchmark:
+def generate(seed: int = 0) -> Personas:
     """The whole benchmark, in a second or two; the latest ones are kept.
 
     The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
@@ -115,7 +105,7 @@ def generate(seed: int = 0) -> Benchmark:
         )
         for name, union in measured.items()
     }
-    return Benchmark(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
+    return Personas(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
 
 
 def _judge(
