@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -26,7 +26,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.training.data import Examples, Order, choose_shapes
+from prb_jax.training.data import Examples, Order, shapes_of_steps
 from prb_jax.training.groups import Tuning, split_params
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings
@@ -84,18 +84,11 @@ class TreeTrainer:
         pairs = len(workload.trees)
         order = Order(pairs, pairs, seed=0)
         # As in training: a backward pass holds the activations of all layers.
-        shapes = choose_shapes(
-            workload.trees,
-            order,
-            steps=STEPS,
-            tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
-            divisor=options.divisor,
-            multiple=options.multiple,
-            max_buckets=_MAX_BUCKETS,
-            attention_length=options.attention_length,
-        )
+        tokens = options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2
+        options = replace(options, tokens_per_batch=tokens, max_buckets=_MAX_BUCKETS)
+        shapes = shapes_of_steps(workload.trees, order, steps=STEPS, options=options)
         self.trees = workload.trees
-        self.microbatches = shapes.deal(range(pairs), workload.trees)
+        self.microbatches = shapes.deal([tree.shape for tree in workload.trees], range(pairs))
         lora = LoraConfig()
         trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
         objective = RewardObjective(

@@ -30,7 +30,6 @@ from prb_jax.readouts.pairs import make_pair_score_fn
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
-from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.readable import check_readable, paper_remarks
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
@@ -47,8 +46,8 @@ from prb_jax.text.protocol import TextProtocol, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, choose_view, length_limit, read_trained_view
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.encode import encode_comparisons, encode_each
+from prb_jax.trees.shapes import Bucket, ShapeOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
