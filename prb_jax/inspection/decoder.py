@@ -19,7 +19,8 @@ from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
-from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_model
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.report.style import facts_table
 from prb_jax.scoring.inputs import read_inputs

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.sharding import Mesh
 
+from prb_jax.sharding import mesh_shape
 from prb_jax.trees.batches import PlannedBatch
 from prb_jax.trees.buckets import Bucket, Buckets, batch_size, cell_cost, choose_buckets
+
+if TYPE_CHECKING:
+    from prb_jax.models.config.decoder import DecoderConfig
+    from prb_jax.models.config.encoder import EncoderConfig
+
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
+# out of the cache; accelerators need some thousand tokens to be busy.
+TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
+MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
 FIRST_WINDOW = 512
 """Comparisons of the first window: few, so that the device starts early."""
@@ -42,6 +54,19 @@ class ShapeOptions:
     multiple: int = 16
     max_buckets: int = 8
     attention_length: int = 8192
+
+
+def shape_options(
+    config: DecoderConfig | EncoderConfig, mesh: Mesh, batch_tokens: int | None = None
+) -> ShapeOptions:
+    """Return how batches are shaped for a model on these devices; `batch_tokens` takes the place of their own."""
+    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    return ShapeOptions(
+        tokens_per_batch=batch_tokens or shards * TOKENS_PER_SHARD.get(platform, 8_192),
+        divisor=shards,
+        multiple=MULTIPLE.get(platform, 16),
+        attention_length=config.attention_length,
+    )
 
 
 def windows(count: int) -> list[range]:
@@ -101,7 +126,7 @@ def plan_window(
         batch = batch_size(bucket, tokens_per_batch=options.tokens_per_batch, divisor=options.divisor)
         if whole:
             batches = -(-len(rows) // batch)
-            batch = _round_up(-(-len(rows) // batches), options.divisor)
+            batch = round_up(-(-len(rows) // batches), options.divisor)
         plan.extend(
             PlannedBatch(bucket, batch, tuple(rows[i : i + batch])) for i in range(0, len(rows), batch)
         )
@@ -123,12 +148,13 @@ def choose(shapes: Sequence[tuple[int, int, int]], *, options: ShapeOptions) -> 
 def _coarse(size: int, multiple: int) -> int:
     """Rounded up to a step of an eighth to a quarter of the size, so that few distinct shapes arise."""
     step = max(multiple, 1 << max(size.bit_length() - 3, 0))
-    return _round_up(max(size, 1), _round_up(step, multiple))
+    return round_up(max(size, 1), round_up(step, multiple))
 
 
 def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below the size."""
     return -(-size // multiple) * multiple

@@ -29,11 +29,6 @@ def check_reference(reference: bool | None, *, quantize: str | None) -> None:
         )
 
 
-def without_quantization(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of the same model, unquantised."""
-    return {key: value for key, value in identity.items() if key != "quantize"}
-
-
 def quantization_figures(
     scorer: Quantized, rows: Sequence[ScoredRow], reference: Sequence[ScoredRow] | None, *, seed: int
 ) -> dict[str, Any]:
