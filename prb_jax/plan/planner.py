@@ -25,7 +25,7 @@ from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
 from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
 from prb_jax.sharding import crossing_axis, make_mesh
-from prb_jax.training.step import TUNINGS, Tuning
+from prb_jax.training.groups import TUNINGS, Tuning
 
 Bound = Literal["matrix products", "memory", "links"]
 

@@ -11,7 +11,7 @@ from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import Plan, plan_on, read_model
-from prb_jax.training.step import Tuning
+from prb_jax.training.groups import Tuning
 
 LONG_TOKENS = 8192
 """From so many tokens of a tree on, splitting them over devices is tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
-from prb_jax.runs.folder import replace_file
+from prb_jax.runs.folder import replace_file, temporary_name
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.text.protocol import Protocol, parse_protocol
 
@@ -82,6 +83,8 @@ def rank_profiles(
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
     if target.exists():
         raise RunError(f"{out}: is there already; remove it, or give --out another file")
+    with contextlib.suppress(OSError):
+        temporary_name(target).unlink(missing_ok=True)  # of a call that was killed
     rows, queries = read_queries(data)
     texts = truncated = 0
     if encoder in RANKERS:

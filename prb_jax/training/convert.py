@@ -35,7 +35,6 @@ from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
 from prb_jax.training.model import make_trainer
 from prb_jax.training.start import start_from
 from prb_jax.training.state import Checkpoints
-from prb_jax.training.users import find_users
 
 
 def convert(
@@ -123,8 +122,7 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        users = find_users(settings, (), out=path)
-        trainer = make_trainer(settings, start, mesh=make_mesh(None), users=users)
+        trainer = make_trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()

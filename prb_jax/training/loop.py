@@ -41,7 +41,6 @@ from prb_jax.training.splits import TrainingData, read_training_data, user_weigh
 from prb_jax.training.start import start_from
 from prb_jax.training.state import Checkpoints
 from prb_jax.training.steps import Loop
-from prb_jax.training.users import find_users
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,7 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        users = find_users(settings, found.train, out=path)
-        trainer = make_trainer(settings, start, mesh=mesh, users=users, lengths=lengths)
+        trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path, lengths=lengths)
         run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
 
@@ -199,7 +197,7 @@ class _Run:
             comparisons=train,
             trees=self.trainer.encode(train),
             weights=user_weights(train) if weighted else np.ones(len(train), np.float32),
-            users=self.trainer.user_rows(train),
+            rows=self.trainer.method.rows(train),
         )
 
     def _shapes(self, examples: Examples, order: Order) -> Shapes:
@@ -265,7 +263,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
         "validation_comparisons": len(run.data.validation),
         "validation_split_by": run.data.split_by,
         "truncated": run.trainer.truncated,
-        "users": None if run.trainer.users is None else len(run.trainer.users.users.names),
+        "users": len(run.trainer.method.users) or None,
         "pairs_seen": run.settings.steps * run.settings.batch.comparisons,
         "tokens_seen": int(sum(row["tokens"] for row in steps)),
         "parameters": run.trainer.parameters,

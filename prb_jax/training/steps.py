@@ -14,15 +14,15 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
-from prb_jax.personal.embedding import StepUsers
+from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import Display
 from prb_jax.training.data import Examples, Order, Shapes
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.model import Trainer
+from prb_jax.training.objective import Extras
 from prb_jax.training.progress import Board
 from prb_jax.training.state import Checkpoints
-from prb_jax.training.step import Extras
 from prb_jax.training.utilisation import device_peak, training_flops
 from prb_jax.training.validation import Validation, validate
 from prb_jax.trees.batches import TreeBatch
@@ -35,7 +35,7 @@ class _HostStep:
     """One step, ready for the device."""
 
     members: np.ndarray
-    users: StepUsers | None
+    rows: StepRows
     batches: list[tuple[TreeBatch, Extras]]
     tokens: int
     flops: float
@@ -115,12 +115,12 @@ class Loop:
 
     def _prepare(self, step: int) -> _HostStep:
         members = self.order.step(step)
-        users = self.trainer.step_users(self.examples, members, step)
-        slots = None if users is None else dict(zip(members.tolist(), users.slots.tolist(), strict=True))
+        rows = self.trainer.method.rows_of_step(self.examples.rows, members, step=step)
+        slots = dict(zip(members.tolist(), rows.slots.tolist(), strict=True))
         microbatches = self.shapes.deal(members.tolist(), self.examples.trees)
         return _HostStep(
             members=members,
-            users=users,
+            rows=rows,
             batches=[self.examples.batch(one, slots=slots) for one in microbatches],
             tokens=sum(self.examples.trees[member].tokens for member in members),
             flops=sum(self._flops_of(member) for member in members.tolist()),
@@ -133,7 +133,7 @@ class Loop:
         return self._flops[member]
 
     def _dispatch(self, host: _HostStep) -> None:
-        metrics = self.trainer.step(host.batches, host.users)
+        metrics = self.trainer.step(host.batches, host.rows)
         before, self._pending = self._pending, _Dispatched(self.step + 1, host, metrics)
         if before is not None:
             self._finish_step(before)
@@ -193,4 +193,6 @@ class Loop:
             facts["validation"] = result.numbers()
             # Smaller is better.
             facts["value"] = result.loss if metric == "loss" else -result.accuracy
+        if self.log is not None:
+            self.log.sync()
         self.trainer.save(self.checkpoints, self.step, facts)
