@@ -127,7 +127,7 @@ class OpenedModel:
 
 
 def open_model(
-    model: str | Path | ModelFolder, options: LoadOptions = LoadOptions(), *, new_head: bool = False
+    model: str | Path | ModelFolder, options: LoadOptions, *, new_head: bool = False
 ) -> OpenedModel:
     """Open a reward model; headers of weights may be read, and no weights.
 

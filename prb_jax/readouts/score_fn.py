@@ -58,4 +58,6 @@ def make_score_fn(
     def score(params: Params, batch: TreeBatch) -> jax.Array:
         return read_out(logits(params, batch), readout)
 
-    return jax.jit(score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(
+        score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh)
+    )

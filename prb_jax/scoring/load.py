@@ -12,7 +12,7 @@ from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.quantization import quantization_form
-from prb_jax.personal.prompts import UserPrompts, extend_embedding, load_prompts
+from prb_jax.personal.prompts import extend_embedding, load_prompts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.score_fn import make_score_fn
@@ -117,7 +117,7 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         if saved is not None:
             embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}
-            prompts = UserPrompts(saved.users, tokens=saved.table.shape[1], first_id=config.vocab_size)
+            prompts = saved.prompts(first_id=config.vocab_size)
     return RewardModel(
         reader=Reader(
             name=opened.name,

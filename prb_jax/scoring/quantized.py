@@ -1,6 +1,6 @@
 """What quantising a model changes in its scores: the part of an evaluation that compares the two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prb_jax.errors import RunError

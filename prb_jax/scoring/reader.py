@@ -10,6 +10,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.personal.method import UserTokens
 from prb_jax.personal.prompts import UserPrompts
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
@@ -37,7 +38,7 @@ class Reader:
         the tokenizer of pairs.
       labels_named: False for a head with several labels where nobody named the one that is the reward: the default
         protocol is refused, and the paper protocol has a rule.
-      prompts: the soft prompts of the model's users, where it has any.
+      prompts: what stands for users in front of their trees, where the model has soft prompts of them.
       trained: the view that the model was trained with, where its files say; what a call does not say is taken from
         it, and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`).
     """
@@ -46,12 +47,12 @@ class Reader:
     config: DecoderConfig | EncoderConfig
     tokenizer: ChatTokenizer | PairTokenizer
     labels_named: bool = True
-    prompts: UserPrompts | None = None
+    prompts: UserTokens | None = None
     trained: TrainedView | None = None
 
     __repr__ = short_repr
 
-    def choose_view(self, options: ViewOptions = ViewOptions()) -> ChosenView:
+    def choose_view(self, options: ViewOptions) -> ChosenView:
         """Return what the model is shown where this is asked for, and where that is not as in training.
 
         Raises:
@@ -59,7 +60,7 @@ class Reader:
         """
         return choose_view(self.trained, options, context=self.config.max_position_embeddings)
 
-    def view(self, options: ViewOptions = ViewOptions()) -> View:
+    def view(self, options: ViewOptions) -> View:
         """As :meth:`choose_view`, with a warning of what is not as in training."""
         chosen = self.choose_view(options)
         chosen.warn(self.name)
@@ -96,7 +97,7 @@ class Reader:
         )
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(comparison, tree)
-        return trees if self.prompts is None else self.prompts.attach(trees, comparisons)
+        return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
 
     def encode_each(
         self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None
@@ -124,7 +125,7 @@ class Reader:
     def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
         """Return how many users of the comparisons get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
-        return None if self.prompts is None else len(self.prompts.users.unknown(comparisons))
+        return len(self.prompts.users.unknown(comparisons)) if isinstance(self.prompts, UserPrompts) else None
 
     def remarks(self, protocol: Protocol) -> list[str]:
         """Return sentences about the way in which this protocol reads this model, where its files do not say it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import jax
 import numpy as np
@@ -78,6 +78,17 @@ class RewardModel:
     def config(self) -> DecoderConfig | EncoderConfig:
         """The architecture."""
         return self.reader.config
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The architecture of a model whose body is a decoder.
+
+        Raises:
+          TypeError: it is an encoder, which reads pairs.
+        """
+        if isinstance(self.tokenizer, PairTokenizer):
+            raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
+        return cast("DecoderConfig", self.config)
 
     @property
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
