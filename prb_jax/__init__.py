@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
-    from prb_jax.training.loop import TrainResult, train
+    from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
     "Comparison": "prb_jax.data.comparison",
@@ -39,8 +39,8 @@ _HOMES = {
     "evaluate": "prb_jax.scoring.by_name",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
-    "TrainResult": "prb_jax.training.loop",
-    "train": "prb_jax.training.loop",
+    "TrainResult": "prb_jax.training.train",
+    "train": "prb_jax.training.train",
 }
 
 __all__ = [

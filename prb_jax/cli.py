@@ -403,7 +403,7 @@ def _train(options: argparse.Namespace) -> int:
     with _until_terminated(options):
         _prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
         from prb_jax.report.training import training_table
-        from prb_jax.training.loop import train
+        from prb_jax.training.train import train
 
         result = train(
             config,

@@ -15,7 +15,7 @@ from typing import Any
 from prb_jax.checkpoints.layout import has_fused_qkv, layer_module_name, module_name
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
-from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 
 __all__ = [
     "EMBEDDING_KEY",
@@ -152,6 +152,11 @@ def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
         if head.bias:
             leaves.append(LeafMap(path=("score_bias",), key=head.bias_key, shape=shape[1:]))
         return leaves
+    if isinstance(head, LanguageHead):
+        if head.tied:
+            return []
+        key, shape = OUTPUT_EMBEDDING_KEY, (width, config.vocab_size)
+        return [LeafMap(path=("lm_head",), key=key, shape=shape, transposed=True)]
     if isinstance(head, Vocabulary):
         return [
             LeafMap(

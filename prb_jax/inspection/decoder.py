@@ -26,7 +26,7 @@ from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.report.style import facts_table
 from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions, read_trained_view
@@ -115,7 +115,7 @@ def inspect_model(
     )
     asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
     reader.view(asked)  # warns
-    protocols = list(Protocol) if protocol is None else [protocol]
+    protocols = list(TextProtocol) if protocol is None else [protocol]
     lengths = _lengths(
         reader,
         views=[reader.choose_view(replace(asked, protocol=each)).view for each in protocols],
@@ -143,7 +143,7 @@ def inspect_model(
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
-        "warnings": "\n".join([*_warnings(folder.path, found, chat), *reader.remarks(Protocol.PAPER)])
+        "warnings": "\n".join([*_warnings(folder.path, found, chat), *reader.remarks(TextProtocol.PAPER)])
         or "none",
     }
 

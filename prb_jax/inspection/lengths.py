@@ -9,7 +9,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.protocol import FACTS, Protocol
+from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
@@ -114,7 +114,7 @@ def length_report(comparisons: Sequence[Comparison], reader: Reader, *, view: Vi
     )
 
 
-def length_rule(protocol: Protocol, *, limit: int) -> str:
+def length_rule(protocol: TextProtocol, *, limit: int) -> str:
     """What the protocol does with a conversation of more tokens than the limit, in words."""
     if FACTS[protocol].cuts_responses:
         return f"more than {limit:,} tokens: the end is cut, response and end of turn first"

@@ -24,7 +24,7 @@ from prb_jax.scoring.run_identity import RunIdentity, computing_versions, sessio
 from prb_jax.scoring.scored import Quantized, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import open_scored_run
 from prb_jax.scoring.too_long import check_too_long, leave_out
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
 
@@ -108,7 +108,7 @@ def run_evaluation(
         refuse_options(
             scorer.name,
             profile_posts=asked.profile_posts,
-            protocol=None if asked.protocol == Protocol.DEFAULT else asked.protocol,
+            protocol=None if asked.protocol == TextProtocol.DEFAULT else asked.protocol,
             max_length=asked.max_length,
             batch_tokens=options.batch_tokens,
         )

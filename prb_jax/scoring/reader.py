@@ -14,7 +14,7 @@ from prb_jax.personal.method import UserTokens
 from prb_jax.personal.prompts import UserPrompts
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.rules import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose_view, length_limit
@@ -127,7 +127,7 @@ class Reader:
         them; None for a model without soft prompts."""
         return len(self.prompts.users.unknown(comparisons)) if isinstance(self.prompts, UserPrompts) else None
 
-    def remarks(self, protocol: Protocol) -> list[str]:
+    def remarks(self, protocol: TextProtocol) -> list[str]:
         """Return sentences about the way in which this protocol reads this model, where its files do not say it.
 
         Raises:
@@ -135,7 +135,7 @@ class Reader:
         """
         self._check_labels(protocol)
         said = []
-        if protocol is not Protocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+        if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
             return said
         if not self.labels_named:
             said.append(
@@ -149,8 +149,8 @@ class Reader:
             )
         return said
 
-    def _check_labels(self, protocol: Protocol) -> None:
-        if not (self.labels_named or protocol is Protocol.PAPER):
+    def _check_labels(self, protocol: TextProtocol) -> None:
+        if not (self.labels_named or protocol is TextProtocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def check_readable(self, comparison: Comparison, tree: Tree) -> None:

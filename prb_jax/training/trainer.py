@@ -21,7 +21,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.plan import ShapeOptions, shape_options
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.scoring.tokenising import encode_together
+from prb_jax.scoring.tokenising import encode_by_processes
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import flat_settings
 from prb_jax.training.export import export_adapter, export_model
@@ -35,9 +35,9 @@ from prb_jax.training.objective import (
     RewardTraining,
     make_reward_training,
 )
+from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.start import Start
-from prb_jax.training.state import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.step import TrainState
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
@@ -113,7 +113,7 @@ class Trainer:
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = encode_together(comparisons, self._encode)
+        trees = encode_by_processes(comparisons, self._encode)
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
@@ -135,7 +135,7 @@ class Trainer:
         """Rewards by the weights of now, one float32 array [K] a comparison; each is tokenised once a run."""
         fresh = [one for one in comparisons if id(one) not in self._trees]
         if fresh:
-            self._trees.update(zip(map(id, fresh), encode_together(fresh, self._encode), strict=True))
+            self._trees.update(zip(map(id, fresh), encode_by_processes(fresh, self._encode), strict=True))
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
         for batch in stream_scores(
             comparisons,
