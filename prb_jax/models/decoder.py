@@ -22,9 +22,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import quote
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
-from prb_jax.models.attention.reference import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.layers import gated, rms_norm, rotate
@@ -92,15 +92,6 @@ class Decoder(nnx.Module):
         self.layers = DecoderLayers(config, rngs, dtype)
         self.final_norm = nnx.Param(jnp.full((width,), unit, dtype))
         self.score = nnx.Param(width**-0.5 * jax.random.normal(rngs.params(), (width, labels), dtype))
-
-
-def abstract_decoder(
-    config: DecoderConfig, dtype: jnp.dtype = jnp.float32
-) -> tuple[nnx.GraphDef[Decoder], Params]:
-    """The module's definition and its parameters as a nested dict of ShapeDtypeStruct; allocates nothing."""
-    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype))
-    graphdef, state = nnx.split(model)
-    return graphdef, nnx.to_pure_dict(state)
 
 
 def init_params(config: DecoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:

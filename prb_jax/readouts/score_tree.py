@@ -33,7 +33,7 @@ def score_tree(
     response's read position, n of them being labels, of any other one value.
 
     Args:
-        params: nested dict as :func:`abstract_decoder` describes it.
+        params: nested dict as :func:`prb_jax.checkpoints.load.abstract_params` describes it.
         batch: B trees.
         config: architecture.
         dtype: of activations.

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.runs.folder import SUMMARY, finish_scores, write_json
+from prb_jax.runs.folder import SUMMARY, finish_scores
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.inputs import Inputs

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.runs.folder import replace_file, writing
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
@@ -67,8 +67,8 @@ class LeftOut:
             }
             for each in self.reasons
         ]
-        with writing(folder / LEFT_OUT):
-            replace_file(folder / LEFT_OUT, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        with writing(folder / LEFT_OUT), whole_file(folder / LEFT_OUT) as file:
+            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:

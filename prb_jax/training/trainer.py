@@ -23,7 +23,6 @@ from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
 from prb_jax.text.view import TrainedView
-from prb_jax.training.config import flat_settings
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
@@ -72,11 +71,6 @@ class Trainer:
         self.reader = Reader(
             name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
         )
-
-    @property
-    def flat_settings(self) -> dict[str, Any]:
-        """The settings by dotted name."""
-        return flat_settings(self.settings)
 
     @property
     def parameters(self) -> int:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.attention.reference import blockwise_attention
+from prb_jax.models.attention.blockwise import blockwise_attention
 
 Attention = Callable[..., jax.Array]
-"""Takes the arguments of :func:`prb_jax.models.attention.reference.reference_attention`."""
+"""Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
 ATTENTIONS = ("auto", "blockwise", "kernel")
 """What a user may ask for: see :func:`choose_attention`."""
