@@ -326,7 +326,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _evaluated(options: argparse.Namespace) -> "Evaluation":
-    from prb_jax.scoring.evaluate import evaluate
+    from prb_jax.scoring.by_name import evaluate
 
     return evaluate(
         options.model,

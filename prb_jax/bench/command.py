@@ -150,6 +150,7 @@ def _train(source: Path | DecoderConfig, options: argparse.Namespace) -> int:
             rounds=options.rounds,
             batch_tokens=options.batch_tokens,
             remat=options.remat,
+            attention=options.attention,
             against=options.against,
             against_pairs=options.against_pairs,
         )

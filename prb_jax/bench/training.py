@@ -78,7 +78,14 @@ class TreeTrainer:
     """Our side: the step of `prb train` over a fixed set of pairs."""
 
     def __init__(
-        self, model: RewardModel, workload: Workload, *, tuning: Tuning, batch_tokens: int | None, remat: str
+        self,
+        model: RewardModel,
+        workload: Workload,
+        *,
+        tuning: Tuning,
+        batch_tokens: int | None,
+        remat: str,
+        attention: str = "auto",
     ) -> None:
         options = model.shape_options(batch_tokens)
         pairs = len(workload.trees)
@@ -98,7 +105,7 @@ class TreeTrainer:
             loss=LossSettings(),
             lora_scale=lora.scale if tuning == "lora" else 1.0,
             remat=remat,
-            attention=model.wanted_attention,
+            attention=attention,
         )
         self._step = make_reward_training(
             objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
@@ -141,6 +148,7 @@ def bench_training(
     rounds: int,
     batch_tokens: int | None,
     remat: str,
+    attention: str,
     against: str | None,
     against_pairs: int | None,
 ) -> TrainingResult:
@@ -154,6 +162,7 @@ def bench_training(
       rounds: steps of each side after the first.
       batch_tokens: padded tokens of a microbatch of ours.
       remat: see :func:`prb_jax.models.decoder.rematerialised`.
+      attention: as the model was made with.
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
     """
@@ -166,7 +175,9 @@ def bench_training(
         longest=model.decoder.max_position_embeddings,
     )
     rival = _rival(model, against_pairs) if against else None
-    ours = TreeTrainer(model, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat)
+    ours = TreeTrainer(
+        model, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
+    )
     first = ours.run()
     compiles, peak = ours.compiles, measured_peak(model.dtype)
     their_first = rival.run(workload.trees) if rival else None

@@ -16,7 +16,8 @@ from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.config.shared import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.standard import (
     LAYOUTS,
     as_standard,

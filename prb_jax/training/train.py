@@ -203,7 +203,7 @@ class _Run:
         )
 
     def _shapes(self, examples: Examples, order: Order) -> Shapes:
-        options = self.trainer.scorer.shape_options()
+        options = self.trainer.shape_options()
         # A backward pass holds the activations of all layers: less at a time than in scoring.
         given = self.settings.batch.tokens
         tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor

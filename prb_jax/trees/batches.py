@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
+from prb_jax.sharding import batch_sharding
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import Tree
 
@@ -38,6 +40,11 @@ class TreeBatch:
     read: np.ndarray | jax.Array
 
     __repr__ = short_repr
+
+
+def tree_batch_shardings(mesh: Mesh) -> TreeBatch:
+    """The sharding of each array of a batch whose rows are dealt over the mesh, as :func:`jax.jit` takes them."""
+    return TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
 
 
 def make_batch(trees: Sequence[Tree], bucket: Bucket, *, batch: int) -> TreeBatch:

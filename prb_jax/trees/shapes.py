@@ -19,7 +19,16 @@ from prb_jax.errors import short_repr
 from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.shape_search import ShapeOptions, Sides, refine, split_by_k
 
-__all__ = ["Bucket", "DealtBatch", "ShapeOptions", "Shapes", "choose_shapes", "fixed_shapes", "length_steps"]
+__all__ = [
+    "Bucket",
+    "DealtBatch",
+    "ShapeOptions",
+    "Shapes",
+    "choose_shapes",
+    "fixed_shapes",
+    "length_steps",
+    "round_up",
+]
 
 STEPS = (*range(16, 160, 8), *range(160, 256, 16), *range(256, 513, 32))
 
@@ -181,5 +190,10 @@ def _own_bucket(shape: Sides, multiple: int) -> Bucket:
 
 def _coarse(size: int, multiple: int) -> int:
     """Rounded up to a step of an eighth to a quarter of the size."""
-    step = -(-max(multiple, 1 << max(size.bit_length() - 3, 0)) // multiple) * multiple
-    return -(-max(size, 1) // step) * step
+    step = round_up(max(multiple, 1 << max(size.bit_length() - 3, 0)), multiple)
+    return round_up(max(size, 1), step)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below the size."""
+    return -(-size // multiple) * multiple
