@@ -48,6 +48,7 @@ GOLDEN = {
     "layers/q_norm": "-, -",
     "layers/k_norm": "-, -",
     "final_norm": "-",
+    "lm_head": "fsdp+sequence, tensor",
     "score": "-, -",
     "words": "-, fsdp+sequence",
     "positions": "-, fsdp+sequence",
