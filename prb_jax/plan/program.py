@@ -20,8 +20,9 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
+from prb_jax.training import Tuning
 from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.training.step import Extras, Tuning, make_train_step, split_params
+from prb_jax.training.step import Extras, make_train_step, split_params
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout, TreeMask

@@ -24,6 +24,10 @@ class Protocol(StrEnum):
     PAPER = "paper"
 
 
+PROTOCOLS = tuple(map(str, Protocol))
+"""Their names."""
+
+
 @dataclass(frozen=True)
 class ProtocolFacts:
     """What a protocol fixes.

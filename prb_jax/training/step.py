@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,19 +22,19 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import REMAT_POLICIES, Params
+from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
+from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.losses import LossParts, comparison_loss
 from prb_jax.training.optimizer import learning_rate, make_optimizer
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.trees.batches import TreeBatch
 
-Tuning = Literal["head", "lora", "full"]
-TUNINGS: tuple[Tuning, ...] = ("head", "lora", "full")
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
 
@@ -172,7 +172,7 @@ def make_train_step(
         trainable, frozen: of :func:`split_params`; only their shapes are looked at.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
-        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+        attention: one of :data:`prb_jax.models.ATTENTIONS`.
         users: how user rows are trained, if they are.
 
     Raises:

@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 
 from prb_jax import cli
-from prb_jax.commands.plan import plan_table, sweep_table
 from prb_jax.errors import CheckpointError, MeshError, RunError
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.named_shapes import shape_config
+from prb_jax.models.named_shapes import read_model, shape_config
 from prb_jax.plan import Plan, plan, sweep
 from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
-from prb_jax.plan.planner import _nothing_kept, needed_bytes, read_model, roofline
+from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
 from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.tables import plan_table, sweep_table
 from prb_jax.sharding import make_mesh
 
 GIB = 1024**3
