@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.reward_model import RewardModel, load
     from prb_jax.sources.reading import read_comparisons
-    from prb_jax.training.loop import TrainResult, train
+    from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
     "Comparison": "prb_jax.data.comparison",
@@ -37,8 +37,8 @@ _HOMES = {
     "evaluate": "prb_jax.scoring.evaluate",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.reward_model",
-    "TrainResult": "prb_jax.training.loop",
-    "train": "prb_jax.training.loop",
+    "TrainResult": "prb_jax.training.train",
+    "train": "prb_jax.training.train",
 }
 
 __all__ = [

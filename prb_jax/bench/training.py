@@ -30,8 +30,10 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
 from prb_jax.training.data import Examples, Order, choose_shapes
+from prb_jax.training.groups import split_params
+from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings
-from prb_jax.training.step import TrainState, make_train_step, split_params
+from prb_jax.training.step import TrainState
 from prb_jax.training.utilisation import training_flops
 
 _MAX_BUCKETS = 4
@@ -99,23 +101,24 @@ class TreeTrainer:
         self.microbatches = shapes.deal(range(pairs), workload.trees)
         lora = LoraConfig()
         trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
-        self._step = make_train_step(
-            model.decoder,
+        objective = RewardObjective(
+            config=model.decoder,
             mesh=model.mesh,
             dtype=jnp.dtype(model.dtype),
             loss=LossSettings(),
-            optimizer=OPTIMIZER,
-            lengths=(STEPS,),
-            trainable=trainable,
-            frozen=frozen,
             lora_scale=lora.scale if tuning == "lora" else 1.0,
             remat=remat,
             attention=model.wanted_attention,
         )
+        self._step = make_reward_training(
+            objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
+        ).step
         self._frozen: Params = frozen
-        self._state: TrainState = self._step.init(trainable)
+        self._state: TrainState = self._step.init({WEIGHTS: trainable, USER: model.params["embed"]})
         chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
-        self._examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32))
+        nobody = np.zeros(pairs, np.int32)
+        self._examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32), nobody)
+        self._slots = dict.fromkeys(range(pairs), 0)
 
     @property
     def compiles(self) -> int:
@@ -126,7 +129,7 @@ class TreeTrainer:
         """One step."""
         start = time.perf_counter()
         for microbatch in self.microbatches:
-            placed = self._step.place(*self._examples.batch(microbatch))
+            placed = self._step.place(*self._examples.batch(microbatch, slots=self._slots))
             self._state = self._step.accumulate(self._state, self._frozen, *placed)
         self._state, metrics = self._step.update(self._state)
         jax.block_until_ready(self._state)

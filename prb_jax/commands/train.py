@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.report.training import training_table
-        from prb_jax.training.loop import train
+        from prb_jax.training.train import train
 
         result = train(
             config,

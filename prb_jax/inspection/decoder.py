@@ -24,7 +24,7 @@ from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.report.style import facts_table
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.readable import paper_remarks
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, choose_view, length_limit, read_trained_view
@@ -113,7 +113,7 @@ def inspect_model(
         config,
         views=[
             choose_view(trained, protocol=each, **asked).view
-            for each in (list(Protocol) if protocol is None else [protocol])
+            for each in (list(TextProtocol) if protocol is None else [protocol])
         ],
         comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
         reserved=reserved,

@@ -10,7 +10,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.scoring.readable import check_readable
-from prb_jax.text.protocol import FACTS, Protocol
+from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, length_limit
 from prb_jax.trees.encode import encode_each
@@ -133,7 +133,7 @@ def length_report(
     )
 
 
-def length_rule(protocol: Protocol, *, limit: int) -> str:
+def length_rule(protocol: TextProtocol, *, limit: int) -> str:
     """What the protocol does with a conversation of more tokens than the limit, in words."""
     if FACTS[protocol].cuts_responses:
         return f"more than {limit:,} tokens: the end is cut, response and end of turn first"

@@ -10,8 +10,8 @@ Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,71 +20,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, MeshError, quote
+from prb_jax.errors import MeshError
+from prb_jax.personal.method import StepRows
+from prb_jax.personal.users import GENERIC
 from prb_jax.sharding import RULES, shown_axes
-from prb_jax.training.step import UserRows
-
-GENERIC = 0
-"""The row of everybody who is not in the table."""
 
 SAVED = ("table", "mu", "nu", "count")
 """The entries of the state that outlive a step; the others are set at the start of each."""
 
 
-@dataclass(frozen=True)
-class Users:
-    """The users of a table, in the order of its rows.
-
-    Attributes:
-      names: distinct user ids; ``names[i]`` has row i + 1.
-    """
-
-    names: tuple[str, ...]
-    _rows: dict[str, int] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        rows = {name: row for row, name in enumerate(self.names, start=1)}
-        if len(rows) < len(self.names):
-            double = next(name for row, name in enumerate(self.names, start=1) if rows[name] != row)
-            raise DataError(f"users: {quote(double)} is given twice; expected distinct user ids")
-        object.__setattr__(self, "_rows", rows)
-
-    @classmethod
-    def of(cls, comparisons: Iterable[Comparison]) -> Users:
-        """The users of these comparisons, sorted, so that the order of the data does not matter."""
-        return cls(tuple(sorted({c.user_id for c in comparisons if c.user_id is not None})))
-
-    @property
-    def size(self) -> int:
-        """Rows of the table, U + 1."""
-        return len(self.names) + 1
-
-    def rows(self, comparisons: Sequence[Comparison]) -> np.ndarray:
-        """int32 [n]: the row of each comparison's user; the generic one for no user or an unknown one."""
-        found = [GENERIC if c.user_id is None else self._rows.get(c.user_id, GENERIC) for c in comparisons]
-        return np.asarray(found, np.int32)
-
-    def unknown(self, comparisons: Iterable[Comparison]) -> set[str]:
-        """The users of these comparisons who are not in the table."""
-        return {c.user_id for c in comparisons if c.user_id is not None and c.user_id not in self._rows}
-
-
-@dataclass(frozen=True)
-class StepUsers:
-    """The users of one step.
-
-    Attributes:
-      ids: int32 [M], their distinct rows in the table; filled up with numbers beyond the table, which
-        nothing is written to.
-      slots: int32 [n], for each comparison of the step its place in ``ids``.
-    """
-
-    ids: np.ndarray
-    slots: np.ndarray
-
-
-def step_users(rows: np.ndarray, *, size: int, count: int | None = None) -> StepUsers:
+def step_rows(rows: np.ndarray, *, size: int, count: int | None = None) -> StepRows:
     """The distinct rows among ``rows``, filled up to a fixed number so that steps compile once.
 
     Args:
@@ -101,7 +46,7 @@ def step_users(rows: np.ndarray, *, size: int, count: int | None = None) -> Step
         raise ValueError(f"{len(distinct)} distinct users do not fit {count} rows")
     ids = np.full(count, size, np.int32)
     ids[: len(distinct)] = distinct
-    return StepUsers(ids, slots.reshape(-1).astype(np.int32))
+    return StepRows(ids, slots.reshape(-1).astype(np.int32))
 
 
 def generic_instead(rows: np.ndarray, *, share: float, seed: int, step: int) -> np.ndarray:
@@ -212,7 +157,7 @@ class RowAdam:
           step: updates made so far.
         """
         if self.clip_norm is not None:
-            norm = jnp.sqrt(jnp.sum(jnp.square(gradient)))
+            norm = optax.tree.norm(gradient)
             gradient = gradient * (self.clip_norm / jnp.maximum(norm, self.clip_norm))
         ids = users["ids"]
         mu = self.b1 * gather_rows(users["mu"], ids) + (1.0 - self.b1) * gradient
@@ -228,10 +173,3 @@ class RowAdam:
             "nu": users["nu"].at[ids].set(nu, mode="drop"),
             "count": users["count"].at[ids].set(count, mode="drop"),
         }
-
-
-def user_rows(optimizer: RowAdam, *, mesh: Mesh, width: int) -> UserRows:
-    """The table as :func:`prb_jax.training.step.make_train_step` trains it."""
-    return UserRows(
-        gather=gather_rows, apply=optimizer.apply_rows, shardings=state_shardings(mesh, width=width)
-    )

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.personal.embedding import Users
+from prb_jax.personal.users import Users
 from prb_jax.trees.tree import Tree
 
 TABLE, NAMES = "users.safetensors", "users.json"

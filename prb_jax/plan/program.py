@@ -21,8 +21,9 @@ from prb_jax.readouts.labels import choose_readout
 from prb_jax.scoring.reward_model import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import Tuning
+from prb_jax.training.groups import split_params
+from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.training.step import Extras, make_train_step, split_params
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout, TreeMask
@@ -99,7 +100,7 @@ def scoring_program(
 def training_program(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, tuning: Tuning, remat: str
 ) -> Program:
-    """``accumulate`` of :func:`prb_jax.training.step.make_train_step`: forward and backward of a batch.
+    """``accumulate`` of :func:`prb_jax.training.objective.make_reward_training`: forward and backward of a batch.
 
     Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
 
@@ -113,19 +114,23 @@ def training_program(
         lambda params: split_params(params, tuning=tuning, lora=lora),
         abstract_params(config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32),
     )
-    step = make_train_step(
-        config,
+    objective = RewardObjective(
+        config=config,
         mesh=mesh,
         dtype=jnp.dtype(dtype),
         loss=LossSettings(),
+        lora_scale=lora.scale if tuning == "lora" else 1.0,
+        remat=remat,
+    )
+    step = make_reward_training(
+        objective,
         optimizer=OptimizerSettings(learning_rate=1e-4),
         lengths=(1000,),
         trainable=trainable,
         frozen=frozen,
-        lora_scale=lora.scale if tuning == "lora" else 1.0,
-        remat=remat,
-    )
-    state = _placed(jax.eval_shape(step.init, trainable), step.state_shardings)
+    ).step
+    embedding = abstract_params(config)["embed"]
+    state = _placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
 
     def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))

@@ -34,8 +34,8 @@ from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.evaluate import evaluate
 from prb_jax.scoring.reward_model import load as load_model
 from prb_jax.sources.personas import generate, load
-from prb_jax.training.loop import train
 from prb_jax.training.record import computing_versions
+from prb_jax.training.train import train
 
 BOUNDS = {"best, user unknown": "user_blind", "best, user known": "persona_aware"}
 """Known from how the benchmark is made: no scorer that ignores the profile exceeds the first, none at all

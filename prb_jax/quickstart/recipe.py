@@ -27,7 +27,7 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.quickstart.words import train_word_tokenizer
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import visible
 
@@ -133,7 +133,7 @@ def make_start(folder: Path, comparisons: Sequence[Comparison], recipe: Recipe) 
         return folder
     texts: dict[str, None] = {}
     for comparison in comparisons:
-        seen = visible(comparison, profile_posts=PROFILE_POSTS, protocol=Protocol.DEFAULT)
+        seen = visible(comparison, profile_posts=PROFILE_POSTS, protocol=TextProtocol.DEFAULT)
         texts.update((message.content, None) for message in seen.prefix_messages)
         texts.update((response, None) for response in seen.responses)
     train_word_tokenizer(texts, folder, vocab_size=recipe.vocab_size)

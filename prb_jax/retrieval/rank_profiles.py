@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,9 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
-from prb_jax.runs.folder import replace_file
+from prb_jax.runs.folder import replace_file, temporary_name
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.text.protocol import TextProtocol, parse_protocol
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
@@ -44,7 +45,7 @@ def rank_profiles(
     *,
     encoder: str,
     out: str | Path,
-    protocol: str = Protocol.DEFAULT,
+    protocol: str = TextProtocol.DEFAULT,
     mesh: str | None = None,
     dtype: str | None = None,
     max_length: int | None = None,
@@ -82,6 +83,8 @@ def rank_profiles(
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
     if target.exists():
         raise RunError(f"{out}: is there already; remove it, or give --out another file")
+    with contextlib.suppress(OSError):
+        temporary_name(target).unlink(missing_ok=True)  # of a call that was killed
     rows, queries = read_queries(data)
     texts = truncated = 0
     if encoder in RANKERS:
@@ -131,10 +134,10 @@ def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
 
 
 def _reordered(
-    posts: Sequence[Mapping[str, Any]], order: Sequence[int], *, protocol: Protocol
+    posts: Sequence[Mapping[str, Any]], order: Sequence[int], *, protocol: TextProtocol
 ) -> list[Mapping[str, Any]]:
     ranked = [posts[position] for position in order]
-    if protocol is Protocol.PAPER:
+    if protocol is TextProtocol.PAPER:
         return [{**best, "id": post.get("id")} for post, best in zip(posts, ranked)]
     return ranked
 

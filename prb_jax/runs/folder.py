@@ -185,13 +185,18 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def temporary_name(path: Path) -> Path:
+    """Where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
+    return path.with_name(f".{path.name}.tmp")
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Writes to a temporary name and renames it: the file is there as a whole or not at all.
 
     Raises:
       OSError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
             file.write(data)

@@ -43,7 +43,7 @@ from prb_jax.scoring.quantized import (
 from prb_jax.scoring.scored import KnowsUsers, KnowsView, Quantized, Remarks, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run, scored_row
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut, check_too_long, leave_out
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, choose_view
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Truncation
@@ -180,7 +180,7 @@ def evaluate(
     if isinstance(scorer, PlainScorer):
         refuse_options(
             scorer.name,
-            **asked | {"protocol": None if protocol == Protocol.DEFAULT else protocol},
+            **asked | {"protocol": None if protocol == TextProtocol.DEFAULT else protocol},
             batch_tokens=batch_tokens,
         )
     identity = dict(scorer.identity())
@@ -303,7 +303,7 @@ def _finish(
         inputs,
         rows,
         name=name,
-        view=View(decides["profile_posts"], Protocol(decides["protocol"])),
+        view=View(decides["profile_posts"], TextProtocol(decides["protocol"])),
     )
     write_json(folder.path / SUMMARY, summary)
     return rows, summary

@@ -43,7 +43,7 @@ from prb_jax.sharding import (
     to_global,
 )
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.text.protocol import TextProtocol, parse_protocol
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, choose_view, length_limit, read_trained_view
 from prb_jax.trees.batches import TreeBatch, make_batch
@@ -213,12 +213,12 @@ class RewardModel:
         """
         rules = parse_protocol(protocol)
         self._check_labels(rules)
-        if rules is not Protocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+        if rules is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
             return []
         return paper_remarks(self.tokenizer, self.decoder, named=self.readout_named)
 
-    def _check_labels(self, protocol: Protocol) -> None:
-        if not (self.readout_named or protocol is Protocol.PAPER):
+    def _check_labels(self, protocol: TextProtocol) -> None:
+        if not (self.readout_named or protocol is TextProtocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def choose_view(

@@ -56,7 +56,7 @@ def gather_parts(part: Part) -> list[Tree]:
     return trees
 
 
-def encode_together(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
+def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
     """As ``encode``; of several processes each tokenises its part. A collective.
 
     Raises:

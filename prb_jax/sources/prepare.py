@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
+import os
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +32,8 @@ class Prepared:
 def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = ("test",)) -> Prepared:
     """Writes a data set of tensorflow-datasets. TensorFlow is not needed.
 
-    Nothing is left behind by a call that fails; one that is repeated finds what the first one wrote.
+    Nothing is left behind by a call that fails, and what a killed one left is removed by the next; one that is
+    repeated finds what the first one wrote. Equal sources give equal bytes.
 
     Args:
       sources: what `read_comparisons` takes; ids must be distinct over all of them.
@@ -38,7 +42,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
 
     Raises:
       DataError: a source cannot be read, or an id is given twice.
-      RunError: `out` cannot be written, or holds another data set.
+      RunError: `out` cannot be written, holds another data set, or another process prepares one there.
     """
     out = Path(out)
     if not sources or not splits:
@@ -56,7 +60,13 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
     made = [path for path in (out, *out.parents) if not path.exists()]
     try:
         # It reports what it does on standard output, and makes a folder for downloads, of which there are none.
-        with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
+        with (
+            _alone(out),
+            contextlib.redirect_stdout(io.StringIO()),
+            tempfile.TemporaryDirectory() as downloads,
+        ):
+            for unfinished in (out / NAME).glob("incomplete.*"):
+                shutil.rmtree(unfinished)
             builder = PrbComparisons(sources=sources, splits=splits, data_dir=str(out))
             builder.download_and_prepare(download_dir=downloads)  # what is prepared already stays as it is
     except (OSError, RuntimeError) as error:  # the writer of array_record files raises the latter
@@ -67,3 +77,19 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
                 path.rmdir()
     counts = {name: int(split.num_examples) for name, split in builder.info.splits.items()}
     return Prepared(folder=Path(builder.data_dir), counts=counts)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it against a second process; the lock dies with this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(
+            f"{folder}: another process prepares a data set here; wait for it, or end it"
+        ) from None
+    finally:
+        os.close(descriptor)

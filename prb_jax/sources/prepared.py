@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, overload
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import Row
-from prb_jax.data.reading import read_object
+from prb_jax.data.files import Row, file_digest
+from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import DataError, quote
 
 NAME: Final = "prb_comparisons"
@@ -21,8 +21,12 @@ NAME: Final = "prb_comparisons"
 OPTIONAL: Final = ("user_id", "category", "subset", "margin", "narrative")
 """Fields that a record may lack, beside lists, which may be empty."""
 
+DIGESTS: Final = "digests.json"
+"""Of its other files when they were written."""
+
 _INFO: Final = "dataset_info.json"
 _METADATA: Final = "metadata.json"
+_AGAIN: Final = "prepare the data set again"
 _AT_A_TIME: Final = 1024
 
 
@@ -70,7 +74,28 @@ def metadata(folder: Path) -> dict[str, Any]:
     Raises:
       DataError: it is damaged.
     """
-    return read_object(_found(folder) / _METADATA, error=DataError, hint="prepare the data set again")
+    return read_object(_found(folder) / _METADATA, error=DataError, hint=_AGAIN)
+
+
+def source_description(folder: Path, *, split: str) -> dict[str, Any] | None:
+    """What `describe_source` said of the source that a split was prepared from, for which the copy may stand.
+
+    None where that is not known: it was made of several sources, or by an earlier version.
+
+    Raises:
+      DataError: the copy is damaged, or its files are not those that were prepared.
+    """
+    found, made = _found(folder), metadata(folder)
+    digests = read_json(found / DIGESTS, error=DataError, hint=_AGAIN, optional=True)
+    sources, splits = made.get("sources"), made.get("splits")
+    if not isinstance(digests, dict) or not isinstance(sources, list) or not isinstance(splits, list):
+        return None
+    for name, digest in digests.items():
+        if file_digest(found / name) != digest:
+            raise DataError(f"{found / name}: changed since it was prepared; {_AGAIN}")
+    if len(sources) != len(splits) or (len(splits) > 1 and split not in splits):
+        return None
+    return sources[splits.index(split) if len(splits) > 1 else 0]
 
 
 def read_prepared(folder: Path, *, split: str) -> Iterator[Row]:
@@ -110,7 +135,7 @@ def _objects(columns: Mapping[str, Sequence[bytes]]) -> list[dict[str, str]]:
 
 def _version_folder(folder: Path) -> Path | None:
     """The folder with the files themselves: the one given, or the newest version within it."""
-    inside = sorted(folder.glob(f"{NAME}/*/{_INFO}"), key=lambda path: path.parent.name, reverse=True)
+    inside = sorted(folder.glob(f"{NAME}/[0-9]*/{_INFO}"), key=lambda path: path.parent.name, reverse=True)
     for info in (folder / _INFO, *inside):
         with contextlib.suppress(DataError):
             if read_object(info, error=DataError).get("name") == NAME:

@@ -17,7 +17,7 @@ from prb_jax.data.hub import read_hub, short_name
 from prb_jax.data.records import Placed, Records, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
-from prb_jax.sources.prepared import is_prepared, metadata, read_prepared
+from prb_jax.sources.prepared import is_prepared, metadata, read_prepared, source_description
 
 __all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
 
@@ -101,6 +101,7 @@ def read_comparisons(
 def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any]:
     """What ``source`` is made of, JSON-ready: equal now and later only if its contents are.
 
+    A prepared copy is described as its source is, so that one may take the place of the other.
     Files are named relative to the source with their sha256, so a moved file describes equally. Of
     a hub data set only the name is known without reading it.
 
@@ -112,6 +113,10 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
     marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
     mark = {"benchmark": resolved.benchmark} if marked else {}
     path = Path(resolved.name)
+    if resolved.kind is _Kind.PREPARED:
+        described = source_description(path, split=split)
+        if described is not None:
+            return described
     if resolved.kind is _Kind.FILE:
         return {"kind": "file", **mark, "files": {path.name: file_digest(path)}}
     if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):

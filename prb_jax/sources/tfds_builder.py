@@ -16,16 +16,21 @@ private: they must not be shown to a scored model.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
 from prb_jax.errors import DataError, quote
-from prb_jax.sources.prepared import NAME, OPTIONAL
+from prb_jax.sources.prepared import DIGESTS, NAME, OPTIONAL
 
 
 class PrbComparisons(tfds.core.GeneratorBasedBuilder):
@@ -78,6 +83,17 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,  # the order of the source is part of what a run reports
             metadata=tfds.core.MetadataDict(made_of(self._sources, self._splits)),
         )
+
+    def _download_and_prepare(self, *args: Any, **options: Any) -> None:
+        def serialized(serializer: Any, example: Any) -> bytes:
+            # Maps of protocol buffers have an order of their own in every process.
+            return serializer.get_tf_example(example).SerializeToString(deterministic=True)
+
+        with mock.patch.object(ExampleSerializer, "serialize_example", serialized):
+            super()._download_and_prepare(*args, **options)
+        files = sorted(path for path in Path(self.data_dir).iterdir() if path.is_file())
+        digests = {path.name: file_digest(path) for path in files}
+        (Path(self.data_dir) / DIGESTS).write_text(json.dumps(digests) + "\n", encoding="utf-8")
 
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager

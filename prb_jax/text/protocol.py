@@ -9,7 +9,7 @@ from types import MappingProxyType
 from prb_jax.errors import DataError, quote
 
 
-class Protocol(StrEnum):
+class TextProtocol(StrEnum):
     """How a comparison is shown to the model.
 
     DEFAULT: one tokenisation through the chat template (one BOS), the profile before the question,
@@ -24,7 +24,7 @@ class Protocol(StrEnum):
     PAPER = "paper"
 
 
-PROTOCOLS = tuple(map(str, Protocol))
+PROTOCOLS = tuple(map(str, TextProtocol))
 """Their names."""
 
 
@@ -45,20 +45,20 @@ class ProtocolFacts:
 
 FACTS = MappingProxyType(
     {
-        Protocol.DEFAULT: ProtocolFacts(max_length=None, cuts_responses=False),
-        Protocol.PAPER: ProtocolFacts(max_length=8192, cuts_responses=True),
+        TextProtocol.DEFAULT: ProtocolFacts(max_length=None, cuts_responses=False),
+        TextProtocol.PAPER: ProtocolFacts(max_length=8192, cuts_responses=True),
     }
 )
 
 
-def parse_protocol(name: str) -> Protocol:
+def parse_protocol(name: str) -> TextProtocol:
     """The protocol called `name`.
 
     Raises:
       DataError: no protocol has this name.
     """
     try:
-        return Protocol(name)
+        return TextProtocol(name)
     except ValueError:
-        known = ", ".join(repr(str(protocol)) for protocol in Protocol)
+        known = ", ".join(repr(str(protocol)) for protocol in TextProtocol)
         raise DataError(f"protocol: expected one of {known}, found {quote(name)}") from None

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
-from prb_jax.text.protocol import FACTS, Protocol, parse_protocol
+from prb_jax.text.protocol import FACTS, TextProtocol, parse_protocol
 
 TRAINED_VIEW = "prb_view.json"
 """Beside the `config.json` of a model that was trained here."""
 
-DEFAULT_PROFILE_POSTS = MappingProxyType({Protocol.DEFAULT: 10, Protocol.PAPER: 0})
+DEFAULT_PROFILE_POSTS = MappingProxyType({TextProtocol.DEFAULT: 10, TextProtocol.PAPER: 0})
 """Posts of the profile where neither the caller nor the model says: the best-of-N scripts of Personalised
 RewardBench show ten, its pointwise script none."""
 
@@ -35,7 +35,7 @@ class View:
     """
 
     profile_posts: int
-    protocol: Protocol = Protocol.DEFAULT
+    protocol: TextProtocol = TextProtocol.DEFAULT
     max_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ def choose_view(
     """
     rules = None if protocol is None else parse_protocol(protocol)
     if trained is None:
-        rules = rules or Protocol.DEFAULT
+        rules = rules or TextProtocol.DEFAULT
         posts = DEFAULT_PROFILE_POSTS[rules] if profile_posts is None else profile_posts
         return ChosenView(View(posts, rules, max_length))
     given = {"profile_posts": profile_posts, "protocol": rules, "max_length": max_length}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 
 PROFILE_HEADING = "What this user wrote before, most relevant first:"
 QUESTION_HEADING = "What the user asks now:"
@@ -31,7 +31,9 @@ class Visible:
     responses: tuple[str, ...]
 
 
-def render_profile(posts: Sequence[Post], count: int, *, protocol: Protocol = Protocol.DEFAULT) -> str:
+def render_profile(
+    posts: Sequence[Post], count: int, *, protocol: TextProtocol = TextProtocol.DEFAULT
+) -> str:
     """The first `count` posts as text, one after the other, in the format of the paper.
 
     Each post is `Post {i} (Category: {category}):`, a newline and its text, numbered from 1. Where a
@@ -39,13 +41,13 @@ def render_profile(posts: Sequence[Post], count: int, *, protocol: Protocol = Pr
     """
     blocks = []
     for i, post in enumerate(posts[:count], start=1):
-        named = post.category or protocol is Protocol.PAPER
+        named = post.category or protocol is TextProtocol.PAPER
         header = f"Post {i} (Category: {post.category}):" if named else f"Post {i}:"
         blocks.append(f"{header}\n{post.text}")
     return "\n".join(blocks)
 
 
-def visible(comparison: Comparison, *, profile_posts: int, protocol: Protocol) -> Visible:
+def visible(comparison: Comparison, *, profile_posts: int, protocol: TextProtocol) -> Visible:
     """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
 
     default: the posts stand before the question, under headings, within the first user turn.
@@ -59,7 +61,7 @@ def visible(comparison: Comparison, *, profile_posts: int, protocol: Protocol) -
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
     messages = list(comparison.prompt)
     profile = render_profile(comparison.profile, profile_posts, protocol=protocol)
-    if profile and protocol is Protocol.PAPER:
+    if profile and protocol is TextProtocol.PAPER:
         last = messages[-1]
         messages[-1] = Message(last.role, last.content + profile)
     elif profile:

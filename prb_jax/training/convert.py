@@ -31,10 +31,9 @@ from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
 from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
-from prb_jax.training.model import make_trainer
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
-from prb_jax.training.state import Checkpoints
-from prb_jax.training.users import find_users
+from prb_jax.training.trainer import make_trainer
 
 
 def convert(
@@ -122,8 +121,7 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        users = find_users(settings, (), out=path)
-        trainer = make_trainer(settings, start, mesh=make_mesh(None), users=users)
+        trainer = make_trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.training.step import Extras
+from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket, batch_size, choose_buckets
 from prb_jax.trees.tree import Tree
@@ -164,17 +164,15 @@ class Examples:
       comparisons: n labelled comparisons.
       trees: their tokens.
       weights: float32 [n], of each in the loss.
-      users: int32 [n], each one's row in the table of users (0: generic); None where users are not embedded.
+      rows: int32 [n], the row of each one's user in the method of personalisation (0: generic).
     """
 
     comparisons: Sequence[Comparison]
     trees: Sequence[Tree]
     weights: np.ndarray
-    users: np.ndarray | None = field(default=None)
+    rows: np.ndarray
 
-    def batch(
-        self, microbatch: Microbatch, *, slots: Mapping[int, int] | None = None
-    ) -> tuple[TreeBatch, Extras]:
+    def batch(self, microbatch: Microbatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
         """The arrays of one microbatch, on the host; rows that only fill up are masked.
 
         Args:
@@ -193,7 +191,7 @@ class Examples:
             mask[row, : len(values)] = True
             margin[row] = 0.0 if comparison.margin is None else comparison.margin
             weights[row] = self.weights[member]
-            users[row] = 0 if slots is None else slots[member]
+            users[row] = slots[member]
         trees = [self.trees[member] for member in microbatch.members]
         extras = Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users)
         return make_batch(trees, microbatch.bucket, batch=rows), extras

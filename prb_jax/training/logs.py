@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import parse_json
 from prb_jax.errors import RunError
 from prb_jax.training.event_file import EventFile
 from prb_jax.training.settings import LogSettings
@@ -27,7 +28,7 @@ class MetricsLog:
       settings: of the run, for Weights & Biases.
 
     Raises:
-      RunError: the file cannot be read or written; wandb is asked for and not installed.
+      RunError: the file cannot be read or written, or lacks a step that was made; wandb is asked for and not installed.
     """
 
     def __init__(
@@ -35,6 +36,9 @@ class MetricsLog:
     ) -> None:
         self.path = out / METRICS
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        last = max((row["step"] for row in self.rows if "loss" in row), default=0)
+        if last < step:
+            raise _gap(self.path, last + 1, step)
         _write_rows(self.path, self.rows)
         self._wandb = _start_wandb(options.wandb, out, settings or {}) if options.wandb else None
         try:
@@ -58,6 +62,13 @@ class MetricsLog:
         if self._wandb is not None:
             self._wandb.log({_tag(name): value for name, value in scalars.items()}, step=step)
 
+    def sync(self) -> None:
+        """Waits for the disk: a checkpoint must not outlive the rows of its steps."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
     def close(self) -> None:
         """Ends the files."""
         self._file.close()
@@ -71,7 +82,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`, without a torn last line; none where there is no file.
 
     Raises:
-      RunError: a line that is no row of numbers.
+      RunError: a line that is no row of numbers; steps that are missing, or stand twice.
     """
     file = Path(path)
     try:
@@ -80,17 +91,28 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise RunError(f"cannot read {file}: {error.strerror or error}") from error
-    rows = []
+    rows, last = [], 0
+    hint = "remove the line to continue the run"
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            row["step"] = int(row["step"])
-        except (ValueError, TypeError, KeyError):
-            raise RunError(
-                f"{file}:{number}: not a row of metrics; remove the line to continue the run"
-            ) from None
+        where = f"{file}:{number}"
+        row = parse_json(line, where=f"{where}: not a row of metrics", error=RunError, hint=hint)
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise RunError(f"{where}: not a row of metrics; {hint}")
+        if "loss" in row:
+            if row["step"] <= last:
+                raise RunError(f"{where}: a second row of step {row['step']}; {hint}")
+            if row["step"] > last + 1:
+                raise _gap(file, last + 1, row["step"] - 1)
+            last = row["step"]
         rows.append(row)
     return rows
+
+
+def _gap(path: Path, first: int, last: int) -> RunError:
+    return RunError(
+        f"{path}: the rows of steps {first} to {last} are missing: put back the whole file; or, to compute them again, "
+        f"remove the checkpoints of step {first} and later, and the lines of those steps"
+    )
 
 
 def _tag(name: str) -> str:

@@ -18,7 +18,7 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import user_weights
 
 if TYPE_CHECKING:
-    from prb_jax.training.model import Trainer
+    from prb_jax.training.trainer import Trainer
 
 
 _loss = jax.jit(comparison_loss, static_argnames="config")

@@ -23,7 +23,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import FACTS, Protocol
+from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View
 from prb_jax.text.visible import Visible, render_profile, visible
@@ -95,7 +95,7 @@ def encode_each(
     encoder = _Encoder(tokenizer, view, view.max_length or facts.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
-        if view.protocol is Protocol.PAPER:
+        if view.protocol is TextProtocol.PAPER:
             if isinstance(tokenizer, PairTokenizer):
                 raise DataError(
                     f"protocol {view.protocol}: its scripts put every conversation through a chat template, which "

@@ -34,20 +34,14 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from prb_jax.personal.embedding import (
-        RowAdam,
-        init_state,
-        init_table,
-        state_shardings,
-        step_users,
-        user_rows,
-    )
+    from prb_jax.personal.embedding import RowAdam, step_rows
     from prb_jax.personal.prompts import attach_blank
-    from prb_jax.training.step import split_params
+    from prb_jax.personal.soft_prompts import SoftPrompts
+    from prb_jax.personal.users import Users
+    from prb_jax.training.objective import USER
     from tests.training.small_batches import (
-        LORA,
         batch_of,
-        build,
+        build_training,
         extras_of,
         initial_params,
         random_trees,
@@ -58,17 +52,21 @@ def one_step(mesh: Any) -> dict[str, Any]:
     config = small_config()
     width = config.hidden_size
     params = initial_params(config)
-    hook = user_rows(RowAdam(learning_rate=lambda step: 1e-2), mesh=mesh, width=width)
-    step, _, frozen = build(config, tuning="lora", params=params, mesh=mesh, users=hook)
-    make = jax.jit(
-        lambda embed: init_state(init_table(embed, users=USERS, tokens=TOKENS), rows=ROWS),
-        out_shardings=state_shardings(mesh, width=width),
+    method = SoftPrompts(
+        table=Users(tuple(f"{user:05}" for user in range(USERS))),
+        tokens=TOKENS,
+        width=width,
+        places=ROWS,
+        generic_share=0.0,
+        seed=0,
+        optimizer=RowAdam(learning_rate=lambda step: 1e-2),
+        mesh=mesh,
     )
-    trainable, _ = split_params(params, tuning="lora", lora=LORA)
-    state = step.init(trainable, make(params["embed"]))
+    training, state, frozen = build_training(config, tuning="lora", params=params, mesh=mesh, method=method)
+    step = training.step
     trees = attach_blank(random_trees(8), tokens=TOKENS)
     of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
-    chosen = step_users(of_users, size=USERS + 1, count=ROWS)
+    chosen = step_rows(of_users, size=USERS + 1, count=ROWS)
     extras = dataclasses.replace(extras_of(trees), users=chosen.slots)
     halves = [slice(0, 4), slice(4, 8)]
     bucket_like = batch_of(trees)
@@ -76,10 +74,9 @@ def one_step(mesh: Any) -> dict[str, Any]:
         step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], bucket_like), rows_of(extras, rows))
         for rows in halves
     ]
-    assert step.begin_users is not None
-    before = np.asarray(state["users"]["table"][0])
+    before = np.asarray(state[USER]["table"][0])
     programs = {
-        "begin_users": step.begin_users.lower(state, chosen.ids),
+        "take": training.take.lower(state, chosen.ids),
         "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
         "update": step.update.lower(state),
     }
@@ -87,19 +84,19 @@ def one_step(mesh: Any) -> dict[str, Any]:
         "collectives": {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
     }
     for number in range(2):
-        state = step.begin_users(state, jnp.asarray(chosen.ids))
+        state = training.take(state, jnp.asarray(chosen.ids))
         for placed in batches:
             state = step.accumulate(state, frozen, *placed)
         state, metrics = step.update(state)
         assert float(metrics["finite"]) == 1.0, number
-    table = np.asarray(state["users"]["table"])
+    table = np.asarray(state[USER]["table"])
     touched = np.unique(of_users)
     moved = np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0)
     found["moved"] = moved.tolist()
     found["rows"] = table[touched].tolist()
-    compiled: tuple[Any, ...] = (step.accumulate, step.update, step.begin_users)
+    compiled: tuple[Any, ...] = (step.accumulate, step.update, training.take)
     found["compiles"] = [function._cache_size() for function in compiled]
-    found["local"] = list(state["users"]["table"].addressable_shards[0].data.shape)
+    found["local"] = list(state[USER]["table"].addressable_shards[0].data.shape)
     return found
 
 

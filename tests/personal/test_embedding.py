@@ -19,16 +19,15 @@ import pytest
 from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
 from prb_jax.personal.embedding import (
-    GENERIC,
     RowAdam,
-    Users,
     gather_rows,
     generic_instead,
     init_state,
     init_table,
     state_shardings,
-    step_users,
+    step_rows,
 )
+from prb_jax.personal.users import GENERIC, Users
 from prb_jax.sharding import make_mesh
 from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
 
@@ -55,13 +54,13 @@ def test_a_user_is_named_once() -> None:
 
 
 def test_the_users_of_a_step_fill_a_fixed_number_of_rows() -> None:
-    found = step_users(np.array([5, 0, 5, 2]), size=7)
+    found = step_rows(np.array([5, 0, 5, 2]), size=7)
     assert found.ids.tolist() == [0, 2, 5, 7]
     assert found.ids[found.slots].tolist() == [5, 0, 5, 2]
     assert (found.ids.dtype, found.slots.dtype) == (np.int32, np.int32)
-    assert step_users(np.array([5, 5]), size=7, count=1).ids.tolist() == [5]
+    assert step_rows(np.array([5, 5]), size=7, count=1).ids.tolist() == [5]
     with pytest.raises(ValueError, match="3 distinct users do not fit 2 rows"):
-        step_users(np.array([1, 2, 3]), size=7, count=2)
+        step_rows(np.array([1, 2, 3]), size=7, count=2)
 
 
 def test_a_share_trains_the_generic_user_instead() -> None:
@@ -167,7 +166,7 @@ def test_devices_exchange_the_rows_of_a_step_and_never_the_table(programs, mesh:
     sizes = {name: [tuple(shape) for _, shape in exchanged] for name, exchanged in found.items()}
     for name, shapes in sizes.items():
         assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
-    assert found["begin_users"] == []
+    assert found["take"] == []
     if mesh == "data=4":
         assert (ROWS, TOKENS, 32) in sizes["accumulate"]
 

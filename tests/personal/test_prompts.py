@@ -15,7 +15,6 @@ from safetensors.numpy import save_file
 
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
-from prb_jax.personal.embedding import Users
 from prb_jax.personal.prompts import (
     UserPrompts,
     attach_blank,
@@ -23,6 +22,7 @@ from prb_jax.personal.prompts import (
     load_prompts,
     save_prompts,
 )
+from prb_jax.personal.users import Users
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.trees.tree import build_tree

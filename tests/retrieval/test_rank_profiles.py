@@ -160,6 +160,14 @@ def test_what_cannot_be_ranked(tmp_path, capsys):
     assert cli.main(["rank-profiles", "--encoder", "x", "--data", str(data), "--out", str(out)]) == 2
 
 
+def test_what_a_killed_call_left_is_removed_by_the_next(tmp_path):
+    left = tmp_path / ".out.jsonl.tmp"
+    left.write_text("half a row")
+    with pytest.raises(DataError):
+        rank_profiles(tmp_path / "absent.jsonl", encoder="bm25", out=tmp_path / "out.jsonl")
+    assert not left.exists()
+
+
 def test_other_sources_too(tmp_path):
     folder = write_layout(tmp_path / "hub", prb_tables(), readme=True)
     ranked = rank_profiles(folder, encoder="recency", out=tmp_path / "out.jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.scoring.tokenising import _packed, _unpacked, encode_part, encode_together, gather_parts
+from prb_jax.scoring.tokenising import _packed, _unpacked, encode_by_processes, encode_part, gather_parts
 from tests.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
@@ -56,5 +56,5 @@ def test_one_process_exchanges_nothing() -> None:
     encode = Counting()
     some = comparisons(5)
     assert [tree.shape for tree in gather_parts(encode_part(some, [4, 0], encode))] == [
-        tree.shape for tree in encode_together([some[4], some[0]], encode)
+        tree.shape for tree in encode_by_processes([some[4], some[0]], encode)
     ]

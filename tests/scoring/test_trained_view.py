@@ -13,11 +13,11 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.cli import main
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import TRAINED_VIEW, TrainedView, View, choose_view, read_trained_view
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
-from prb_jax.training.loop import train
+from prb_jax.training.train import train
 from tests.training.tiny import compilation_cache, rows, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def test_the_models_whole_context_is_no_override():
     assert choose_view(trained, max_length=512, context=512).overrides == {}
     assert list(choose_view(trained, max_length=500, context=512).overrides) == ["max_length"]
     chosen = choose_view(trained, protocol="paper")
-    assert chosen.view == View(3, Protocol.PAPER)
+    assert chosen.view == View(3, TextProtocol.PAPER)
     assert chosen.overrides == {"protocol": {"trained": "default", "used": "paper"}}
 
 

@@ -18,7 +18,7 @@ from prb_jax.errors import DataError
 from prb_jax.processes.job import start_job
 from prb_jax.scoring.plan import ShapeOptions
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.scoring.tokenising import encode_together
+from prb_jax.scoring.tokenising import encode_by_processes
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 from tests.scoring.slow_scorer import comparisons
@@ -73,7 +73,7 @@ def main(count: int, broken: str = "") -> None:
         print(f"refused {error}")
         return
     together = Counting()
-    trees = encode_together(comparisons(count), together)
+    trees = encode_by_processes(comparisons(count), together)
     print(encode.seen, scored, together.seen, len(trees))
 
 

@@ -20,7 +20,7 @@ import scipy.sparse
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.sources import personas
-from prb_jax.sources.personas import Benchmark
+from prb_jax.sources.personas import Personas
 from prb_jax.sources.personas.export import serialise
 from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
 from prb_jax.sources.personas.phrases import Template, compile_template, first_person
@@ -32,7 +32,7 @@ GENERIC = ("generic-train", "generic-test")
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Benchmark:
+def benchmark() -> Personas:
     return personas.generate()
 
 

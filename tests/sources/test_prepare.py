@@ -1,8 +1,10 @@
 """Prepared data sets: what was written is what is read, by us and by tensorflow-datasets."""
 
+import fcntl
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,8 +118,57 @@ def test_it_is_a_source_for_evaluation_like_any_other(many, tmp_path):
     two = prb.evaluate("baseline:length", folder, out=tmp_path / "two", progress=False)
     assert one.summary == two.summary
     described = describe_source(folder)
-    assert described["kind"] == "prepared"
+    assert described == describe_source(file)
     assert all(digest.startswith("sha256:") for digest in described["files"].values())
+
+
+def test_every_process_writes_the_same_bytes_and_removes_what_a_killed_one_left(many, tmp_path):
+    file, folder = many
+    left = tmp_path / "out" / "prb_comparisons" / "incomplete.ABCDEF_1.0.0"
+    left.mkdir(parents=True)
+    (left / "dataset_info.json").write_text('{"name": "prb_comparisons"}')
+    command = [
+        sys.executable,
+        "-m",
+        "prb_jax",
+        "prepare",
+        "--data",
+        str(file),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    contents = [
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (folder, tmp_path / "out")
+    ]
+    assert contents[0] == contents[1]
+    assert not left.exists()
+
+
+def test_a_copy_continues_the_run_of_its_source_and_a_changed_one_does_not(many, tmp_path):
+    file, folder = many
+    out = tmp_path / "run"
+    whole = prb.evaluate("baseline:length", file, out=out, progress=False)
+    scores = (out / "scores.jsonl").read_bytes()
+    (out / "summary.json").unlink()
+    (out / "scores.jsonl").write_bytes(scores[:1000])
+    assert prb.evaluate("baseline:length", folder, out=out, progress=False).summary == whole.summary
+    assert (out / "scores.jsonl").read_bytes() == scores
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    shard = next(copy.rglob("*.array_record*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match=r"array_record.*: changed since it was prepared"):
+        describe_source(copy)
+
+
+def test_a_folder_is_prepared_by_one_process_at_a_time(many, tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(RunError, match="another process prepares"):
+        prepare([str(many[0])], out=tmp_path)
+    os.close(descriptor)
 
 
 def test_it_is_a_source_for_training(many):

@@ -8,7 +8,7 @@ import pytest
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
-from prb_jax.text.protocol import Protocol, parse_protocol
+from prb_jax.text.protocol import TextProtocol, parse_protocol
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import render_profile, visible
@@ -41,22 +41,22 @@ def comparison(**changes: object) -> Comparison:
     return Comparison(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize("protocol", list(TextProtocol))
 @pytest.mark.parametrize("posts", [0, 2, 10])
-def test_nothing_private_is_ever_rendered(tmp_path: Path, protocol: Protocol, posts: int) -> None:
+def test_nothing_private_is_ever_rendered(tmp_path: Path, protocol: TextProtocol, posts: int) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
     for max_length in (None, 90):  # the second one takes the truncating paths
         tree = encode_comparison(comparison(), chat, view=View(posts, protocol, max_length))
         for k in range(2):
             text = chat.tokenizer.decode(tree.sequence(k))
-            assert "Which way?" in text or protocol is Protocol.PAPER
+            assert "Which way?" in text or protocol is TextProtocol.PAPER
             assert "SENTINEL" not in text
             assert not any(number in text for number in ("8642", "7531", "1357"))
             assert "text3" not in text or posts > 2
 
 
 def test_default_puts_the_posts_before_the_question_in_the_papers_format() -> None:
-    seen = visible(comparison(), profile_posts=2, protocol=Protocol.DEFAULT)
+    seen = visible(comparison(), profile_posts=2, protocol=TextProtocol.DEFAULT)
     (message,) = seen.prefix_messages
     assert message.role == "user"
     profile = "Post 1 (Category: topic1):\ntext1\nPost 2 (Category: topic2):\ntext2"
@@ -75,7 +75,7 @@ def test_default_puts_them_into_the_first_user_turn_after_the_system_message() -
         {"role": "assistant", "content": "reply"},
         {"role": "user", "content": "last"},
     ]
-    seen = visible(comparison(question=None, prompt=turns), profile_posts=1, protocol=Protocol.DEFAULT)
+    seen = visible(comparison(question=None, prompt=turns), profile_posts=1, protocol=TextProtocol.DEFAULT)
     system, first, reply, last = seen.prefix_messages
     assert (system, reply, last) == (
         Message("system", "S"),
@@ -87,26 +87,26 @@ def test_default_puts_them_into_the_first_user_turn_after_the_system_message() -
 
 
 def test_no_posts_means_the_question_alone() -> None:
-    for protocol in Protocol:
+    for protocol in TextProtocol:
         for record, posts in ((comparison(), 0), (comparison(profile=[]), 10)):
             seen = visible(record, profile_posts=posts, protocol=protocol)
             assert seen.prefix_messages == (Message("user", "Which way?"),)
 
 
 def test_paper_puts_the_posts_after_the_question_without_a_separator() -> None:
-    seen = visible(comparison(), profile_posts=1, protocol=Protocol.PAPER)
+    seen = visible(comparison(), profile_posts=1, protocol=TextProtocol.PAPER)
     assert seen.prefix_messages == (Message("user", "Which way?Post 1 (Category: topic1):\ntext1"),)
 
 
 def test_post_without_category() -> None:
     posts = comparison(profile=[{"id": "1", "text": "a"}]).profile
     assert render_profile(posts, 10) == "Post 1:\na"
-    assert render_profile(posts, 10, protocol=Protocol.PAPER) == "Post 1 (Category: ):\na"
+    assert render_profile(posts, 10, protocol=TextProtocol.PAPER) == "Post 1 (Category: ):\na"
 
 
 def test_bad_options_are_named() -> None:
     with pytest.raises(DataError, match="profile_posts: expected 0 or more, found -1"):
-        visible(comparison(), profile_posts=-1, protocol=Protocol.DEFAULT)
+        visible(comparison(), profile_posts=-1, protocol=TextProtocol.DEFAULT)
     with pytest.raises(DataError, match="expected one of 'default', 'paper', found 'ours'"):
         parse_protocol("ours")
-    assert parse_protocol("paper") is Protocol.PAPER
+    assert parse_protocol("paper") is TextProtocol.PAPER

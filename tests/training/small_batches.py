@@ -14,8 +14,17 @@ from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.sharding import make_mesh
+from prb_jax.training.groups import split_params
+from prb_jax.training.objective import (
+    USER,
+    WEIGHTS,
+    Extras,
+    RewardObjective,
+    RewardTraining,
+    make_reward_training,
+)
 from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.training.step import Extras, TrainStep, make_train_step, split_params
+from prb_jax.training.step import TrainStep
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import Tree, build_tree
@@ -74,7 +83,7 @@ def rows_of(extras: Extras, rows: slice) -> Extras:
     return Extras(**{name: value[rows] for name, value in vars(extras).items()})
 
 
-def build(
+def build_training(
     config: DecoderConfig,
     *,
     tuning: Any = "full",
@@ -84,24 +93,33 @@ def build(
     loss: LossSettings | None = None,
     steps: int = 20,
     **options: Any,
-) -> tuple[TrainStep, dict[str, Any], Params]:
-    """The compiled step, a fresh state (without users) and the frozen parameters."""
+) -> tuple[RewardTraining, dict[str, Any], Params]:
+    """The compiled functions, a fresh state and the frozen parameters."""
     params = initial_params(config) if params is None else params
     trainable, frozen = split_params(params, tuning=tuning, lora=LORA)
-    step = make_train_step(
-        config,
+    objective = RewardObjective(
+        config=config,
         mesh=mesh or make_mesh(devices=jax.devices()[:1]),
         dtype=jnp.dtype(dtype),
         loss=loss or LossSettings(center_rewards_coefficient=0.01),
+        lora_scale=LORA.scale if tuning == "lora" else 1.0,
+        **options,
+    )
+    training = make_reward_training(
+        objective,
         optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, b2=0.999, warmup_share=0.0),
         lengths=(steps,),
         trainable=trainable,
         frozen=frozen,
-        lora_scale=LORA.scale if tuning == "lora" else 1.0,
-        **options,
     )
-    frozen = jax.device_put(frozen, step.frozen_shardings)
-    return step, {} if options.get("users") else step.init(trainable), frozen
+    frozen = jax.device_put(frozen, training.step.frozen_shardings)
+    return training, training.step.init({WEIGHTS: trainable, USER: params["embed"]}), frozen
+
+
+def build(config: DecoderConfig, **options: Any) -> tuple[TrainStep, dict[str, Any], Params]:
+    """As :func:`build_training`, with the step alone."""
+    training, state, frozen = build_training(config, **options)
+    return training.step, state, frozen
 
 
 @functools.cache
@@ -114,7 +132,9 @@ def fresh(step: TrainStep, tuning: str = "full", *, layers: int = 2) -> tuple[di
     """A new state, and the frozen parameters."""
     params = initial_params(small_config(num_hidden_layers=layers))
     trainable, frozen = split_params(params, tuning=cast(Any, tuning), lora=LORA)
-    return step.init(trainable), jax.device_put(frozen, step.frozen_shardings)
+    return step.init({WEIGHTS: trainable, USER: params["embed"]}), jax.device_put(
+        frozen, step.frozen_shardings
+    )
 
 
 @functools.cache

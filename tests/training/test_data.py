@@ -90,11 +90,11 @@ def test_rows_left_over_in_a_large_shape_take_smaller_trees():
 def test_a_batch_masks_what_only_fills_up():
     found = comparisons(3)
     trees = [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
-    examples = Examples(found, trees, np.asarray([1.0, 2.0, 3.0], np.float32))
-    batch, extras = examples.batch(Microbatch(Bucket(8, 3, 8), 4, (2, 0)))
+    examples = Examples(found, trees, np.asarray([1.0, 2.0, 3.0], np.float32), np.zeros(3, np.int32))
+    batch, extras = examples.batch(Microbatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
     assert batch.prefix.shape == (4, 8)
     np.testing.assert_array_equal(batch.prefix_lengths, [0, 4, 0, 0])
     np.testing.assert_array_equal(extras.mask.sum(axis=1), [2, 2, 0, 0])
     np.testing.assert_array_equal(extras.labels[0], [1, 0, 0])
     np.testing.assert_array_equal(extras.weights, [3, 1, 0, 0])
-    np.testing.assert_array_equal(extras.users, 0)
+    np.testing.assert_array_equal(extras.users, [0, 1, 0, 0])

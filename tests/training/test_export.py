@@ -9,7 +9,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
-from prb_jax.training.loop import train
+from prb_jax.training.train import train
 from tests.training.tiny import compilation_cache, rows, write_model, write_rows
 
 

@@ -38,6 +38,25 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
     assert read_metrics(tmp_path / "absent.jsonl") == []
 
 
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((1, 2, 4, 5), "the rows of steps 3 to 3 are missing"),
+        ((3, 4, 5), "the rows of steps 1 to 2 are missing"),
+        ((1, 2), "the rows of steps 3 to 5 are missing"),
+        ((), "the rows of steps 1 to 5 are missing"),
+        ((1, 2, 2, 3, 4, 5), r"metrics\.jsonl:3: a second row of step 2"),
+    ],
+)
+def test_steps_that_are_missing_are_named_when_a_run_is_continued(tmp_path, steps, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=message):
+        MetricsLog(tmp_path, step=5, options=PLAIN)
+    assert path.read_bytes() == before
+
+
 def test_wandb_that_is_not_installed_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RunError, match="wandb is not installed"):

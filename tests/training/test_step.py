@@ -9,19 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from prb_jax.errors import CheckpointError
+from prb_jax.personal.embedding import RowAdam
+from prb_jax.personal.soft_prompts import SoftPrompts
+from prb_jax.personal.users import Users
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
+from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import comparison_loss
+from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.settings import LossSettings
-from prb_jax.training.step import UserRows, merge, split_params
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
     batch_of,
     build,
+    build_training,
     built,
     extras_of,
     fresh,
@@ -63,9 +67,9 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
         weights=np.full(4, extras.weights[5]),
     )
     many = step.accumulate(many, frozen, *step.place(batch_of(trees[5:], rows=4), last))
-    total = float(one["acc"]["parts"].weight_sum)
+    total = float(one["parts"].weight_sum)
     for ours, theirs in zip(
-        jax.tree.leaves(many["acc"]["grads"]), jax.tree.leaves(one["acc"]["grads"]), strict=True
+        jax.tree.leaves(many["acc"][WEIGHTS]), jax.tree.leaves(one["acc"][WEIGHTS]), strict=True
     ):
         np.testing.assert_allclose(ours / total, theirs / total, atol=1e-6, rtol=1e-6)
     (many, ours), (one, theirs) = step.update(many), step.update(one)
@@ -89,8 +93,8 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
 
     value, gradient = jax.value_and_grad(mean_loss)(params)
     state = step.accumulate(state, frozen, *step.place(batch_of(trees), extras))
-    total = state["acc"]["parts"].weight_sum
-    for ours, theirs in zip(jax.tree.leaves(state["acc"]["grads"]), jax.tree.leaves(gradient), strict=True):
+    total = state["parts"].weight_sum
+    for ours, theirs in zip(jax.tree.leaves(state["acc"][WEIGHTS]), jax.tree.leaves(gradient), strict=True):
         assert relative_difference(ours / total, theirs) < 1e-5
     _, metrics = step.update(state)
     assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-6)
@@ -125,7 +129,7 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
     params = initial_params(CONFIG)
     step = built(tuning)
     state, frozen = fresh(step, tuning)
-    trained = names(state["trainable"])
+    trained = names(state[WEIGHTS]["params"])
     factors = {
         f"layers/{name}_lora_{part}" for name in ("q", "k", "v", "o", "gate", "up", "down") for part in "ab"
     }
@@ -133,10 +137,10 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
     assert trained == expected
     assert names(frozen) == names(params) - trained
     # Two moments for each trainable number, and a counter or two.
-    assert 0 <= nbytes(state["opt"]) - 2 * nbytes(state["trainable"]) < 64
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state["trainable"]))
+    assert 0 <= nbytes(state[WEIGHTS]["opt"]) - 2 * nbytes(state[WEIGHTS]["params"]) < 64
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state[WEIGHTS]["params"]))
 
-    before = jax.tree.map(np.asarray, {"trainable": state["trainable"], "frozen": frozen})
+    before = jax.tree.map(np.asarray, {"trainable": state[WEIGHTS]["params"], "frozen": frozen})
     trees = random_trees(4)
     for _ in range(2):
         state = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
@@ -144,7 +148,7 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
     assert int(state["step"]) == 2
     assert float(metrics["finite"]) == 1.0
     for old, new in zip(
-        jax.tree.leaves(before["trainable"]), jax.tree.leaves(state["trainable"]), strict=True
+        jax.tree.leaves(before["trainable"]), jax.tree.leaves(state[WEIGHTS]["params"]), strict=True
     ):
         assert (old != np.asarray(new)).any()
     for old, new in zip(jax.tree.leaves(before["frozen"]), jax.tree.leaves(frozen), strict=True):
@@ -167,7 +171,8 @@ def test_a_few_steps_learn_the_batch(tuning: str) -> None:
 
 
 def test_one_compile_for_each_shape_and_one_update() -> None:
-    step, state, frozen = build(CONFIG, tuning="lora")
+    training, state, frozen = build_training(CONFIG, tuning="lora")
+    step = training.step
     shapes = [Bucket(24, 2, 12), Bucket(32, 2, 12)]
     trees = random_trees(3)
     for turn in range(3):
@@ -181,8 +186,8 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
     # Frozen weights are an argument: others need no compile, and matter.
     other = jax.device_put(jax.tree.map(lambda leaf: 2 * leaf, frozen), step.frozen_shardings)
     placed = step.place(batch_of(trees, bucket=shapes[0]), extras_of(trees))
-    assert not np.allclose(step.rewards(state, frozen, *placed), step.rewards(state, other, *placed))
-    assert step.rewards._cache_size() == 1
+    assert not np.allclose(training.rewards(state, frozen, *placed), training.rewards(state, other, *placed))
+    assert training.rewards._cache_size() == 1
     step.accumulate(state, other, *placed)
     assert step.accumulate._cache_size() == 2
 
@@ -206,11 +211,11 @@ def test_sums_are_cleared_by_an_update() -> None:
     trees = random_trees(4)
     placed = step.place(batch_of(trees), extras_of(trees))
     first = step.accumulate(state, frozen, *placed)
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first["acc"]["grads"])) > 0
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first["acc"][WEIGHTS])) > 0
     cleared, _ = step.update(first)
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(cleared["acc"]["grads"]))
-    assert float(cleared["acc"]["parts"].count) == 0
-    assert float(cleared["acc"]["parts"].reward_min) == np.inf
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(cleared["acc"][WEIGHTS]))
+    assert float(cleared["parts"].count) == 0
+    assert float(cleared["parts"].reward_min) == np.inf
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
@@ -219,13 +224,13 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     trees = random_trees(4)
     extras = extras_of(trees)
     state, _ = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
-    kept = jax.tree.map(np.asarray, {name: state[name] for name in ("trainable", "opt", "step")})
+    kept = jax.tree.map(np.asarray, {name: state[name] for name in (WEIGHTS, "step")})
     bad = dataclasses.replace(extras, margin=np.array([np.nan, 0, 0, 0], np.float32))
     state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), bad)))
     assert float(metrics["finite"]) == 0.0
     assert np.isnan(float(metrics["loss"]))
     jax.tree.map(np.testing.assert_array_equal, kept, {name: state[name] for name in kept})
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state["acc"]["grads"]))
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state["acc"][WEIGHTS]))
     state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
     assert float(metrics["finite"]) == 1.0
 
@@ -241,16 +246,16 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
         placed = step.place(batch_of(trees), extras_of(trees))
         states[dtype] = step.accumulate(state, frozen, *placed)
     for wide, narrow in zip(
-        jax.tree.leaves(states["float32"]["acc"]["grads"]),
-        jax.tree.leaves(states["bfloat16"]["acc"]["grads"]),
+        jax.tree.leaves(states["float32"]["acc"][WEIGHTS]),
+        jax.tree.leaves(states["bfloat16"]["acc"][WEIGHTS]),
         strict=True,
     ):
         assert narrow.dtype == jnp.float32
         assert relative_difference(narrow, wide) < 0.05
-    gradient = np.asarray(states["bfloat16"]["acc"]["grads"]["layers"]["q"])
+    gradient = np.asarray(states["bfloat16"]["acc"][WEIGHTS]["layers"]["q"])
     assert (gradient != gradient.astype(jnp.bfloat16).astype(np.float32)).any()
     state, _ = step.update(states["bfloat16"])
-    weight = np.asarray(state["trainable"]["layers"]["q"])
+    weight = np.asarray(state[WEIGHTS]["params"]["layers"]["q"])
     assert (weight != weight.astype(jnp.bfloat16).astype(np.float32)).any()
 
 
@@ -263,7 +268,7 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
         arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
         compiled = step.accumulate.lower(*arguments).compile()
         memory[remat] = compiled.memory_analysis().temp_size_in_bytes
-        gradients[remat] = jax.tree.leaves(compiled(*arguments)["acc"]["grads"])
+        gradients[remat] = jax.tree.leaves(compiled(*arguments)["acc"][WEIGHTS])
     assert memory["full"] < memory["dots"] < memory["none"]
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
@@ -277,10 +282,11 @@ def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
     trees = random_trees(4, prefix=200)
     memory = {}
     for tuning in ("head", "full"):
-        step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning)
+        training, state, frozen = build_training(small_config(num_hidden_layers=6), tuning=tuning)
+        step = training.step
         arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
         memory[tuning] = step.accumulate.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-        scoring = step.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        scoring = training.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
         memory[f"{tuning} scoring"] = scoring
     assert memory["head"] < 1.1 * memory["head scoring"]
     assert memory["full"] > 3 * memory["full scoring"]
@@ -288,33 +294,32 @@ def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
 
 def test_user_rows_are_trained_through_the_table() -> None:
     """Only this step's rows have a gradient; the table takes them; a step that is not finite leaves it."""
-    users, tokens, width = 7, 3, CONFIG.hidden_size
+    tokens, width, rate = 3, CONFIG.hidden_size, 0.1
     mesh = make_mesh(devices=jax.devices()[:1])
-    here = NamedSharding(mesh, PartitionSpec())
-
-    def apply(state, gradient, step):
-        return {**state, "table": state["table"].at[state["ids"]].add(-0.1 * gradient)}
-
-    hook = UserRows(
-        gather=lambda table, ids: jnp.take(table, ids, axis=0),
-        apply=apply,
-        shardings=dict.fromkeys(("table", "rows", "ids"), here),
+    method = SoftPrompts(
+        table=Users(tuple("abcdef")),
+        tokens=tokens,
+        width=width,
+        places=2,
+        generic_share=0.0,
+        seed=0,
+        optimizer=RowAdam(learning_rate=lambda step: rate, eps=1.0),
+        mesh=mesh,
     )
-    trainable, frozen = split_params(initial_params(CONFIG), tuning="head")
-    step, _, _ = build(CONFIG, tuning="head", mesh=mesh, users=hook)
-    table = np.random.default_rng(0).normal(size=(users, tokens, width)).astype(np.float32)
-    state = step.init(
-        trainable,
-        {"table": jnp.asarray(table), "rows": jnp.zeros((2, tokens, width)), "ids": jnp.zeros(2, jnp.int32)},
-    )
+    params = initial_params(CONFIG)
+    trainable, frozen = split_params(params, tuning="head")
+    training, state, _ = build_training(CONFIG, tuning="head", params=params, mesh=mesh, method=method)
+    step = training.step
+    drawn = np.random.default_rng(0).normal(size=(7, tokens, width)).astype(np.float32)
+    state[USER]["table"] = jax.device_put(drawn, method.shardings["table"])
+    table = np.asarray(drawn)
     trees = random_trees(3)
     extras = dataclasses.replace(extras_of(trees), users=np.array([0, 1, 1], np.int32))
     placed = step.place(batch_of(trees), extras)
-    assert step.begin_users is not None
-    state = step.begin_users(state, np.array([4, 2], np.int32))
-    np.testing.assert_array_equal(state["users"]["rows"], table[[4, 2]])
+    state = training.take(state, np.array([4, 2], np.int32))
+    np.testing.assert_array_equal(state[USER]["rows"], table[[4, 2]])
     state = step.accumulate(state, frozen, *placed)
-    assert state["acc"]["user_rows"].shape == (2, tokens, width)
+    assert state["acc"][USER].shape == (2, tokens, width)
 
     def by_rows(rows: jax.Array) -> jax.Array:
         logits = score_tree(
@@ -330,15 +335,15 @@ def test_user_rows_are_trained_through_the_table() -> None:
     state, metrics = step.update(state)
     assert float(metrics["user_grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
     expected = table.copy()
-    expected[[4, 2]] -= 0.1 * np.asarray(gradient)
-    np.testing.assert_allclose(state["users"]["table"], expected, atol=1e-6)
+    expected[[4, 2]] -= rate * np.asarray(gradient / (jnp.abs(gradient) + 1.0))  # the first step of Adam
+    np.testing.assert_allclose(state[USER]["table"], expected, atol=1e-6)
 
     bad = dataclasses.replace(extras, weights=np.array([np.inf, 1, 1], np.float32))
-    before = np.asarray(state["users"]["table"])
+    before = np.asarray(state[USER]["table"])
     state, metrics = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), bad)))
     assert float(metrics["finite"]) == 0.0
-    np.testing.assert_array_equal(state["users"]["table"], before)
-    np.testing.assert_array_equal(state["users"]["ids"], [4, 2])
+    np.testing.assert_array_equal(state[USER]["table"], before)
+    np.testing.assert_array_equal(state[USER]["ids"], [4, 2])
     assert (step.accumulate._cache_size(), step.update._cache_size()) == (1, 1)
 
 

@@ -15,8 +15,9 @@ from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
+from prb_jax.training.objective import USER, WEIGHTS, Extras
 from prb_jax.training.settings import LossSettings
-from prb_jax.training.step import Extras, TrainStep
+from prb_jax.training.step import TrainStep
 from prb_jax.trees.tree import Tree, build_tree
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import write_tokenizer
@@ -72,8 +73,10 @@ def our_step(folder: Path, *, margin: bool, center: float | None) -> Step:
         weights=np.ones(4, np.float32),
         users=np.zeros(4, np.int32),
     )
-    state = step.accumulate(step.init(params), {}, *step.place(batch_of(trees), extras))
-    sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, state["acc"]["grads"]))
+    state = step.accumulate(
+        step.init({WEIGHTS: params, USER: params["embed"]}), {}, *step.place(batch_of(trees), extras)
+    )
+    sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, state["acc"][WEIGHTS]))
     gradients = {}
     for leaf in leaf_maps(config):
         parts = sums[leaf.path] if leaf.stacked else [sums[leaf.path]]

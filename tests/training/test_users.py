@@ -10,8 +10,8 @@ from prb_jax.cli import main
 from prb_jax.personal.prompts import load_prompts
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.convert import convert
-from prb_jax.training.loop import train
 from prb_jax.training.splits import read_training_data
+from prb_jax.training.train import train
 from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
 
 STEPS = 160

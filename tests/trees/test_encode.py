@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
-from prb_jax.text.protocol import Protocol
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import visible
@@ -67,7 +67,7 @@ def comparison(responses: list[str], *, posts: int = 0, question: str = "What sh
 
 def alone(chat: ChatTokenizer, record: Comparison, posts: int) -> list[list[int]]:
     """The ids of each conversation as transformers makes them."""
-    prompt = visible(record, profile_posts=posts, protocol=Protocol.DEFAULT).prefix_messages
+    prompt = visible(record, profile_posts=posts, protocol=TextProtocol.DEFAULT).prefix_messages
     return [
         chat.tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in (*prompt, Message("assistant", response))],
@@ -188,7 +188,7 @@ def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
         Comparison(id="bad-one", prompt=turns, responses=["a", "b"]),
         comparison(["a", "b"]),
     ]
-    for protocol in Protocol:
+    for protocol in TextProtocol:
         with pytest.raises(DataError, match=r"comparison 'bad-one': .*System role not supported"):
             encode_comparisons(records, chat, view=View(0, protocol))
 
@@ -216,7 +216,7 @@ class TestPaper:
         max_length: int | None = None,
         pad_token_id: int | None = None,
     ) -> Tree:
-        view = View(profile_posts, Protocol.PAPER, max_length)
+        view = View(profile_posts, TextProtocol.PAPER, max_length)
         return encode_comparison(record, chat, view=view, pad_token_id=pad_token_id)
 
     def test_conversation_alone_with_bos_twice(self, tmp_path: Path) -> None:
@@ -233,7 +233,9 @@ class TestPaper:
         record = comparison(["Rice and " + "more rice. " * 12, "Beans."], posts=3)
         for posts, limit in ((0, None), (2, None), (2, 60)):
             tree = self.encode(chat, record, profile_posts=posts, max_length=limit, pad_token_id=-1)
-            content = visible(record, profile_posts=posts, protocol=Protocol.PAPER).prefix_messages[0].content
+            content = (
+                visible(record, profile_posts=posts, protocol=TextProtocol.PAPER).prefix_messages[0].content
+            )
             for k, response in enumerate(record.responses):
                 turns = [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
                 text = chat.tokenizer.apply_chat_template(turns, tokenize=False)

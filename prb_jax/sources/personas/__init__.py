@@ -11,7 +11,7 @@ Parts: "train" (40 seen personas, training topics), "test-seen" (the same people
 "test-unseen" (10 other people, test topics), "test" (both), "generic-train" and "generic-test" (one
 answer is plainly worse for everyone), "all". Subsets: "personal-seen", "personal-unseen", "generic".
 The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a choice, and
-``Benchmark.ceilings`` which accuracy is possible at best.
+``Personas.ceilings`` which accuracy is possible at best.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.sources.personas.benchmark import PARTS, Benchmark, generate
 from prb_jax.sources.personas.ceilings import Ceilings
 from prb_jax.sources.personas.export import export
+from prb_jax.sources.personas.generate import PARTS, Personas, generate
 
-__all__ = ["PARTS", "Benchmark", "Ceilings", "generate", "load", "write"]
+__all__ = ["PARTS", "Ceilings", "Personas", "generate", "load", "write"]
 
 
 def load(part: str = "test") -> list[Comparison]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
-from prb_jax.sources.personas.benchmark import GENERIC_PARTS, PERSONAL_PARTS, Benchmark
+from prb_jax.sources.personas.generate import GENERIC_PARTS, PERSONAL_PARTS, Personas
 
 
 def serialise(comparisons: Sequence[Comparison]) -> bytes:
@@ -20,7 +20,7 @@ def serialise(comparisons: Sequence[Comparison]) -> bytes:
     return "".join(line + "\n" for line in lines).encode("utf-8")
 
 
-def export(benchmark: Benchmark, folder: str | Path) -> dict[str, Path]:
+def export(benchmark: Personas, folder: str | Path) -> dict[str, Path]:
     """Write ``PART.jsonl.gz`` for every part that is no union; existing files are replaced whole.
 
     No time stamp or file name enters the compressed bytes.

@@ -8,8 +8,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.training.config import default_config
-from prb_jax.training.loop import train
 from prb_jax.training.settings import TrainSettings
+from prb_jax.training.train import train
 from tests.training.tiny import (
     compilation_cache,
     curve,

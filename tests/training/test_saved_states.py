@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import RunError
-from prb_jax.training.state import Checkpoints, checksums, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints, checksums, flat_arrays, from_flat
 
 
 def arrays(step: int) -> dict[str, jax.Array]:

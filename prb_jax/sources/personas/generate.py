@@ -31,7 +31,7 @@ PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, *UNIONS)
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Personas:
     """The generated benchmark.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Judgement:
 
 
 @lru_cache(maxsize=2)
-def generate(seed: int = 0) -> Benchmark:
+def generate(seed: int = 0) -> Personas:
     """The whole benchmark, in a second or two; the latest ones are kept.
 
     The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
@@ -115,7 +115,7 @@ def generate(seed: int = 0) -> Benchmark:
         )
         for name, union in measured.items()
     }
-    return Benchmark(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
+    return Personas(MappingProxyType(parts), people, MappingProxyType(levels), MappingProxyType(ceilings))
 
 
 def _judge(

@@ -16,24 +16,33 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
-from prb_jax.personal.embedding import StepUsers, Users
-from prb_jax.personal.prompts import save_prompts
+from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.scoring.tokenising import encode_together
+from prb_jax.scoring.tokenising import encode_by_processes
 from prb_jax.text.view import TrainedView, length_limit
 from prb_jax.training.config import flat_settings
-from prb_jax.training.data import Examples
 from prb_jax.training.export import export_adapter, export_model
+from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
+from prb_jax.training.objective import (
+    USER,
+    WEIGHTS,
+    Extras,
+    RewardObjective,
+    RewardTraining,
+    make_reward_training,
+)
+from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.start import Start
-from prb_jax.training.state import Checkpoints, flat_arrays, from_flat
-from prb_jax.training.step import Extras, TrainState, TrainStep, make_train_step, merge, split_params
-from prb_jax.training.users import UserTraining, saved_users
+from prb_jax.training.step import TrainState
+from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
+
+_SUMS = ("acc", "parts")
 
 
 class Trainer:
@@ -45,25 +54,24 @@ class Trainer:
         start: Start,
         *,
         mesh: Mesh,
-        step: TrainStep,
+        training: RewardTraining,
         abstract: TrainState,
         lora: LoraConfig | None,
-        users: UserTraining | None,
         lengths: Sequence[int],
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
-        self.users, self.lengths = users, lengths
+        self.method, self.lengths = training.method, lengths
         self.truncated = 0
-        self._step, self._lora = step, lora
+        self._training, self._step, self._lora = training, training.step, lora
         self._abstract = abstract
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
         self.view = TrainedView(settings.view, settings.method)
         text = settings.view
-        if users is not None:
+        if self.method.tokens:
             context = start.config.max_position_embeddings
-            room = length_limit(text, context=context, reserved=users.tokens, where=start.name)
+            room = length_limit(text, context=context, reserved=self.method.tokens, where=start.name)
             text = dataclasses.replace(text, max_length=room)
         self.scorer = RewardModel(
             name=start.name,
@@ -90,8 +98,7 @@ class Trainer:
     @property
     def trained_parameters(self) -> int:
         """Parameters that are trained."""
-        table = self._state["users"]["table"] if self.users is not None else ()
-        return _size(self._state["trainable"]) + _size(table)
+        return _size(self._state[WEIGHTS]["params"]) + _size(self._state[USER].get("table"))
 
     def begin(self, checkpoints: Checkpoints) -> int:
         """Continues from the newest checkpoint that can be read, or from the starting point.
@@ -105,8 +112,7 @@ class Trainer:
             return saved.step
         params = self.start.load(self.mesh)
         trainable, self._frozen = self._split(params)
-        users = () if self.users is None else (self.users.start(params["embed"]),)
-        self._state = self._step.init(trainable, *users)
+        self._state = self._step.init({WEIGHTS: trainable, USER: params["embed"]})
         return 0
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
@@ -115,34 +121,20 @@ class Trainer:
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Starts writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(_kept(self._state)), {**facts, "seed": self.settings.seed})
+        checkpoints.save(step, flat_arrays(self._kept(self._state)), {**facts, "seed": self.settings.seed})
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = encode_together(comparisons, self._encode)
+        trees = encode_by_processes(comparisons, self._encode)
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
-    def user_rows(self, comparisons: Sequence[Comparison]) -> np.ndarray | None:
-        """int32 [n]: each comparison's row in the table of users; None where there is none."""
-        return None if self.users is None else self.users.users.rows(comparisons)
-
-    def step_users(self, examples: Examples, members: np.ndarray, step: int) -> StepUsers | None:
-        """The users of one step; None where none are embedded."""
-        if self.users is None:
-            return None
-        assert examples.users is not None
-        return self.users.step(examples.users, members, step)
-
-    def step(
-        self, batches: Sequence[tuple[TreeBatch, Extras]], users: StepUsers | None
-    ) -> Mapping[str, jax.Array]:
+    def step(self, batches: Sequence[tuple[TreeBatch, Extras]], rows: StepRows) -> Mapping[str, jax.Array]:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
         assert self._frozen is not None
         state = self._state
-        if users is not None:
-            assert self._step.begin_users is not None
-            state = self._step.begin_users(state, users.ids)
+        if rows.ids.size:
+            state = self._training.take(state, rows.ids)
         for batch, extras in batches:
             placed = self._step.place(batch, extras)
             with compiling(self._step.accumulate, batch.prefix.shape, batch.responses.shape):
@@ -155,7 +147,7 @@ class Trainer:
         """Rewards by the weights of now, one float32 array [K] a comparison; each is tokenised once a run."""
         fresh = [one for one in comparisons if id(one) not in self._trees]
         if fresh:
-            self._trees.update(zip(map(id, fresh), encode_together(fresh, self._encode), strict=True))
+            self._trees.update(zip(map(id, fresh), encode_by_processes(fresh, self._encode), strict=True))
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
         for batch in stream_scores(
             comparisons,
@@ -173,26 +165,24 @@ class Trainer:
         assert self._frozen is not None
         rows, responses = batch.response_lengths.shape
         blank, one = np.zeros((rows, responses), np.float32), np.zeros(rows, np.float32)
-        state, users = self._state, np.zeros(rows, np.int32)
-        if self.users is not None:
-            state, users = self.users.whole_table(state, batch)
+        everyone, users = self.method.for_everyone(self._state[USER], batch)
+        state = {**self._state, USER: everyone}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._step.rewards, batch.prefix.shape, batch.responses.shape):
-            return self._step.rewards(state, self._frozen, *self._step.place(batch, extras))
+        with compiling(self._training.rewards, batch.prefix.shape, batch.responses.shape):
+            return self._training.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
         """All parameters, adapters included."""
         assert self._frozen is not None
-        return merge(self._state["trainable"], self._frozen)
+        return merge(self._state[WEIGHTS]["params"], self._frozen)
 
     def export(self, folder: Path) -> None:
         """Writes the weights of now as a Hugging Face folder, with its view and the soft prompts of the users."""
-        table = None if self.users is None else self.users.host_table(self._state)
+        table = self.method.host_table(self._state[USER])
 
         def write_more(partial: Path) -> None:
             self.view.save(partial)
-            if self.users is not None and table is not None:
-                save_prompts(partial, self.users.users, table)
+            self.method.save(partial, table)
 
         export_model(
             self.params(),
@@ -223,15 +213,14 @@ class Trainer:
         )
 
     def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        trees = self.scorer.encode(comparisons)
-        return trees if self.users is None else self.users.mark(trees, comparisons)
+        return self.method.encode(self.scorer.encode(comparisons), comparisons)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         settings = self.settings
         return split_params(params, tuning=settings.tuning, lora=self._lora, seed=settings.seed)
 
     def _saved_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return flat_arrays(_kept(self._abstract))
+        return flat_arrays(self._kept(self._abstract))
 
     def _take(self, arrays: Mapping[str, jax.Array]) -> None:
         """Goes to the state of a checkpoint; frozen weights are loaded if they are not there yet."""
@@ -239,25 +228,23 @@ class Trainer:
             # Where everything is trained, the starting weights are no longer needed.
             full = self.settings.tuning == "full"
             self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
-        saved = from_flat(_kept(self._abstract), arrays)
-        if self.users is not None:
-            saved["users"] = self.users.resumed(saved["users"])
-        self._state = {**saved, "acc": self._state["acc"] if self._state else self._no_sums()}
+        saved = from_flat(self._kept(self._abstract), arrays)
+        saved[USER] = self.method.resume(saved.get(USER, {}))
+        sums = {name: self._state[name] for name in _SUMS} if self._state else self._no_sums()
+        self._state = {**saved, **sums}
 
     def _no_sums(self) -> dict[str, Any]:
-        shapes = {name: leaf for name, leaf in self._abstract["acc"].items() if name != "parts"}
+        shapes, shardings = self._abstract["acc"], self._step.state_shardings
 
         def zeros() -> dict[str, Any]:
             sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return {**sums, "parts": LossParts.zero()}
+            return {"acc": sums, "parts": LossParts.zero()}
 
-        return jax.jit(zeros, out_shardings=self._step.state_shardings["acc"])()
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
 
-
-def _kept(state: TrainState) -> TrainState:
-    """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
-    kept = {name: state[name] for name in ("trainable", "opt", "step")}
-    return kept if "users" not in state else {**kept, "users": saved_users(state)}
+    def _kept(self, state: TrainState) -> TrainState:
+        """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
+        return {WEIGHTS: state[WEIGHTS], "step": state["step"], USER: self.method.kept(state[USER])}
 
 
 def make_trainer(
@@ -265,7 +252,8 @@ def make_trainer(
     start: Start,
     *,
     mesh: Mesh,
-    users: Users | None = None,
+    data: Sequence[Comparison],
+    out: Path,
     lengths: Sequence[int] = (),
 ) -> Trainer:
     """A trainer without weights: nothing is loaded and nothing compiled yet.
@@ -274,7 +262,8 @@ def make_trainer(
       settings: of the run.
       start: the model.
       mesh: devices.
-      users: who gets a soft prompt, for `method="persona_embedding"`.
+      data: the training data; without any, the users are those that `out` names.
+      out: the run folder.
       lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
 
     Raises:
@@ -288,29 +277,32 @@ def make_trainer(
     peak = settings.learning_rate(hidden_size=start.config.hidden_size)
     optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
     lengths = lengths or (settings.steps,)
-    table = None if users is None else UserTraining(users, settings, start.config.hidden_size, mesh)
-    step = make_train_step(
-        start.config,
+    width = start.config.hidden_size
+    method = method_of_run(
+        settings, data, out=out, width=width, optimizer=optimizer, lengths=lengths, mesh=mesh
+    )
+    objective = RewardObjective(
+        config=start.config,
         mesh=mesh,
         dtype=jnp.dtype(settings.dtype),
         loss=settings.loss,
-        optimizer=optimizer,
-        lengths=lengths,
-        trainable=trainable,
-        frozen=frozen,
         lora_scale=1.0 if lora is None else lora.scale,
         remat=settings.remat,
         attention=settings.attention,
-        users=None if table is None else table.rows(optimizer, lengths=lengths),
+        method=method,
     )
-    shapes = jax.eval_shape(step.init, trainable, *(() if table is None else (table.abstract(),)))
+    training = make_reward_training(
+        objective, optimizer=optimizer, lengths=lengths, trainable=trainable, frozen=frozen
+    )
+    embedding = abstract_params(start.config)["embed"]
+    shapes = jax.eval_shape(training.step.init, {WEIGHTS: trainable, USER: embedding})
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        step.state_shardings,
+        training.step.state_shardings,
     )
     return Trainer(
-        settings, start, mesh=mesh, step=step, abstract=abstract, lora=lora, users=table, lengths=lengths
+        settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
     )
 
 

@@ -1,0 +1,187 @@
+"""What reward models are trained for: the loss of labelled comparisons, as a function of groups of parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import REMAT_POLICIES
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.personal.method import NULL, Method
+from prb_jax.readouts.score_tree import score_tree
+from prb_jax.sharding import replicated
+from prb_jax.training.groups import ParameterGroup, Weights, merge
+from prb_jax.training.losses import LossParts, comparison_loss
+from prb_jax.training.settings import LossSettings, OptimizerSettings
+from prb_jax.training.step import TrainState, TrainStep, make_train_step
+from prb_jax.trees.batches import TreeBatch
+
+WEIGHTS, USER = "weights", "user"
+"""The groups of parameters of a reward model: its own, and those of its method of personalisation."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a loss needs of a batch besides its tokens. Rows that only fill up the batch are masked.
+
+    Attributes:
+        labels: float32 [B, K].
+        mask: bool [B, K], responses that are present.
+        margin: float32 [B].
+        weights: float32 [B].
+        users: int32 [B], each row's place among the user rows of the step; 0 where no users are trained.
+    """
+
+    labels: np.ndarray | jax.Array
+    mask: np.ndarray | jax.Array
+    margin: np.ndarray | jax.Array
+    weights: np.ndarray | jax.Array
+    users: np.ndarray | jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardObjective:
+    """The rewards of a model in training, and their loss. Both are pure functions of
+    (inputs of the groups, frozen parameters, batch, extras).
+
+    Attributes:
+        config: architecture; its head must have one label.
+        mesh: devices.
+        dtype: of activations.
+        loss: what is minimised.
+        lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
+        remat: see :func:`prb_jax.models.decoder.rematerialised`.
+        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+        method: of personalisation.
+
+    Raises:
+        CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
+        ValueError: an unknown policy of rematerialisation.
+    """
+
+    config: DecoderConfig
+    mesh: Mesh
+    dtype: jnp.dtype
+    loss: LossSettings
+    lora_scale: float = 1.0
+    remat: str = "none"
+    attention: str = "auto"
+    method: Method = NULL
+
+    def __post_init__(self) -> None:
+        if self.config.num_labels != 1:
+            raise CheckpointError(
+                f"training needs a score head with one label, found num_labels={self.config.num_labels}"
+            )
+        if self.remat not in REMAT_POLICIES:
+            raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(self.remat)}")
+        wanted_attention(self.mesh, self.dtype, self.attention)
+
+    def rewards(
+        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, extras: Extras
+    ) -> jax.Array:
+        """float32 [B, K]."""
+        logits = score_tree(
+            merge(inputs[WEIGHTS], frozen),
+            batch,
+            config=self.config,
+            dtype=self.dtype,
+            mesh=self.mesh,
+            attention=wanted_attention(self.mesh, self.dtype, self.attention),
+            lora_scale=self.lora_scale,
+            remat=self.remat,
+            soft_prompt=self.method.soft_prompt(inputs[USER], jnp.asarray(extras.users)),
+        )
+        return logits[..., 0]
+
+    def __call__(
+        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, extras: Extras
+    ) -> tuple[jax.Array, LossParts]:
+        """The sum of the losses, and all sums and denominators: a ``loss_fn`` of
+        :func:`prb_jax.training.step.make_train_step`."""
+        parts = comparison_loss(
+            self.rewards(inputs, frozen, batch, extras),
+            labels=jnp.asarray(extras.labels),
+            mask=jnp.asarray(extras.mask),
+            margin=jnp.asarray(extras.margin),
+            weights=jnp.asarray(extras.weights),
+            config=self.loss,
+        )
+        return parts.loss_sum, parts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardTraining:
+    """The compiled functions that train a reward model. Build with :func:`make_reward_training`.
+
+    Attributes:
+        step: accumulates and updates; its groups are :data:`WEIGHTS` and :data:`USER`.
+        rewards: (state, frozen, batch, extras) -> rewards float32 [B, K], the same on every device.
+        take: (state, ids int32 [M]) -> state whose method trains these rows; the state is donated.
+        method: of personalisation.
+    """
+
+    step: TrainStep
+    rewards: Callable[[TrainState, Params, TreeBatch, Extras], jax.Array]
+    take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
+    method: Method
+
+
+def make_reward_training(
+    objective: RewardObjective,
+    *,
+    optimizer: OptimizerSettings,
+    lengths: Sequence[int],
+    trainable: Params,
+    frozen: Params,
+) -> RewardTraining:
+    """Compiled functions for one model, one way of tuning and one mesh.
+
+    Args:
+        objective: the loss and what it is computed with.
+        optimizer: of the weights, with a `learning_rate`.
+        lengths: of the run: see :func:`prb_jax.training.optimizer.learning_rate`.
+        trainable, frozen: of :func:`prb_jax.training.groups.split_params`; only their shapes are looked at.
+
+    Raises:
+        MeshError: a mesh axis does not divide a parameter.
+    """
+    mesh, method = objective.mesh, objective.method
+    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=trainable, mesh=mesh)
+    groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
+    step = make_train_step(
+        objective,
+        groups=groups,
+        frozen=frozen,
+        zero=LossParts.zero,
+        learning_rate=weights.learning_rate,
+        mesh=mesh,
+    )
+    everywhere, states = replicated(mesh), step.state_shardings
+
+    def rewards(state: TrainState, frozen: Params, batch: TreeBatch, extras: Extras) -> jax.Array:
+        return objective.rewards(step.inputs(state), frozen, batch, extras)
+
+    def take(state: TrainState, ids: jax.Array) -> TrainState:
+        return {**state, USER: method.take(state[USER], ids)}
+
+    return RewardTraining(
+        step=step,
+        rewards=jax.jit(
+            rewards,
+            in_shardings=(states, step.frozen_shardings, None, None),
+            out_shardings=everywhere,
+        ),
+        take=jax.jit(take, in_shardings=(states, everywhere), out_shardings=states, donate_argnums=0),
+        method=method,
+    )

@@ -1,0 +1,275 @@
+"""Trains a reward model: data in, steps, validation, checkpoints, and a model out; resumable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.records import Records
+from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.runs.folder import write_json
+from prb_jax.runs.progress import Display, show_progress
+from prb_jax.sharding import make_mesh
+from prb_jax.text.view import TrainedView
+from prb_jax.training.config import Config, load_settings
+from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
+from prb_jax.training.folder import (
+    CHECKPOINTS,
+    MODEL,
+    SUMMARY,
+    check_training_folder,
+    is_finished,
+    open_training,
+    read_summary,
+    run_lengths,
+)
+from prb_jax.training.interruption import watch_signals
+from prb_jax.training.logs import MetricsLog
+from prb_jax.training.loop import Loop
+from prb_jax.training.progress import Board
+from prb_jax.training.record import run_inputs, run_session, shared_settings
+from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.settings import TrainSettings
+from prb_jax.training.splits import TrainingData, read_training_data, user_weights
+from prb_jax.training.start import start_from
+from prb_jax.training.trainer import Trainer, make_trainer
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `train` leaves.
+
+    Attributes:
+      out: the run folder.
+      steps: updates made.
+      model: the trained model, a Hugging Face folder; None for a run that was stopped before its end.
+      summary: what `summary.json` holds; empty for such a run.
+      stopped_by: the signal that stopped it, as "SIGTERM".
+    """
+
+    out: Path
+    steps: int
+    model: Path | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None
+
+    __repr__ = short_repr
+
+
+def train(
+    config: Config,
+    *,
+    out: str | Path,
+    data: Records | None = None,
+    validation: Records | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> TrainResult:
+    """Trains a reward model and writes it to `out`; the same call continues a run that was killed.
+
+    It is refused where anything that decides the result differs from what `out` was started with: the
+    settings, the model's files, the data's contents, the versions of the libraries that compute. The mesh,
+    the devices, `batch.tokens`, and what is kept and logged may differ, and `steps` may be more than before: see
+    `prb_jax.training.folder`.
+
+    Args:
+      config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
+        settings.
+      out: the run folder; see `prb_jax.training.folder`.
+      data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
+        files and data sets.
+      overrides: `key=value`, as on the command line.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a loss that is
+        not finite (naming the comparisons).
+      DataError: the data cannot be used.
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    settings = load_settings(config, overrides, data_given=data is not None)
+    path = Path(out)
+    on_first_process(lambda: check_training_folder(out))
+    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    check_agreement(shared_settings(settings))
+    mesh = make_mesh(settings.mesh)
+    found = read_training_data(settings, data=data, validation=validation)
+    start = start_from(settings, found.train, out=path)
+    inputs = run_inputs(settings, found, start, lengths=lengths)
+    check_agreement(inputs)
+    with contextlib.ExitStack() as stack:
+
+        def open_folder() -> bool:
+            session = run_session(settings, mesh)
+            view = TrainedView(settings.view, settings.method)
+            notes = {"command": list(command), "model": start.name, "view": view.to_json()}
+            stack.enter_context(open_training(path, inputs=inputs, session=session, notes=notes))
+            return is_finished(path)
+
+        if on_first_process(open_folder):
+            summary = on_first_process(lambda: read_summary(path))
+            return TrainResult(path, settings.steps, path / MODEL, summary)
+        trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path, lengths=lengths)
+        run = _Run(settings, path, mesh, found, trainer)
+        return run.go(progress=progress)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One start of a run: everything between its folder and its end."""
+
+    settings: TrainSettings
+    out: Path
+    mesh: Mesh
+    data: TrainingData
+    trainer: Trainer
+
+    def go(self, *, progress: bool) -> TrainResult:
+        examples = self._examples()
+        order = Order(len(examples.comparisons), self.settings.batch.comparisons, self.settings.seed)
+        shapes = self._shapes(examples, order)
+        first = process_index() == 0
+        with contextlib.ExitStack() as stack:
+            messages: list[str] = []
+            checkpoints = Checkpoints(
+                self.out / CHECKPOINTS,
+                keep_last=self.settings.checkpoint.keep_last,
+                keep_best=self.settings.checkpoint.keep_best,
+                say=messages.append,
+            )
+            stack.callback(checkpoints.close)
+            done = self.trainer.begin(checkpoints)
+            board = Board(self.settings.steps, done)
+            shown = show_progress(f"training {self.out}", board, enabled=progress and first)
+            display = stack.enter_context(shown)
+            say = display.say if first else lambda text: None
+            for message in messages:
+                say(message)
+            if done:
+                say(f"continued from the checkpoint of step {done}")
+            if len(lengths := self.trainer.lengths) > 1:
+                say(
+                    f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
+                    f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+                )
+            interruption = stack.enter_context(watch_signals())
+            log = None
+            if first:
+                log = MetricsLog(
+                    self.out, step=done, options=self.settings.log, settings=self.trainer.flat_settings
+                )
+                stack.callback(log.close)
+            loop = Loop(
+                self.trainer,
+                examples,
+                order,
+                shapes,
+                validation=self.data.validation,
+                checkpoints=checkpoints,
+                board=board,
+                display=display,
+                log=log,
+                interruption=interruption,
+            )
+            stopped = loop.run(done)
+            if stopped is not None:
+                say(
+                    f"{stopped}: saved at step {loop.step} of {self.settings.steps}; the same command continues the run"
+                )
+                return TrainResult(self.out, loop.step, stopped_by=stopped)
+            summary = self._finish(checkpoints, log, display)
+            return TrainResult(self.out, self.settings.steps, self.out / MODEL, summary)
+
+    def _examples(self) -> Examples:
+        train = self.data.train
+        weighted = self.settings.loss.user_weights
+        return Examples(
+            comparisons=train,
+            trees=self.trainer.encode(train),
+            weights=user_weights(train) if weighted else np.ones(len(train), np.float32),
+            rows=self.trainer.method.rows(train),
+        )
+
+    def _shapes(self, examples: Examples, order: Order) -> Shapes:
+        options = self.trainer.scorer.shape_options()
+        # A backward pass holds the activations of all layers: less at a time than in scoring.
+        given = self.settings.batch.tokens
+        tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
+        return choose_shapes(
+            examples.trees,
+            order,
+            steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
+            tokens=tokens,
+            divisor=options.divisor,
+            multiple=options.multiple,
+            max_buckets=self.settings.batch.max_buckets,
+            attention_length=options.attention_length,
+        )
+
+    def _finish(self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display) -> dict[str, Any]:
+        """Exports the model, draws the curves and writes the summary."""
+        checkpoints.wait()
+        chosen = self.settings.steps
+        best = checkpoints.best()
+        if self.settings.export.checkpoint == "best" and best is not None and best != chosen:
+            self.trainer.load_step(checkpoints, best)
+            chosen = best
+        if not on_first_process(lambda: (self.out / MODEL).exists()):
+            self.trainer.export(self.out / MODEL)
+        summary: dict[str, Any] = {}
+        if log is not None:
+            self._draw(log, display)
+            summary = _summary(log.rows, self, exported=chosen)
+            write_json(self.out / SUMMARY, summary)
+        return on_first_process(lambda: summary)
+
+    def _draw(self, log: MetricsLog, display: Display) -> None:
+        if not self.settings.log.plot:
+            return
+        from prb_jax.training.curves import plot_curves
+
+        try:
+            plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name)
+        except RunError as error:  # a picture less is no reason to fail
+            display.say(f"no picture: {error}")
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> dict[str, Any]:
+    """The numbers of a finished run, JSON-ready."""
+    steps = [row for row in rows if "loss" in row]
+    tail = steps[-max(1, len(steps) // 10) :]
+    validations = [row for row in rows if "validation_loss" in row]
+    chosen = [row for row in validations if row["step"] == exported]
+
+    def of(row: Mapping[str, Any]) -> dict[str, Any]:
+        named = {name: value for name, value in row.items() if name != "step"}
+        return {name.removeprefix("validation_"): value for name, value in named.items()}
+
+    return {
+        "steps": run.settings.steps,
+        **({"lengths": list(run.trainer.lengths)} if len(run.trainer.lengths) > 1 else {}),
+        "exported_step": exported,
+        "train_comparisons": len(run.data.train),
+        "validation_comparisons": len(run.data.validation),
+        "validation_split_by": run.data.split_by,
+        "truncated": run.trainer.truncated,
+        "users": len(run.trainer.method.users) or None,
+        "pairs_seen": run.settings.steps * run.settings.batch.comparisons,
+        "tokens_seen": int(sum(row["tokens"] for row in steps)),
+        "parameters": run.trainer.parameters,
+        "trained_parameters": run.trainer.trained_parameters,
+        "last_tenth": {
+            name: float(np.mean([row[name] for row in tail])) for name in ("loss", "accuracy", "margin")
+        },
+        "validation": of(chosen[-1]) if chosen else None,
+    }
