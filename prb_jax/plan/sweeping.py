@@ -11,7 +11,7 @@ from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
-from prb_jax.plan.planner import Plan, plan_on, read_model
+from prb_jax.plan.planner import Plan, plan_on
 from prb_jax.training import Tuning
 
 LONG_TOKENS = 8192

@@ -61,7 +61,7 @@ class RewardObjective:
         loss: what is minimised.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
-        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+        attention: one of :data:`prb_jax.models.ATTENTIONS`.
         method: of personalisation.
 
     Raises:

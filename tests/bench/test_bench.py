@@ -201,7 +201,7 @@ def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
     assert prb(["bench", "score", str(broken)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("prb: error: ")
-    assert "config.json: cannot be read as JSON" in error
+    assert "config.json: not valid JSON" in error
 
 
 @pytest.mark.parametrize("name", SHAPES)

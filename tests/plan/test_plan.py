@@ -170,7 +170,7 @@ def test_models_that_cannot_be_read(tmp_path):
     with pytest.raises(CheckpointError, match=r"expected a config.json, a folder that holds one, or a shape"):
         read_model(tmp_path / "none")
     (tmp_path / "bad.json").write_text("[1")
-    with pytest.raises(CheckpointError, match=r"bad.json: cannot be read as JSON"):
+    with pytest.raises(CheckpointError, match=r"bad.json: not valid JSON"):
         read_model(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="expected a JSON object, found list"):
