@@ -7,6 +7,7 @@ keeps its traceback. Values of any size are quoted by :func:`quote`, also where 
 import dataclasses
 import re
 import reprlib
+from collections.abc import Sequence
 
 QUOTED = 200
 """The most characters of a value in a message."""
@@ -74,6 +75,12 @@ def quote(value: object, *, limit: int = QUOTED) -> str:
     """Return the repr of a value, at most ``limit`` characters of it, without its middle where it is longer."""
     text = _Quoting(limit).repr(value)
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
+
+
+def listed(names: Sequence[str], *, most: int = 3) -> str:
+    """Return the first names with commas between them, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def short_repr(self: object) -> str:

@@ -46,6 +46,7 @@ SCALE_SUFFIXES = (WEIGHT_SCALE, BOTH_SCALE)
 
 PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "embed": ("vocab", "model"),
+    "lm_head": ("model", "vocab"),
     "layers/q": (None, "model", "heads"),
     "layers/k": (None, "model", "heads"),
     "layers/v": (None, "model", "heads"),

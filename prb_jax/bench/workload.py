@@ -36,11 +36,6 @@ class Workload:
         """Tokens that a tree needs, over all trees."""
         return sum(tree.tokens for tree in self.trees)
 
-    @property
-    def mean_prefix(self) -> float:
-        """Mean length of the shared prefix."""
-        return float(np.mean([len(tree.prefix) for tree in self.trees]))
-
 
 def synthetic_workload(
     count: int,

@@ -12,21 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from prb_jax.checkpoints.layout import has_fused_qkv, layer_module_name, module_name
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY, STANDARD, Layout
-from prb_jax.models.head import Linear, Vocabulary
-
-__all__ = [
-    "EMBEDDING_KEY",
-    "HEAD_KEY",
-    "OUTPUT_EMBEDDING_KEY",
-    "LeafMap",
-    "flatten",
-    "ignored_reason",
-    "leaf_maps",
-    "nest",
-]
+from prb_jax.models.config.layout import OUTPUT_EMBEDDING_KEY, STANDARD, Layout
+from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 
 # Values that every program computes from the configuration; older checkpoints stored them.
 _DERIVED = re.compile(r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq")
@@ -152,6 +143,11 @@ def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
         if head.bias:
             leaves.append(LeafMap(path=("score_bias",), key=head.bias_key, shape=shape[1:]))
         return leaves
+    if isinstance(head, LanguageHead):
+        if head.tied:
+            return []
+        key, shape = OUTPUT_EMBEDDING_KEY, (width, config.vocab_size)
+        return [LeafMap(path=("lm_head",), key=key, shape=shape, transposed=True)]
     if isinstance(head, Vocabulary):
         return [
             LeafMap(
@@ -195,7 +191,7 @@ def ignored_reason(key: str, layout: Layout = STANDARD) -> str | None:
 
 
 def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """The nested dict with these values at these paths."""
+    """Return the nested dict with these values at these paths."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         node = tree
@@ -206,11 +202,5 @@ def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """The reverse of :func:`nest`: every value of a nested dict by its path."""
-    leaves: dict[tuple[str, ...], Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= {(key, *path): leaf for path, leaf in flatten(value).items()}
-        else:
-            leaves[(key,)] = value
-    return leaves
+    """Return the reverse of :func:`nest`: every value of a nested dict by its path."""
+    return {tuple(step.key for step in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -14,7 +14,7 @@ from prb_jax.checkpoints.hf_map import LeafMap, ignored_reason, leaf_maps
 from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, listed
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.layout import HEAD_KEY, OUTPUT_EMBEDDING_KEY
 
@@ -30,7 +30,6 @@ _HEAD_NAMES = (
     "gating",
     "summary",
 )
-_NAMES_SHOWN = 3
 _ROWS_COMPARED = 1024
 
 
@@ -211,5 +210,4 @@ def _labels_hint(key: str, shape: tuple[int, ...], config: DecoderConfig) -> str
 
 
 def _shown(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    return listed([repr(name) for name in names])

@@ -1,8 +1,7 @@
 """A parameter tree out to a Hugging Face folder: the reverse of loading, bit for bit."""
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
+from prb_jax.data.writing import whole_file
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
@@ -89,14 +89,15 @@ def save_params(
                 f"{folder}: already holds weights ({', '.join(present[:3])}): choose another folder"
             )
         for name, shard in zip(names, shards, strict=True):
-            _write(folder / name, lambda file, shard=shard: _write_tensors(file, shard, arrays))
+            with whole_file(folder / name) as file:
+                _write_tensors(file, shard, arrays)
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
                 "weight_map": {t.key: name for name, shard in zip(names, shards) for t in shard},
             }
-            _write(folder / INDEX_FILE, lambda file: file.write(_json_bytes(index)))
-        _write(folder / "config.json", lambda file: file.write(_json_bytes(raw)))
+            _write_json(folder / INDEX_FILE, index)
+        _write_json(folder / "config.json", raw)
     return folder
 
 
@@ -183,21 +184,9 @@ def _write_tensors(file: BinaryIO, tensors: Sequence[_Tensor], arrays: Mapping[t
         file.write(values.reshape(-1).view(np.uint8).data)
 
 
-def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file under a temporary name, flush it to the disk and rename it."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _json_bytes(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prb_jax.data.files import RECORD_FIELDS, Row, has_known_suffix, read_rows
 from prb_jax.data.hub import choose_configs, join_configs, paper_order
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, listed, quote
 
 README: Final = "README.md"
 
@@ -37,7 +37,6 @@ _TABLES: Final = frozenset(
 _NO_DATA: Final = (
     "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
 )  # fmt: skip
-_SHOWN: Final = 5
 
 
 def read_folder(
@@ -145,10 +144,9 @@ def _data_files(folder: Path) -> Iterator[Path]:
 def _refuse(folder: Path, files: Collection[Path], why: str) -> None:
     if files:
         names = [file.relative_to(folder).as_posix() for file in files]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise DataError(
             f"{folder}: holds {len(names)} data file{'s' if len(names) > 1 else ''} {why} and would not be read: "
-            f"{', '.join(names[:_SHOWN])}{more}; remove or rename, or declare in {README} what is to be read"
+            f"{listed(names, most=5)}; remove or rename, or declare in {README} what is to be read"
         )
 
 

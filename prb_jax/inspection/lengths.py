@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.errors import listed
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.scoring.readable import check_readable
 from prb_jax.text.protocol import FACTS, TextProtocol
@@ -18,7 +19,6 @@ from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
 _NO_LIMIT = 2**31 - 1
-_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,10 @@ class LengthReport:
                 f"{self.responses:,} lose the end of a response and its end of turn ({self.response_tokens:,} tokens)"
             )
         if self.refused:
-            named = ", ".join(map(repr, self.refused[:_NAMED]))
-            more = f" and {len(self.refused) - _NAMED:,} more" if len(self.refused) > _NAMED else ""
+            named = listed(list(map(repr, self.refused)), most=5)
             said.append(
                 f"{len(self.refused):,} are refused (--too-long skip leaves them out), as a response leaves no room "
-                f"for the prompt: {named}{more}"
+                f"for the prompt: {named}"
             )
         return "\n".join(said) or "nothing is cut"
 

@@ -10,6 +10,7 @@ G kv heads, H head dim, D model, F mlp, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +23,9 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
-from prb_jax.models.attention.reference import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.layers import gated, rms_norm, rotate
@@ -92,15 +93,6 @@ class Decoder(nnx.Module):
         self.score = nnx.Param(width**-0.5 * jax.random.normal(rngs.params(), (width, labels), dtype))
 
 
-def abstract_decoder(
-    config: DecoderConfig, dtype: jnp.dtype = jnp.float32
-) -> tuple[nnx.GraphDef[Decoder], Params]:
-    """The module's definition and its parameters as a nested dict of ShapeDtypeStruct; allocates nothing."""
-    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype))
-    graphdef, state = nnx.split(model)
-    return graphdef, nnx.to_pure_dict(state)
-
-
 def init_params(config: DecoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:
     """Random parameters as a nested dict: for training from scratch and for benchmarks."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(seed), dtype=dtype)))
@@ -129,7 +121,42 @@ def tree_tokens(batch: TreeBatch) -> jax.Array:
     )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """A forward pass with all that later tokens need of it.
+
+    Attributes:
+        states: [B, T, D], final hidden states before the last norm.
+        keys, values: [L, B, T, G, H] of every layer, keys after the rotary embedding.
+    """
+
+    states: jax.Array
+    keys: jax.Array
+    values: jax.Array
+
+
 def decode_tree(
+    params: Params, batch: TreeBatch, *, places: jax.Array | None = None, **options: Any
+) -> jax.Array:
+    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``.
+
+    Arguments as of :func:`prb_jax.readouts.score_tree.score_tree`, and
+
+    Args:
+        places: int32 [B, K], one in every response: only their states are returned, [B, K, D]. A model of
+            a single layer then computes queries, attention and mlp at these places only.
+    """
+    return _decode(params, batch, places=places, **options)[0]
+
+
+def decode_tree_keeping(params: Params, batch: TreeBatch, **options: Any) -> Decoded:
+    """As :func:`decode_tree`, with the keys and values of every layer."""
+    states, (keys, values) = _decode(params, batch, keep=True, **options)
+    return Decoded(states, keys, values)
+
+
+def _decode(
     params: Params,
     batch: TreeBatch,
     *,
@@ -141,15 +168,8 @@ def decode_tree(
     remat: str = "none",
     soft_prompt: jax.Array | None = None,
     places: jax.Array | None = None,
-) -> jax.Array:
-    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``.
-
-    Arguments as of :func:`score_tree`, and
-
-    Args:
-        places: int32 [B, K], one in every response: only their states are returned, [B, K, D]. A model of
-            a single layer then computes queries, attention and mlp at these places only.
-    """
+    keep: bool = False,
+) -> tuple[jax.Array, Any]:
     layout = layout_of(batch)
     if mesh is not None:
         check_tokens(mesh, layout.tokens)
@@ -190,22 +210,24 @@ def decode_tree(
             layer, angles=sliding_angles if slides_only else angles, attend=attend, places=places
         )
         weights = jax.tree.map(lambda leaf: leaf[0], params["layers"])
-        return rematerialised(lambda x, w: only(x, gather(w)), remat, gathers=gathers)(x, weights)
+        return rematerialised(lambda x, w: only(x, gather(w))[0], remat, gathers=gathers)(x, weights), None
 
-    def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, None]:
+    def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, Any]:
         weights, is_sliding = inputs
         weights = gather(weights)
 
-        def run(sliding: bool, x: jax.Array) -> jax.Array:
+        def run(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
             attend = functools.partial(attend_trees, window=window if sliding else None)
-            return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend)
+            x, kept = layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend)
+            return x, kept if keep else None
 
         if mixed:
-            return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x), None
-        return run(any(slides), x), None
+            return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x)
+        return run(any(slides), x)
 
-    x, _ = lax.scan(rematerialised(body, remat, gathers=gathers), x, (params["layers"], jnp.asarray(slides)))
-    return x if places is None else take_places(x, places)
+    inputs = (params["layers"], jnp.asarray(slides))
+    x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
+    return x if places is None else take_places(x, places), kept
 
 
 def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
@@ -261,8 +283,12 @@ def _layer(
     constrain: Constrain,
     lora_scale: float,
     places: jax.Array | None = None,
-) -> jax.Array:
-    """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given."""
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given.
+
+    Returns:
+        The states, and the layer's keys and values [B, T, G, H].
+    """
     norm = functools.partial(
         rms_norm,
         eps=config.rms_norm_eps,
@@ -298,4 +324,4 @@ def _layer(
     y = project(gated(project(y, name="gate"), project(y, name="up"), config.hidden_activation), name="down")
     if config.post_norms:
         y = norm(y, w["post_mlp_norm"])
-    return constrain(x + y, ("batch", line, None))
+    return constrain(x + y, ("batch", line, None)), (k, v)

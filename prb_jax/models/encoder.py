@@ -1,7 +1,7 @@
 """One encoder for BERT and DeBERTa-v2/v3, run by configuration.
 
-As in the decoder, the module holds parameters only, layers are stacked on a leading axis and run by
-``jax.lax.scan``, and what is used is a pure function of ``(params, batch)``.
+As in the decoder, layers are stacked on a leading axis and run by ``jax.lax.scan``, and all is a pure function of
+``(params, batch)``.
 
 Letters: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
@@ -22,77 +21,6 @@ from prb_jax.models.layers import activate, matmul_precision, project
 from prb_jax.sharding import Constrain, constrainer
 
 Params = dict[str, Any]
-
-
-class EncoderLayers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0. Matrices are [layers, in, out]."""
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
-        layers, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-
-        def matrix(inputs: int, outputs: int) -> nnx.Param:
-            return nnx.Param(
-                inputs**-0.5 * jax.random.normal(rngs.params(), (layers, inputs, outputs), dtype)
-            )
-
-        def vector(size: int, value: float) -> nnx.Param:
-            return nnx.Param(jnp.full((layers, size), value, dtype))
-
-        for name in ("q", "k", "v", "o", *_distance_projections(config)):
-            setattr(self, name, matrix(width, width))
-            setattr(self, f"{name}_bias", vector(width, 0))
-        self.up, self.up_bias = matrix(width, mlp), vector(mlp, 0)
-        self.down, self.down_bias = matrix(mlp, width), vector(width, 0)
-        self.post_attention_norm, self.post_attention_norm_bias = vector(width, 1), vector(width, 0)
-        self.post_mlp_norm, self.post_mlp_norm_bias = vector(width, 1), vector(width, 0)
-
-
-class Encoder(nnx.Module):
-    """An encoder without a head.
-
-    Args:
-      config: architecture.
-      rngs: for random weights: matrices have variance 1 / inputs, embeddings 1.
-      dtype: of the parameters.
-    """
-
-    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32) -> None:
-        width, size = config.hidden_size, config.embedding_size
-
-        def table(rows: int, columns: int) -> nnx.Param:
-            return nnx.Param(jax.random.normal(rngs.params(), (rows, columns), dtype))
-
-        self.words = table(config.vocab_size, size)
-        if config.absolute_positions:
-            self.positions = table(config.max_position_embeddings, size)
-        if config.type_vocab_size:
-            self.token_types = table(config.type_vocab_size, size)
-        if size != width:
-            self.embed_proj = nnx.Param(size**-0.5 * jax.random.normal(rngs.params(), (size, width), dtype))
-        self.embed_norm, self.embed_norm_bias = _norm(width, dtype)
-        if config.relative is not None:
-            self.relative = table(2 * config.relative.span, width)
-            if config.relative.normed:
-                self.relative_norm, self.relative_norm_bias = _norm(width, dtype)
-        self.layers = EncoderLayers(config, rngs, dtype)
-
-
-def _norm(width: int, dtype: jnp.dtype) -> tuple[nnx.Param, nnx.Param]:
-    return nnx.Param(jnp.ones((width,), dtype)), nnx.Param(jnp.zeros((width,), dtype))
-
-
-def _distance_projections(config: EncoderConfig) -> tuple[str, ...]:
-    """Matrices of each layer that project the embeddings of distances; none where they are the contents'."""
-    relative = config.relative
-    if relative is None or relative.shared:
-        return ()
-    wanted = {"relative_k": relative.content_to_position, "relative_q": relative.position_to_content}
-    return tuple(name for name, present in wanted.items() if present)
-
-
-def init_encoder(config: EncoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:
-    """Random parameters as a nested dict."""
-    return nnx.to_pure_dict(nnx.state(Encoder(config, rngs=nnx.Rngs(seed), dtype=dtype)))
 
 
 def encode_tokens(
@@ -109,7 +37,8 @@ def encode_tokens(
     """Last hidden states of every token: [B, L, D] in ``dtype``; those of padding are meaningless.
 
     Args:
-      params: nested dict, shaped as :class:`Encoder`; further entries, as a head, are not looked at.
+      params: nested dict, as :func:`prb_jax.checkpoints.encoder_map.encoder_leaves` describes it; further entries, as a
+        head, are not looked at.
       tokens: int32 [B, L].
       lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.
       config: architecture.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prb_jax.models.attention.reference import attention_flops
+from prb_jax.models.attention.blockwise import attention_flops
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import matmul_precision
 from prb_jax.trees.mask import TreeLayout

@@ -168,6 +168,36 @@ class Vocabulary(ReadsAnything):
         return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
 
 
+@dataclass(frozen=True)
+class LanguageHead(ReadsAnything):
+    """The logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``.
+
+    Attributes:
+      tied: they are products with the input embedding; there is no ``lm_head`` then.
+      softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
+    """
+
+    tied: bool = False
+    softcap: float | None = None
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> LanguageHead:
+        tied = OUTPUT_EMBEDDING_KEY not in stored
+        if tied and not config.get("tie_word_embeddings"):
+            raise CheckpointError(
+                f"{where}: '{OUTPUT_EMBEDDING_KEY}' of the read-out '{what}' is missing: get the whole causal "
+                "language model"
+            )
+        return LanguageHead(tied, config.get("final_logit_softcapping"))
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        return ()
+
+    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+        matrix = params["embed"].T if self.tied else params["lm_head"]
+        logits = dense(states.read(), matrix)
+        return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+
+
 def is_one_row(head: Head) -> bool:
     """Whether a head is a product with one matrix at the last token, as that of a ``*ForSequenceClassification``."""
     one_token = isinstance(head, Vocabulary) and len(head.tokens) == 1 and head.softcap is None

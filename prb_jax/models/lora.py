@@ -103,11 +103,6 @@ def adapted_project(
     return (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
 
 
-def has_lora(params: Mapping[str, Any]) -> bool:
-    """Whether any matrix has an adapter."""
-    return any(name.endswith(FACTOR_A) for name in params["layers"])
-
-
 def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
     """Plain parameters: W + scale * A B, computed in float32 and stored in W's dtype; adapters removed.
 

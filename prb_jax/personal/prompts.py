@@ -48,12 +48,6 @@ class UserPrompts:
         return [_prefixed(tree, start + within) for tree, start in zip(trees, starts, strict=True)]
 
 
-def attach_blank(trees: Sequence[Tree], *, tokens: int) -> list[Tree]:
-    """The trees with room for a soft prompt in front, for training, which puts the vectors there itself."""
-    blank = np.zeros(tokens, np.int32)
-    return [_prefixed(tree, blank) for tree in trees]
-
-
 def _prefixed(tree: Tree, ids: np.ndarray) -> Tree:
     return replace(tree, prefix=np.concatenate([ids.astype(np.int32), tree.prefix]))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
@@ -29,7 +30,7 @@ from prb_jax.quickstart.recipe import (
     write_pairs,
 )
 from prb_jax.quickstart.tables import KEYS, SEEN, UNSEEN, quickstart_report
-from prb_jax.runs.folder import SUMMARY, write_json, writing
+from prb_jax.runs.folder import SUMMARY
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.evaluate import evaluate
 from prb_jax.scoring.reward_model import load as load_model

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_json
+from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError
-from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, held_folder, refuse_file, write_json
+from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record
 
 QUICKSTART = "quickstart.json"
 REPORT = "report.md"
@@ -42,7 +43,8 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
     refuse_file(out)
     with held_folder(path):
         wanted = as_recorded(inputs)
-        found = _read(path)
+        others = ("run.json", "train.json", SUMMARY, START, SCORES)
+        found = read_record(path, QUICKSTART, kind=KIND, command="prb quickstart", others=others)
         if found is not None:
             check_same_inputs(path, found["inputs"], wanted, file=QUICKSTART)
         else:
@@ -58,19 +60,3 @@ def read_finished(folder: Path) -> dict[str, Any] | None:
     """
     hint = "remove it, and the same command writes it again"
     return read_json(folder / SUMMARY, error=RunError, hint=hint, optional=True)
-
-
-def _read(folder: Path) -> dict[str, Any] | None:
-    """What ``quickstart.json`` says; None in a folder that has neither it nor another run."""
-    path = folder / QUICKSTART
-    found = read_json(path, error=RunError, hint="give --out another folder", optional=True)
-    if found is None and not path.exists():
-        for name in ("run.json", "train.json", SUMMARY, START, SCORES):
-            if (folder / name).exists():
-                raise RunError(
-                    f"{folder}: holds another run: it has {name} but no {QUICKSTART}; give --out another folder"
-                )
-        return None
-    if not isinstance(found, dict) or found.get("kind") != KIND or not isinstance(found.get("inputs"), dict):
-        raise RunError(f"{path}: not of `prb quickstart`; give --out another folder")
-    return found

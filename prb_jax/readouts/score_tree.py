@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree
-from prb_jax.models.head import Linear
+from prb_jax.models.head import LanguageHead, Linear
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.tree_states import TreeStates, read_places
 from prb_jax.trees.batches import TreeBatch
@@ -33,7 +33,7 @@ def score_tree(
     response's read position, n of them being labels, of any other one value.
 
     Args:
-        params: nested dict as :func:`abstract_decoder` describes it.
+        params: nested dict as :func:`prb_jax.checkpoints.load.abstract_params` describes it.
         batch: B trees.
         config: architecture.
         dtype: of activations.
@@ -47,8 +47,8 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    # A linear head looks at nothing else; a single layer then has less to do.
-    reads_only = isinstance(config.head, Linear)
+    # These heads look at nothing else; a single layer then has less to do.
+    reads_only = isinstance(config.head, Linear | LanguageHead)
     x = decode_tree(
         params,
         batch,

@@ -12,9 +12,9 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row, has_known_suffix, read_rows
+from prb_jax.data.writing import temporary_name, whole_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
-from prb_jax.runs.folder import replace_file, temporary_name
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.text.protocol import TextProtocol, parse_protocol
 
@@ -160,6 +160,7 @@ def _write(path: Path, content: bytes) -> None:
     """Equal contents are equal bytes, gzipped or not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+        with whole_file(path) as file:
+            file.write(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -13,7 +13,6 @@ folder are left alone.
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import parse_json, read_json
+from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.agreement import differences
@@ -76,12 +76,7 @@ def open_run(
             if rows:
                 check_same_inputs(path, found["inputs"], wanted)
             found = None  # it stopped before its first score: there is nothing to keep
-        run: dict[str, Any] = dict(
-            found or {"kind": KIND, "format": 1, "inputs": wanted, **notes, "sessions": []}
-        )
-        if not (path / SUMMARY).exists():
-            run["sessions"] = [*run["sessions"], session]
-            write_json(path / RUN, run)
+        record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
         with writing(path / SCORES):
             scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -100,15 +95,6 @@ def check_folder(out: str | Path) -> None:
     refuse_file(out)
     if path.is_dir():
         _read_run(path)
-
-
-def refuse_file(out: str | Path) -> None:
-    """Raises RunError if the output folder has no name, or is there already, and is none."""
-    if not str(out):
-        raise RunError("out: expected the name of a folder, found an empty text")
-    path = Path(out)
-    if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path}: the output folder is a file; give --out a folder")
 
 
 def append_rows(run: RunFolder, rows: Iterable[ScoredRow]) -> None:
@@ -162,88 +148,15 @@ def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
     with writing(path):
         os.fsync(run._scores)
         if list(run.rows) != list(ids):
-            replace_file(path, b"".join(_line(row) for row in rows))
+            with whole_file(path) as file:
+                file.writelines(_line(row) for row in rows)
     return rows
-
-
-def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2, sort_keys: bool = False) -> None:
-    """Writes strict JSON (no NaN, no infinity) to a temporary name, then renames it to ``path``."""
-    data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
-    with writing(path):
-        replace_file(path, data)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to write ``path`` into one clear RunError."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; what was scored so far is kept: once this is "
-            f"put right (free space, permissions), the same command continues the run"
-        ) from error
-
-
-def temporary_name(path: Path) -> Path:
-    """Where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes to a temporary name and renames it: the file is there as a whole or not at all.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    temporary = temporary_name(path)
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
-
-
-@contextlib.contextmanager
-def held_folder(path: Path) -> Iterator[None]:
-    """Makes a folder, with its parents, where there is none, and holds it against a second writer.
-
-    Raises:
-      RunError: it cannot be written, or another process holds it.
-    """
-    with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path, os.O_RDONLY)
-    try:
-        _lock_folder(folder, path)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _lock_folder(folder: int, path: Path) -> None:
-    """Locks an open folder against a second writer. The lock dies with the process, however it ends.
-
-    Raises:
-      RunError: another process holds it.
-    """
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunError(f"{path}: another process is writing to this run; wait for it, or end it") from None
-    except OSError:  # a file system without locks: go on as if it had none
-        return
 
 
 def _line(row: ScoredRow) -> bytes:
@@ -302,18 +215,52 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _read_run(path: Path) -> dict[str, Any] | None:
-    if not (path / RUN).exists():
-        for name in (SCORES, SUMMARY):
-            if (path / name).exists():
+    return read_record(path, RUN, kind=KIND, command="prb evaluate", others=(SCORES, SUMMARY))
+
+
+def read_record(
+    folder: Path, name: str, *, kind: str, command: str, others: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return what the file of a run folder says that tells what was run; None where there is no run.
+
+    Args:
+      folder: may be absent.
+      name: of the file.
+      kind: of the run, as the file has it.
+      command: that writes it, for messages.
+      others: files and folders that show, where the file is missing, that the folder holds something else.
+
+    Raises:
+      RunError: the file cannot be read or is of another kind, or the folder holds another run.
+    """
+    path, hint = folder / name, "give --out another folder"
+    run = read_json(path, error=RunError, hint=hint, optional=True)
+    if run is None and not path.exists():
+        for other in others:
+            if (folder / other).exists():
                 raise RunError(
-                    f"{path}: has {name} but no {RUN}, so it is no run that could be continued; "
-                    f"give --out another folder"
+                    f"{folder} holds another run: it has {other} but no {name}, which `{command}` writes; {hint}"
                 )
         return None
-    run = read_json(path / RUN, error=RunError, hint="give --out another folder")
-    if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
-        raise RunError(f"{path / RUN}: not a run of `prb evaluate`; give --out another folder")
+    if not isinstance(run, dict) or run.get("kind") != kind or not isinstance(run.get("inputs"), dict):
+        raise RunError(f"{path}: not of `{command}`; {hint}")
     return run
+
+
+def record_session(
+    file: Path,
+    run: Mapping[str, Any] | None,
+    *,
+    kind: str,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+) -> None:
+    """Write to ``file`` that ``run`` (a new one where it is None) is started once more, unless it is finished."""
+    if (file.parent / SUMMARY).exists():
+        return
+    known = run or {"kind": kind, "format": 1, "inputs": inputs, **notes, "sessions": []}
+    write_json(file, {**known, "sessions": [*known["sessions"], session]})
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.benchmarks import get_benchmark
 from prb_jax.data.comparison import Comparison, Message
+from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.runs.folder import write_json, writing
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.view import View

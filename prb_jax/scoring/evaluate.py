@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
-from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores, write_json
+from prb_jax.runs.folder import SUMMARY, check_folder, finish_scores
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import (
     BENCHMARKS_DEFINITION,

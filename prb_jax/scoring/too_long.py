@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.runs.folder import replace_file, writing
 from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
@@ -75,8 +75,8 @@ class LeftOut:
             }
             for each in self.reasons
         ]
-        with writing(folder / LEFT_OUT):
-            replace_file(folder / LEFT_OUT, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        with writing(folder / LEFT_OUT), whole_file(folder / LEFT_OUT) as file:
+            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def check_too_long(too_long: str, scorer: Scorer, *, view: View) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import DataError, RunError
 from prb_jax.sources.prepared import NAME, is_prepared, metadata
 
@@ -47,8 +46,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
     out = Path(out)
     if not sources or not splits:
         raise DataError("prepare: expected at least one source and one split")
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out}: the output folder is a file; give --out a folder")
+    refuse_file(out)
     import tensorflow_datasets as tfds  # slow to import
 
     from prb_jax.sources.tfds_builder import PrbComparisons, made_of
@@ -61,7 +59,7 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
     try:
         # It reports what it does on standard output, and makes a folder for downloads, of which there are none.
         with (
-            _alone(out),
+            held_folder(out, purpose="prepares a data set here"),
             contextlib.redirect_stdout(io.StringIO()),
             tempfile.TemporaryDirectory() as downloads,
         ):
@@ -77,19 +75,3 @@ def prepare(sources: Sequence[str], *, out: str | Path, splits: Sequence[str] = 
                 path.rmdir()
     counts = {name: int(split.num_examples) for name, split in builder.info.splits.items()}
     return Prepared(folder=Path(builder.data_dir), counts=counts)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it against a second process; the lock dies with this one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RunError(
-            f"{folder}: another process prepares a data set here; wait for it, or end it"
-        ) from None
-    finally:
-        os.close(descriptor)

@@ -164,16 +164,6 @@ class ChatTokenizer(TokenizerIds):
         """
         return self.encode_together([[messages]])[0][0].tolist()
 
-    def encode_paper(self, messages: Sequence[Message], *, max_length: int) -> list[int]:
-        """Ids of one conversation as the scripts of the paper make them.
-
-        The rendered template is tokenised with special tokens added once more (a second BOS for
-        tokenizers that add one) and cut at `max_length` on the tokenizer's truncation side, which
-        is the right one by default: the end of the response goes first.
-        """
-        ids = self._ended(self.tokenize(self.render([messages]))[0])
-        return self.with_special_tokens(ids, max_length=max_length).tolist()
-
     def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
         """`ids` cut to leave room for, and then surrounded by, the tokens the tokenizer adds."""
         if max_length is not None:

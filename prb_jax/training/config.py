@@ -123,11 +123,6 @@ def _read_values(path: Path, types_by_key: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def settings_text(settings: TrainSettings) -> str:
-    """Every option on a line of its own, `a.b.c: value`, in the order of their definition."""
-    return "".join(f"{key}: {value_text(value)}\n" for key, value in flat_settings(settings).items())
-
-
 def flat_settings(settings: TrainSettings) -> dict[str, Any]:
     """Dotted names to plain values."""
     return dict(_flat(dataclasses.asdict(settings)))

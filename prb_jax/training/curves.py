@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 
 _PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
@@ -51,15 +52,8 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
     if title:
         figure.suptitle(title)
     target = Path(path)
-    # Its format is read off the suffix, so that stays at the end of the temporary name.
-    temporary = target.with_name(f".partial-{target.name}")
-    try:
-        figure.savefig(temporary, dpi=120)
-        temporary.replace(target)
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(target), whole_file(target) as file:
+        figure.savefig(file, dpi=120, format=target.suffix[1:])
     return target
 
 

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import held_folder, refuse_file, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.folder import as_recorded, check_same_inputs, held_folder, refuse_file, write_json, writing
+from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record, record_session
 
 TRAIN = "train.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-SUMMARY = "summary.json"
 KIND = "prb_jax training"
 
 
@@ -39,29 +39,18 @@ def check_training_folder(out: str | Path) -> None:
     Raises:
       RunError: ``out`` is a file, or holds something else than a training run.
     """
-    path = Path(out)
     refuse_file(out)
-    read_training(path)
+    read_training(out)
 
 
 def read_training(out: str | Path) -> dict[str, Any] | None:
-    """What ``train.json`` says; None where there is none.
+    """Return what ``train.json`` says; None where there is none.
 
     Raises:
       RunError: it cannot be read or is of another kind, or the folder holds a run of another verb.
     """
-    path = Path(out) / TRAIN
-    if not path.exists():
-        for name in ("run.json", CHECKPOINTS, MODEL):
-            if (Path(out) / name).exists():
-                raise RunError(
-                    f"{out} has a {name} but no {TRAIN}, so it is no training run; give --out another folder"
-                )
-        return None
-    run = read_json(path, error=RunError, hint="give --out another folder")
-    if not isinstance(run, dict) or run.get("kind") != KIND or not isinstance(run.get("inputs"), dict):
-        raise RunError(f"{path}: not a run of `prb train`; give --out another folder")
-    return run
+    others = ("run.json", CHECKPOINTS, MODEL)
+    return read_record(Path(out), TRAIN, kind=KIND, command="prb train", others=others)
 
 
 def run_lengths(out: str | Path, steps: int) -> list[int]:
@@ -117,12 +106,7 @@ def open_training(
             if longer:
                 _remove_result(path)
                 found = {**found, "inputs": wanted}
-        run: dict[str, Any] = dict(
-            found or {"kind": KIND, "format": 1, "inputs": wanted, **notes, "sessions": []}
-        )
-        if not (path / SUMMARY).exists():
-            run["sessions"] = [*run["sessions"], session]
-            write_json(path / TRAIN, run)
+        record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
         yield path
 
 

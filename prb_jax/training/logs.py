@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import parse_json
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.training.event_file import EventFile
 from prb_jax.training.settings import LogSettings
@@ -39,35 +41,30 @@ class MetricsLog:
         last = max((row["step"] for row in self.rows if "loss" in row), default=0)
         if last < step:
             raise _gap(self.path, last + 1, step)
-        _write_rows(self.path, self.rows)
+        with writing(self.path), whole_file(self.path) as file:
+            file.writelines(json.dumps(row).encode() + b"\n" for row in self.rows)
         self._wandb = _start_wandb(options.wandb, out, settings or {}) if options.wandb else None
-        try:
+        with writing(self.path):
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
             self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
 
     def write(self, row: Mapping[str, float]) -> None:
         """Adds one row; it must have a `step`, and every number must be finite."""
         step = int(row["step"])
         scalars = {name: float(value) for name, value in row.items() if name != "step"}
         self.rows.append({"step": step, **scalars})
-        try:
+        with writing(self.path):
             self._file.write(json.dumps(self.rows[-1], allow_nan=False) + "\n")
             self._file.flush()
             if self._events is not None:
                 self._events.write(step, {_tag(name): value for name, value in scalars.items()})
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
         if self._wandb is not None:
             self._wandb.log({_tag(name): value for name, value in scalars.items()}, step=step)
 
     def sync(self) -> None:
         """Waits for the disk: a checkpoint must not outlive the rows of its steps."""
-        try:
+        with writing(self.path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Ends the files."""
@@ -121,44 +118,15 @@ def _tag(name: str) -> str:
     return f"validation/{rest}" if first == "validation" else f"train/{name}"
 
 
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _start_wandb(project: str, out: Path, settings: Mapping[str, Any]) -> Any:
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RunError(
-            f"log.wandb={project}: wandb is not installed: pip install 'prb-jax[wandb]', or log.wandb=none"
+            f"log.wandb={project}: wandb is not installed: pip install wandb, or log.wandb=none"
         ) from error
-    name = str(out.absolute())
     # The same folder is the same run, also after a kill.
-    identity = f"{out.name}-{hash_text(name)}"
+    identity = f"{out.name}-{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:8]}"
     return wandb.init(
         project=project, name=out.name, id=identity, dir=str(out), config=dict(settings), resume="allow"
-    )
-
-
-def hash_text(text: str) -> str:
-    """Eight hexadecimal digits that stand for a text."""
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _cannot_write(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"cannot write {path}: {error.strerror or error}; the checkpoints are kept: once this is put right, the "
-        "same command continues the run"
     )

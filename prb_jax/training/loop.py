@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, listed, quote
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import Display
 from prb_jax.training.data import Examples, Order, Shapes
@@ -26,8 +26,6 @@ from prb_jax.training.trainer import Trainer
 from prb_jax.training.utilisation import device_peak, training_flops
 from prb_jax.training.validation import Validation, validate
 from prb_jax.trees.batches import TreeBatch
-
-_IDS_SHOWN = 64
 
 
 @dataclass(frozen=True)
@@ -161,13 +159,11 @@ class Loop:
         self._report(dispatched.number, row)
 
     def _not_finite(self, dispatched: _Dispatched, values: Mapping[str, float]) -> RunError:
-        ids = [self.examples.comparisons[member].id for member in dispatched.host.members.tolist()]
-        shown = ", ".join(quote(name) for name in ids[:_IDS_SHOWN])
-        more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
+        ids = [quote(self.examples.comparisons[member].id) for member in dispatched.host.members.tolist()]
         kept = self.checkpoints.steps()
         return RunError(
             f"step {dispatched.number}: the loss or its gradient is not finite (loss {values.get('loss')}, gradient "
-            f"norm {values.get('grad_norm')}); the comparisons of this step: {shown}{more}. "
+            f"norm {values.get('grad_norm')}); the comparisons of this step: {listed(ids, most=64)}. "
             + (f"The checkpoint of step {kept[-1]} is kept. " if kept else "")
             + "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
         )
@@ -175,7 +171,7 @@ class Loop:
     def _validate(self) -> Validation:
         with self.speed.pause():
             result = validate(self.trainer, self.validation, settings=self.settings)
-        row = {f"validation_{name}": value for name, value in result.numbers().items()}
+        row = {f"validation_{name}": value for name, value in asdict(result).items()}
         self._report(self.step, {"step": self.step, **row})
         return result
 
@@ -190,7 +186,7 @@ class Loop:
         facts: dict[str, Any] = {"time": time.time(), "position": self.step * self.order.per_step}
         if result is not None:
             metric = self.settings.validation.metric
-            facts["validation"] = result.numbers()
+            facts["validation"] = asdict(result)
             # Smaller is better.
             facts["value"] = result.loss if metric == "loss" else -result.accuracy
         if self.log is not None:

@@ -281,18 +281,18 @@ def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
     return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)
 
 
-def flat_arrays(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {prefix + "/".join(_step_name(step) for step in path): leaf for path, leaf in leaves}
+def flat_arrays(tree: Any) -> dict[str, Any]:
+    """Return every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
+    return {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def from_flat(template: Any, arrays: Mapping[str, jax.Array]) -> Any:
-    """The reverse of `flat_arrays`: a pytree built as `template`, with these arrays."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    return jax.tree_util.tree_unflatten(
-        structure, [arrays["/".join(_step_name(step) for step in path)] for path, _ in leaves]
-    )
+    """Return the reverse of `flat_arrays`: a pytree built as `template`, with these arrays."""
+    return jax.tree.map_with_path(lambda path, _: arrays[_place(path)], template)
+
+
+def _place(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
@@ -310,13 +310,6 @@ def _bit_sum(array: jax.Array) -> jax.Array:
     words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
     bits = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(array, words)
     return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
-
-
-def _step_name(step: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(step, attribute):
-            return str(getattr(step, attribute))
-    return str(step)
 
 
 def _reason(error: BaseException) -> str:

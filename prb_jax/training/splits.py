@@ -11,14 +11,12 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.sources.reading import describe_source, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
 SPLIT = "train"
 """The split that is read of sources that have several."""
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -176,8 +174,9 @@ def _check_boundaries(
 
     def refuse(what: str, first: str, second: str, shared: set[Any], remedy: str) -> None:
         if shared:
+            names = listed([quote(name) for name in sorted(shared)])
             raise DataError(
-                f"the {first} and the {second} data share {len(shared)} {what} ({_names(sorted(shared))}); {remedy}"
+                f"the {first} and the {second} data share {len(shared)} {what} ({names}); {remedy}"
             )
 
     for first, second in (("training", "validation"), ("training", "test"), ("validation", "test")):
@@ -192,8 +191,3 @@ def _check_boundaries(
 
 def _named(*parts: Sequence[Comparison]) -> list[tuple[str, Sequence[Comparison]]]:
     return list(zip(("training", "validation", "test"), parts, strict=True))
-
-
-def _names(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(quote(name) for name in names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

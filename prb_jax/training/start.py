@@ -21,6 +21,7 @@ from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.layout import STANDARD
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LINEAR
+from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
 from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
@@ -64,7 +65,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
 
     Raises:
       CheckpointError: a checkpoint or tokenizer that cannot be used; one without a score head, or with
-        several outputs, unless `init_head` is set.
+        several outputs, unless `init_head` is set; one with soft prompts of users.
     """
     if settings.model == SCRATCH:
         return _from_scratch(settings, train, out=out)
@@ -74,6 +75,11 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
     )
     opened = open_model(settings.model, options, new_head=settings.init_head)
     found, folder = opened.decoder, opened.folder.path
+    if (folder / TABLE).exists():
+        raise CheckpointError(
+            f"{folder}: holds soft prompts of users ({TABLE}), which a new run would lose: start from a model without "
+            f"them; to train on from the weights alone, start from a copy of the folder without {TABLE} and {NAMES}"
+        )
     check_convertible(found, where=opened.name)
     if found.config.num_labels != 1:
         raise CheckpointError(

@@ -12,14 +12,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.runs.folder import write_json
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
-from prb_jax.training.config import Config, load_settings
+from prb_jax.training.config import Config, flat_settings, load_settings
 from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
 from prb_jax.training.folder import (
     CHECKPOINTS,
@@ -166,7 +166,7 @@ class _Run:
             log = None
             if first:
                 log = MetricsLog(
-                    self.out, step=done, options=self.settings.log, settings=self.trainer.flat_settings
+                    self.out, step=done, options=self.settings.log, settings=flat_settings(self.settings)
                 )
                 stack.callback(log.close)
             loop = Loop(

@@ -22,7 +22,6 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
 from prb_jax.text.view import TrainedView, length_limit
-from prb_jax.training.config import flat_settings
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
@@ -84,11 +83,6 @@ class Trainer:
             readout="logit",
             trained=dataclasses.replace(self.view, view=text),
         )
-
-    @property
-    def flat_settings(self) -> dict[str, Any]:
-        """The settings by dotted name."""
-        return flat_settings(self.settings)
 
     @property
     def parameters(self) -> int:

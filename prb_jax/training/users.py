@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_json
+from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.embedding import RowAdam
 from prb_jax.personal.method import NULL, Method
@@ -85,12 +85,5 @@ def _kept_users(comparisons: Sequence[Comparison], path: Path) -> Users:
     if not users.names:
         raise DataError("method=persona_embedding: no comparison of the training data has a user_id")
 
-    def keep() -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(list(users.names), ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-    on_first_process(keep)
+    on_first_process(lambda: write_json(path, users.names))
     return users

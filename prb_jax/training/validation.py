@@ -32,10 +32,6 @@ class Validation:
     accuracy: float
     margin: float
 
-    def numbers(self) -> dict[str, float]:
-        """By name."""
-        return {"loss": self.loss, "accuracy": self.accuracy, "margin": self.margin}
-
 
 def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: TrainSettings) -> Validation:
     """Scores `comparisons` with the weights of now.

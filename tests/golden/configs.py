@@ -22,13 +22,14 @@ def golden_file(config: Path) -> Path:
 
 def dump(config: Path) -> str:
     """Flat `a.b.c: value` lines; what a config leaves for the command line stands as PATH and FILE."""
-    from prb_jax.training.config import load_settings, read_config, settings_text
+    from prb_jax.training.config import flat_settings, load_settings, read_config, value_text
 
     read = read_config(config)
     given = [
         f"{key}={word}" for key, word in (("model", "PATH"), ("data", "FILE")) if getattr(read, key) is None
     ]
-    return settings_text(load_settings(read, given))
+    values = flat_settings(load_settings(read, given))
+    return "".join(f"{key}: {value_text(value)}\n" for key, value in values.items())
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from prb_jax.checkpoints.load import abstract_leaves
 from prb_jax.errors import CheckpointError
 from prb_jax.models.attention.relative import distance_rows, distance_scores
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
-from prb_jax.models.encoder import encode_tokens, init_encoder
+from prb_jax.models.encoder import encode_tokens
 from prb_jax.sharding import PARAMETER_AXES, make_mesh
 from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
 
@@ -167,21 +167,11 @@ def test_scores_of_distances_by_hand() -> None:
 @pytest.mark.parametrize(
     "case", ["bert", "deberta-v3", "deberta-own-projections", "deberta-positions-and-types"]
 )
-def test_the_module_and_the_checkpoint_have_one_tree(case: str) -> None:
+def test_every_parameter_has_its_axes(case: str) -> None:
     class_name, changes = CASES[case]
-    raw = random_model(class_name, **changes).config.to_dict()
-    config = parse_encoder_config(raw, where="test")
-    params = jax.jit(
-        lambda: init_encoder(config, seed=1), compiler_options={"xla_backend_optimization_level": 0}
-    )()
-    expected = abstract_leaves(encoder_leaves(config))
-    assert jax.tree.structure(params) == jax.tree.structure(expected)
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, expected)
-    for path, leaf in flatten(expected).items():
+    config = parse_encoder_config(random_model(class_name, **changes).config.to_dict(), where="test")
+    for path, leaf in flatten(abstract_leaves(encoder_leaves(config))).items():
         assert len(PARAMETER_AXES["/".join(path)]) == len(leaf.shape)
-    np.testing.assert_allclose(float(params["layers"]["down"].std()), 56**-0.5, rtol=0.1)
-    assert not params["layers"]["q_bias"].any()
-    assert (params["embed_norm"] == 1).all()
 
 
 def test_tensors_of_older_files(tmp_path: Path) -> None:

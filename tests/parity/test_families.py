@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.attention.reference import blockwise_attention, reference_attention
+from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.tree import Tree, build_tree
+from tests.models.attention.dense import reference_attention
 from tests.parity.oracle import transformers_scores
 from tests.tiny_models import FAMILIES, write_tiny_model
 

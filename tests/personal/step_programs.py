@@ -35,7 +35,6 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import numpy as np
 
     from prb_jax.personal.embedding import RowAdam, step_rows
-    from prb_jax.personal.prompts import attach_blank
     from prb_jax.personal.soft_prompts import SoftPrompts
     from prb_jax.personal.users import Users
     from prb_jax.training.objective import USER
@@ -64,7 +63,10 @@ def one_step(mesh: Any) -> dict[str, Any]:
     )
     training, state, frozen = build_training(config, tuning="lora", params=params, mesh=mesh, method=method)
     step = training.step
-    trees = attach_blank(random_trees(8), tokens=TOKENS)
+    room = np.zeros(TOKENS, np.int32)
+    trees = [
+        dataclasses.replace(tree, prefix=np.concatenate([room, tree.prefix])) for tree in random_trees(8)
+    ]
     of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
     chosen = step_rows(of_users, size=USERS + 1, count=ROWS)
     extras = dataclasses.replace(extras_of(trees), users=chosen.slots)

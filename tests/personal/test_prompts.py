@@ -17,7 +17,6 @@ import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.personal.prompts import (
     UserPrompts,
-    attach_blank,
     extend_embedding,
     load_prompts,
     save_prompts,
@@ -68,8 +67,6 @@ def test_trees_begin_with_the_ids_of_their_user() -> None:
     assert found[0].prefix.dtype == np.int32
     assert [r.tolist() for r in found[0].responses] == [[1], [2, 3]]
     assert found[0].read == trees[0].read
-    (blank,) = attach_blank(trees[:1], tokens=2)
-    assert blank.prefix.tolist() == [0, 0, 7, 8]
 
 
 def test_the_embedding_is_extended_by_the_table() -> None:

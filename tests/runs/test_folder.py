@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.runs.folder import append_rows, finish_scores, open_run, write_json
+from prb_jax.runs.folder import append_rows, finish_scores, open_run
 
 INPUTS = {"model": {"name": "m", "files": {"w": "sha256:1"}}, "profile_posts": 10, "protocol": "default"}
 

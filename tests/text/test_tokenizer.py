@@ -19,6 +19,7 @@ from prb_jax.text.boundaries import independent_tokens
 from prb_jax.text.template import choose_template
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
 from tests import tiny_tokenizer as tiny
+from tests.text.paper import paper_ids
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "tokenizers"
 REAL = ("qwen3", "llama3-instruct", "minimind")
@@ -78,7 +79,7 @@ def test_template_and_tokenizer_both_adding_bos_gives_one(tmp_path: Path) -> Non
     ids = chat.encode(EXCHANGE)
     assert ids[0] == chat.bos_token_id
     assert [chat.bos_token_id] == [token for token in ids if token == chat.bos_token_id]
-    paper = chat.encode_paper(EXCHANGE, max_length=8192)
+    paper = paper_ids(chat, EXCHANGE, max_length=8192)
     assert paper == [chat.bos_token_id, *ids]
 
 
@@ -87,7 +88,7 @@ def test_real_llama_has_one_bos_and_two_in_the_paper_protocol() -> None:
         pytest.skip(f"no tokenizer at {SHARED / 'llama3-instruct'}")
     chat = load_tokenizer(SHARED / "llama3-instruct")
     assert chat.encode(EXCHANGE).count(128000) == 1
-    assert chat.encode_paper(EXCHANGE, max_length=8192)[:3] == [128000, 128000, 128006]
+    assert paper_ids(chat, EXCHANGE, max_length=8192)[:3] == [128000, 128000, 128006]
     assert (chat.bos_token_id, chat.eos_token_id, chat.pad_token_id) == (128000, 128009, None)
     assert chat.vocab_size == 128256
 
@@ -97,7 +98,7 @@ def test_real_llama_has_one_bos_and_two_in_the_paper_protocol() -> None:
 def test_paper_ids_equal_the_scripts_call(tmp_path: Path, side: str, limit: int) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True, eos=True))
     chat.tokenizer.truncation_side = side
-    ids = chat.encode_paper(EXCHANGE, max_length=limit)
+    ids = paper_ids(chat, EXCHANGE, max_length=limit)
     reference = load_tokenizer(tmp_path).tokenizer
     reference.truncation_side = side
     text = reference.apply_chat_template(spoken(EXCHANGE), tokenize=False)
@@ -106,7 +107,7 @@ def test_paper_ids_equal_the_scripts_call(tmp_path: Path, side: str, limit: int)
 
 def test_paper_ids_equal_the_scripts_call_on_every_tokenizer(chat: ChatTokenizer) -> None:
     for limit in (10, 8192):
-        ids = chat.encode_paper(EXCHANGE, max_length=limit)
+        ids = paper_ids(chat, EXCHANGE, max_length=limit)
         text = chat.tokenizer.apply_chat_template(spoken(EXCHANGE), tokenize=False)
         assert ids == chat.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
         chat.tokenizer.backend_tokenizer.no_truncation()

@@ -227,7 +227,7 @@ def test_folders_of_something_else_are_refused(model, data, tmp_path):
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
     (evaluation / "run.json").write_text("{}")
-    with pytest.raises(prb.RunError, match=r"has a run.json but no train.json"):
+    with pytest.raises(prb.RunError, match=r"has run.json but no train.json"):
         train(config(model, data), out=evaluation)
 
 

@@ -98,6 +98,16 @@ def test_a_run_is_converted_with_its_users(whole, tmp_path):
         assert (again / name).read_bytes() == (whole.model / name).read_bytes()
 
 
+def test_a_run_that_would_lose_soft_prompts_is_refused(config, whole, tmp_path):
+    chosen = config.copy_and_resolve_references()
+    chosen.model, chosen.method = str(whole.out), "user_blind"
+    with pytest.raises(
+        prb.CheckpointError, match=r"holds soft prompts of users \(users\.safetensors\), which a new"
+    ):
+        train(chosen, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_adapter_without_its_soft_prompts_is_refused(config, tmp_path, capsys):
     chosen = config.copy_and_resolve_references()
     chosen.tuning, chosen.steps = "lora", 1

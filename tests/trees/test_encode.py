@@ -21,6 +21,7 @@ from prb_jax.text.visible import visible
 from prb_jax.trees.encode import encode_comparison, encode_comparisons, last_non_pad
 from prb_jax.trees.tree import Tree
 from tests import tiny_tokenizer as tiny
+from tests.text.paper import paper_ids
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 REAL = ("qwen3", "llama3-instruct", "minimind")
@@ -227,7 +228,7 @@ class TestPaper:
         assert "post" not in chat.tokenizer.decode(tree.sequence(0))
         for k, response in enumerate(record.responses):
             messages = [Message("user", record.question), Message("assistant", response)]
-            assert tree.sequence(k).tolist() == chat.encode_paper(messages, max_length=8192)
+            assert tree.sequence(k).tolist() == paper_ids(chat, messages, max_length=8192)
 
     def test_every_tokenizer_as_the_script_calls_it(self, chat: ChatTokenizer) -> None:
         record = comparison(["Rice and " + "more rice. " * 12, "Beans."], posts=3)

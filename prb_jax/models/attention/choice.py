@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models import ATTENTIONS
-from prb_jax.models.attention.reference import blockwise_attention
+from prb_jax.models.attention.blockwise import blockwise_attention
 
 Attention = Callable[..., jax.Array]
-"""Takes the arguments of :func:`prb_jax.models.attention.reference.reference_attention`."""
+"""Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def attend_from_reads(
     window: int | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.reference.reference_attention`, for one query of each response.
+    """As :func:`prb_jax.models.attention.blockwise.blockwise_attention`, for one query of each response.
 
     Args:
         q: [B, K, N, H], already scaled.

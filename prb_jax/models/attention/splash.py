@@ -21,7 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from prb_jax.models.attention.reference import ATTENTION_RESULTS
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.tree_blocks import key_ranges, visited_blocks
 from prb_jax.sharding import RULES
 from prb_jax.trees.mask import TreeLayout, TreeMask
@@ -45,7 +45,7 @@ def splash_attention(
     block: int = BLOCK,
     interpret: bool = False,
 ) -> jax.Array:
-    """The same as :func:`prb_jax.models.attention.reference.reference_attention`, by a kernel for TPUs.
+    """The same as :func:`prb_jax.models.attention.blockwise.blockwise_attention`, by a kernel for TPUs.
 
     Products have factors of q's dtype and float32 sums, the softmax is float32.
 

@@ -25,7 +25,7 @@ from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.errors import CheckpointError, MeshError
-from prb_jax.models.attention.reference import ATTENTION_RESULTS
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.tree_blocks import key_ranges, query_ranges
 from prb_jax.models.attention.triton_kernels import (
     KernelBlocks,
@@ -75,7 +75,7 @@ def triton_attention(
     blocks: tuple[KernelBlocks, KernelBlocks] | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """The same as :func:`prb_jax.models.attention.reference.reference_attention`, by kernels for NVIDIA GPUs.
+    """The same as :func:`prb_jax.models.attention.blockwise.blockwise_attention`, by kernels for NVIDIA GPUs.
 
     Products have factors of q's dtype and float32 sums, the softmax is float32. A query that sees nothing
     (padding) gets zeros.

@@ -73,12 +73,7 @@ class FieldReader:
         self, name: str, *, default: int | None = None, minimum: int | None = 1
     ) -> int | None:
         """As :meth:`integer`, but an explicit null is None, and so is an absent field without default."""
-        self.read.add(name)
-        if name in self.raw and self.raw[name] is None:
-            return None
-        if name not in self.raw and default is None:
-            return None
-        return self.integer(name, default=default, minimum=minimum)
+        return self.integer(name, default=default, minimum=minimum) if self._given(name, default) else None
 
     def number(self, name: str, *, default: float | None = None, positive: bool = True) -> float:
         """A finite number (an integer is one too), by default above zero."""
@@ -92,12 +87,7 @@ class FieldReader:
 
     def optional_number(self, name: str, *, default: float | None = None) -> float | None:
         """As :meth:`number`, but an explicit null is None, and so is an absent field without default."""
-        self.read.add(name)
-        if name in self.raw and self.raw[name] is None:
-            return None
-        if name not in self.raw and default is None:
-            return None
-        return self.number(name, default=default)
+        return self.number(name, default=default) if self._given(name, default) else None
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
@@ -112,6 +102,10 @@ class FieldReader:
         if not isinstance(value, str) or not value:
             raise self.error(name, "a string")
         return value
+
+    def _given(self, name: str, default: Any) -> bool:
+        self.read.add(name)
+        return self.raw.get(name, default) is not None
 
     def _present(self, name: str, default: Any, expected: str) -> Any:
         self.read.add(name)

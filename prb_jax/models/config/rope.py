@@ -6,6 +6,7 @@ Before transformers 5 a file has ``rope_theta`` and ``rope_scaling`` (whose type
 is an error: a wrong rope looks fine on short prompts and is wrong on long ones.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -175,18 +176,16 @@ def _parse_one(
     if head_dim % 2:
         raise CheckpointError(f"{rope.where}: rotary embedding needs an even head_dim, found {head_dim}")
 
+    made = functools.partial(RopeConfig, rope_type=rope_type, theta=theta, head_dim=head_dim)
     if rope_type == "default":
-        return RopeConfig(rope_type="default", theta=theta, head_dim=head_dim)
+        return made()
     if rope_type == "linear":
-        return RopeConfig(rope_type="linear", theta=theta, head_dim=head_dim, factor=rope.number("factor"))
+        return made(factor=rope.number("factor"))
     if rope_type == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
             raise rope.error("high_freq_factor", f"a number above low_freq_factor ({low})")
-        return RopeConfig(
-            rope_type="llama3",
-            theta=theta,
-            head_dim=head_dim,
+        return made(
             factor=rope.number("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
@@ -194,10 +193,7 @@ def _parse_one(
         )
     # A null factor means the ratio of the two context lengths.
     factor = rope.number("factor", default=max_position_embeddings / original)
-    return RopeConfig(
-        rope_type="yarn",
-        theta=theta,
-        head_dim=head_dim,
+    return made(
         factor=factor,
         original_max_position_embeddings=original,
         # Zero counts as absent, as in transformers.

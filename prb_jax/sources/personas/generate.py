@@ -48,16 +48,6 @@ class Personas:
     levels: Mapping[str, tuple[int, ...]]
     ceilings: Mapping[str, Ceilings]
 
-    @property
-    def best_user_blind_accuracy(self) -> float:
-        """Over all personalised records: what nobody can exceed who does not know the user."""
-        return self.ceilings["personal"].user_blind
-
-    @property
-    def best_persona_aware_accuracy(self) -> float:
-        """Over all personalised records: the accuracy of one who knows every user's tastes."""
-        return self.ceilings["personal"].persona_aware
-
 
 @dataclass(frozen=True)
 class _Judgement:

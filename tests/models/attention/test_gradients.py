@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.reference import blockwise_attention, reference_attention
+from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
-from tests.models.attention.test_reference import Case
+from tests.models.attention.dense import reference_attention
+from tests.models.attention.test_blockwise import Case
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
 CASES = [

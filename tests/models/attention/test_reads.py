@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.reads import attend_from_reads, take_places
-from prb_jax.models.attention.reference import reference_attention
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import decode_tree, init_params
 from prb_jax.readouts.score_tree import score_tree
@@ -19,6 +18,7 @@ from prb_jax.trees.batches import make_batch
 from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.tree import build_tree
+from tests.models.attention.dense import reference_attention
 from tests.tiny_models import TINY_FAMILIES
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

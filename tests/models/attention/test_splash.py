@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.choice import choose_attention
-from prb_jax.models.attention.reference import reference_attention
 from prb_jax.models.attention.splash import _kernel, splash_attention, visited_share
 from prb_jax.trees.mask import TreeLayout, TreeMask
+from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import on_mesh
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference
 from tests.models.attention.test_gradients import gradients
-from tests.models.attention.test_reference import FLOAT32_TOLERANCE, Case, compiled_reference
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one
 # and of eight; windows within a block, across blocks and across the edge of the prefix; soft caps.

@@ -13,14 +13,14 @@ import pytest
 
 from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.attention.choice import choose_attention
-from prb_jax.models.attention.reference import reference_attention
 from prb_jax.models.attention.triton import BLOCKS, triton_attention
 from prb_jax.models.attention.triton_kernels import KernelBlocks
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
+from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import gpus, on_mesh
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference, jit
 from tests.models.attention.test_gradients import gradients
-from tests.models.attention.test_reference import FLOAT32_TOLERANCE, Case, compiled_reference, jit
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,14 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.reference import (
-    attention_flops,
-    blockwise_attention,
-    reference_attention,
-    tree_mask,
-)
+from prb_jax.models.attention.blockwise import attention_flops, blockwise_attention
 from prb_jax.trees.mask import TreeLayout, TreeMask
 from tests.models.attention.compiled_shapes import largest_square
+from tests.models.attention.dense import reference_attention, tree_mask
 
 FLOAT32_TOLERANCE = 5e-6
 """On outputs of size one: sums of up to 300 float32 products in another order, seen through exp."""

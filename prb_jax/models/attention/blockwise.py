@@ -1,7 +1,5 @@
-"""Attention over trees: one mask (:mod:`prb_jax.trees.mask`), and implementations that agree.
+"""Attention over trees (one mask, :mod:`prb_jax.trees.mask`) for any machine, a block of queries at a time.
 
-``reference_attention`` writes the mask down whole and is the oracle of the tests.
-``blockwise_attention`` never holds more than one block of queries times the keys it may see.
 :mod:`prb_jax.models.attention.splash` is the kernel for TPUs;
 :mod:`prb_jax.models.attention.choice` says which one a program gets.
 """
@@ -18,13 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from prb_jax.models.attention.blocks import (
-    MASKED,
-    BlockPlan,
-    attend_head,
-    attend_head_backward,
-)
-from prb_jax.trees.mask import TreeLayout, TreeMask
+from prb_jax.models.attention.blocks import BlockPlan, attend_head, attend_head_backward
+from prb_jax.trees.mask import TreeLayout
 
 # Query rows (query positions times query heads per kv head) of one block. On CPUs the block of scores
 # then stays in the cache: twice the size costs 20 % of attention's speed, half of it costs 10 %.
@@ -33,48 +26,6 @@ BACKWARD_BLOCK_ROWS = 256
 
 # Names of what a rematerialisation policy may keep of attention.
 ATTENTION_RESULTS = ("attention_out", "attention_log")
-
-
-def tree_mask(mask: TreeMask, prefix_lengths: jax.Array) -> jax.Array:
-    """The whole mask, for the oracle: bool [B, T, T], True where a query may see a key."""
-    index = jnp.arange(mask.layout.tokens)
-    real = index[None, :] >= mask.layout.prefix - prefix_lengths[:, None]
-    return mask.sees(index[:, None], index[None, :])[None] & real[:, None, :]
-
-
-def reference_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    layout: TreeLayout,
-    prefix_lengths: jax.Array,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> jax.Array:
-    """Dense attention in float32 with the mask written out: O(T^2) memory, the oracle.
-
-    Args:
-        q: [B, T, N, H], already scaled.
-        k: [B, T, G, H].
-        v: [B, T, G, H].
-        layout: static shape of the trees.
-        prefix_lengths: int32 [B], real tokens of each prefix.
-        window: a token sees only the ``window`` last tokens, itself included.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
-
-    Returns:
-        [B, T, N, H] in q's dtype.
-    """
-    batch, tokens, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    grouped = q.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim).astype(jnp.float32)
-    scores = jnp.einsum("btgrh,bsgh->bgrts", grouped, k.astype(jnp.float32), precision="highest")
-    scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-    mask = tree_mask(TreeMask(layout, window), prefix_lengths)
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), axis=-1)
-    out = jnp.einsum("bgrts,bsgh->btgrh", weights, v.astype(jnp.float32), precision="highest")
-    return out.reshape(q.shape).astype(q.dtype)
 
 
 def blockwise_attention(
@@ -90,13 +41,20 @@ def blockwise_attention(
     block_rows: int = BLOCK_ROWS,
     backward_block_rows: int = BACKWARD_BLOCK_ROWS,
 ) -> jax.Array:
-    """The same as :func:`reference_attention`, a block of queries at a time.
+    """Return the attention of every token to the tokens it may see, [B, T, N, H] in q's dtype.
 
-    Keys that no query of a block may see (later ones, those outside the window, siblings) are left out
-    at trace time. Softmax runs in float32; all products accumulate in float32. The backward pass also
-    never holds more than one block: see :mod:`prb_jax.models.attention.blocks`.
+    Never more than one block of queries is held with the keys it may see. Keys that no query of a block may see
+    (later ones, those outside the window, siblings) are left out at trace time. Softmax runs in float32; all
+    products accumulate in float32. The backward pass also holds one block at a time: see
+    :mod:`prb_jax.models.attention.blocks`.
 
     Args:
+        q: [B, T, N, H], already scaled.
+        k, v: [B, T, G, H].
+        layout: static shape of the trees.
+        prefix_lengths: int32 [B], real tokens of each prefix.
+        window: a token sees only the ``window`` last tokens, itself included.
+        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
         sequential: handle one tree and one kv head after the other, so that a block of scores stays in
             the cache; the default on CPU. Otherwise all trees and heads at once, for accelerators.
         block_rows, backward_block_rows: query rows of a block.

@@ -1,0 +1,92 @@
+"""Files and folders that are written whole, by one process at a time, with one clear error where they cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from prb_jax.errors import RunError
+
+
+def refuse_file(out: str | Path) -> None:
+    """Raise RunError if the output folder has no name, or is there already and is no folder."""
+    if not str(out):
+        raise RunError("out: expected the name of a folder, found an empty text")
+    path = Path(out)
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write ``path`` into one clear RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; all that was done so far is kept: once this is put "
+            "right (free space, permissions), the same command continues the run"
+        ) from error
+
+
+def temporary_name(path: Path) -> Path:
+    """Return where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name; at the end it is flushed to the disk and renamed to ``path``.
+
+    Raises:
+      OSError: it cannot be written; nothing is left behind.
+    """
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
+    """Write strict JSON (no NaN, no infinity) as a whole file.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
+    with writing(path), whole_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
+    """Make a folder, with its parents, where there is none, and hold it against a second writer.
+
+    The lock dies with the process, however it ends. On a file system without locks there is none.
+
+    Raises:
+      RunError: it cannot be written, or another process holds it for this purpose.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{path}: another process {purpose}; wait for it, or end it") from None
+        yield
+    finally:
+        os.close(folder)
