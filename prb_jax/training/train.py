@@ -100,8 +100,9 @@ def train(
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
     on_first_process(lambda: check_training_folder(out))
-    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
+    # Nothing more is shared before the processes are compared: another one may not train at all.
     check_agreement(shared_settings(settings))
+    lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     mesh = make_mesh(settings.mesh)
     found = read_training_data(settings, data=data, validation=validation)
     start = start_from(settings, found.train, out=path)
