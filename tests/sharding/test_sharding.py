@@ -48,7 +48,6 @@ GOLDEN = {
     "layers/q_norm": "-, -",
     "layers/k_norm": "-, -",
     "final_norm": "-",
-    "lm_head": "fsdp+sequence, tensor",
     "score": "-, -",
     "words": "-, fsdp+sequence",
     "positions": "-, fsdp+sequence",
