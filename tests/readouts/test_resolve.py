@@ -168,8 +168,10 @@ def test_an_unknown_class_says_how_to_go_on(tmp_path: Path) -> None:
     assert inspect_checkpoint(folder, found.config).head == "value_head.weight [1, 32] F32"
 
 
-def test_the_readme_lists_every_row_with_its_models() -> None:
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_docs_list_every_row_with_its_models() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "open_reward_models.md").read_text(
+        encoding="utf-8"
+    )
     for row in REGISTRY:
         assert f"| `{row.name}` | {', '.join(row.models)} | " in text
 

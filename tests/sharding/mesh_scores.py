@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+RECORDED = ("int8@fsdp=2,tensor=2",)
+"""Meshes whose eight-bit activations are written too."""
+
 
 def comparisons() -> list[Any]:
     """Of mixed lengths and numbers of responses; with and without a profile."""
@@ -67,6 +70,53 @@ def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
     return found
 
 
+def scores_and_codes(model: Any) -> dict[str, Any]:
+    """The scores [B][K] of one batch, and by token a number made of all eight-bit activations that the token has in
+    all layers: [B][K][tokens of the prefix and of the response]. Tokens with the same number have the same codes."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from prb_jax.models import quantization
+
+    quantize, seen = quantization.quantize_array, []
+
+    def recording(x: Any, dtype: np.dtype, *, axis: int) -> Any:
+        narrow, scale = quantize(x, dtype, axis=axis)
+        factors = np.random.default_rng(0).integers(1, 2**32, x.shape[-1], np.uint32)
+        number = jnp.sum(narrow.astype(jnp.uint32) * factors, axis=-1, dtype=jnp.uint32)
+        number = (number ^ (number >> 16)) * jnp.uint32(
+            0x7FEB352D
+        )  # the same step in two matrices leaves a trace
+        jax.debug.callback(lambda found: seen.append(np.array(found)), number ^ (number >> 15))
+        return narrow, scale
+
+    trees = model.encode(comparisons())
+    batch = model.batch(trees)
+    quantization.quantize_array = recording
+    try:
+        # A new function: the model's own may be compiled already.
+        scores = jax.jit(lambda *arguments: model.score_fn.__wrapped__(*arguments))(model.params, batch)
+        jax.effects_barrier()
+    finally:
+        quantization.quantize_array = quantize
+    assert len(seen) == 7 * model.config.num_hidden_layers
+    numbers, (prefix, length) = sum(seen), (batch.prefix.shape[1], batch.responses.shape[2])
+    return {
+        "scores": [np.asarray(scores)[row, : len(tree.responses)].tolist() for row, tree in enumerate(trees)],
+        "codes": [
+            [
+                [
+                    *numbers[row, prefix - len(tree.prefix) : prefix].tolist(),
+                    *numbers[row, prefix + k * length :][: len(response)].tolist(),
+                ]
+                for k, response in enumerate(tree.responses)
+            ]
+            for row, tree in enumerate(trees)
+        ],
+    }
+
+
 def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
     import jax
 
@@ -94,6 +144,7 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
             "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
             "sha256": sha256_of_layers(model.params),
             "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
+            "recorded": scores_and_codes(model) if spec in RECORDED else {},
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),

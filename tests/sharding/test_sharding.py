@@ -26,6 +26,7 @@ from prb_jax.sharding import (
 
 GOLDEN = {
     "embed": "tensor, fsdp+sequence",
+    "lm_head": "fsdp+sequence, tensor",
     "layers/q": "-, fsdp+sequence, tensor",
     "layers/k": "-, fsdp+sequence, tensor",
     "layers/v": "-, fsdp+sequence, tensor",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,6 @@ from tests.models.attention.kernel_on_mesh import gpus, on_mesh
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference, jit
 from tests.models.attention.test_gradients import gradients
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one, two and
 # eight; windows within a block, across blocks and across the edge of the prefix; soft caps; a head dim of 24.

@@ -1,0 +1,264 @@
+"""The README and docs/ name only files, functions, flags and commands that there are, and the walk is walked."""
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import sys
+import threading
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator
+from functools import cache, reduce
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.training.config import flat_settings
+from prb_jax.training.settings import TrainSettings
+from tests.test_rooms import ORDER
+from tests.tiny_models import write_model_without_torch
+from tests.tiny_tokenizer import write_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+WALK = ROOT / "docs" / "walk.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def spans(page: Path) -> list[str]:
+    """The pieces of code within the sentences and tables of a page."""
+    prose = "\n".join(line for line in page.read_text(encoding="utf-8").splitlines() if line[:4] != "    ")
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def code_lines(page: Path) -> list[str]:
+    """The lines of its indented code."""
+    return [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line[:4] == "    "]
+
+
+def command_of(text: str) -> list[str] | None:
+    """The words after `prb` of a command line, without comment, redirection and variables before it."""
+    found = re.match(r"(?:[A-Z_]+=\S+ )*prb (.*)", text)
+    return None if found is None else shlex.split(re.split(r" > ", found[1])[0], comments=True)
+
+
+@cache
+def parsers() -> dict[str, ArgumentParser]:
+    """The parser of each verb, those of sub-verbs as "bench score"."""
+
+    def below(parser: ArgumentParser, name: str) -> Iterator[tuple[str, ArgumentParser]]:
+        groups = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+        yield from [] if groups else [(name, parser)]
+        for group in groups:
+            for verb, sub in group.choices.items():
+                yield from below(sub, f"{name} {verb}".strip())
+
+    return dict(below(cli.parser(), ""))
+
+
+def check_settings(words: list[str]) -> None:
+    known = flat_settings(TrainSettings())
+    for key in (word.partition("=")[0] for word in words if re.match(r"[a-z_.]+=", word)):
+        assert key in known, f"{key}: no setting of training"
+
+
+@each_page
+def test_command_lines_are_parsed(page):
+    for line in code_lines(page):
+        words = command_of(line)
+        if words is None:
+            continue
+        try:
+            options = cli.parser().parse_args(words)
+        except SystemExit:
+            pytest.fail(f"not a command line: {line}")
+        if words[0] == "train":
+            check_settings(options.overrides)
+
+
+@each_page
+def test_commands_within_sentences_have_a_verb_and_flags_that_there_are(page):
+    for words in filter(None, map(command_of, spans(page))):
+        verbs = [name for name in parsers() if f"{' '.join(words)} ".startswith(f"{name} ")]
+        group = [parser for name, parser in parsers().items() if name.startswith(f"{words[0]} ")]
+        chosen = [parsers()[verbs[0]]] if verbs else group
+        assert chosen, f"prb {' '.join(words)}: no such verb"
+        for word in words:
+            if word.startswith("--"):
+                assert any(word in parser._option_string_actions for parser in chosen), f"{words}: no {word}"
+        if words[0] == "train":
+            check_settings(words[1:])
+
+
+@each_page
+def test_flags_and_settings_alone_belong_to_a_command(page):
+    flags = {flag for parser in parsers().values() for flag in parser._option_string_actions}
+    sections = {name.partition(".")[0] for name in flat_settings(TrainSettings()) if "." in name}
+    for span in spans(page):
+        if span.startswith("--"):
+            assert span.split()[0] in flags, f"{span}: no command has this flag"
+        if (found := re.fullmatch(r"([a-z_]+)\.(\w+|\*)(=.*)?", span)) and found[1] in sections:
+            assert found[2] == "*" or f"{found[1]}.{found[2]}" in flat_settings(TrainSettings()), span
+
+
+@each_page
+def test_files_are_there(page):
+    folders = "prb_jax|tests|configs|launch|docs|notebooks"
+    for name in spans(page) + code_lines(page):
+        for path in re.findall(rf"(?<![\w/.])((?:{folders})/[\w./*-]*)", name):
+            if "NAME" not in path:
+                assert list(ROOT.glob(path.rstrip("."))), f"{path}: no such file"
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        file, _, heading = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        assert found.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not heading or heading in {
+            re.sub(r"[^\w-]", "", h.lower().replace(" ", "-")) for h in headings
+        }, target
+
+
+@each_page
+def test_names_of_python_are_there(page):
+    for text in spans(page) + code_lines(page):
+        for name in re.findall(r"(?<![\w./])(?:prb|prb_jax|rm)(?:\.[A-Za-z_]\w*)+", text):
+            if not name.endswith((".py", ".json")):
+                assert find(name) is not None, f"{page.name}: {name}"
+        for module, names in re.findall(r"^from (prb_jax[\w.]*) import (.*)$", text):
+            for name in re.split(r", *", names):
+                assert find(f"{module}.{name}") is not None, text
+
+
+def find(name: str) -> object | None:
+    """What a dotted name stands for, as `prb` and `rm` are called in the examples."""
+    first, *rest = name.split(".")
+    if first == "rm":
+        return (
+            find(".".join(["prb_jax.RewardModel", *rest[:1]]))
+            or prb.RewardModel.__dataclass_fields__[rest[0]]
+        )
+    parts = ["prb_jax", *rest]
+    for end in range(len(parts), 0, -1):
+        try:
+            return reduce(getattr, parts[end:], importlib.import_module(".".join(parts[:end])))
+        except ModuleNotFoundError:
+            continue
+        except AttributeError:
+            return None
+    return None
+
+
+@cache
+def defined(path: Path) -> frozenset[str]:
+    """Names of functions, classes, variables and arguments of a file, methods and fields also as Class.name."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ClassDef(name=name, body=body):
+                names |= {
+                    name,
+                    *(f"{name}.{part.name}" for part in body if isinstance(part, ast.FunctionDef)),
+                }
+            case ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                names.add(name)
+            case _:
+                pass
+    return frozenset(names)
+
+
+@each_page
+def test_functions_are_in_the_files_that_are_named_with_them(page):
+    prose = " ".join(page.read_text(encoding="utf-8").split())
+    for path, name in re.findall(r"`(prb_jax/\S+\.py)`: `([\w.]+)`", prose):
+        assert name in defined(ROOT / path), f"{path}: {name}"
+    for names, path in re.findall(
+        r"((?:`\w+`(?:, | and )?)+) (?:in|of) `((?:prb_jax|tests)/\S+\.py)`", prose
+    ):
+        for name in re.findall(r"`(\w+)`", names):
+            assert name in defined(ROOT / path), f"{path}: {name}"
+
+
+def test_the_walk_names_only_what_there_is():
+    files = [*(ROOT / "prb_jax").rglob("*.py"), ROOT / "tests" / "parity" / "reward_models.py"]
+    package = frozenset().union(*map(defined, files))
+    fields = set(re.findall(r'"(\w+)":', WALK.read_text(encoding="utf-8")))
+    for span in spans(WALK):
+        if re.fullmatch(r"[A-Za-z_]\w*", span):
+            assert span in package | fields, span
+
+
+def test_the_picture_of_the_rooms_is_the_order_of_imports():
+    named = []
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        found = re.match(r"    ((?:[\w/]+, )*[\w/]+)  +\S", line)
+        if found and (named or found[1].startswith("errors")):
+            named.append(tuple(name.rstrip("/") for name in found[1].split(", ")))
+    rooms = [part for line in ORDER for part in line]
+    assert [part for line in named for part in line][: len(rooms)] == rooms
+    package = ROOT / "prb_jax"
+    there = {
+        path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert there - {"__init__"} == set(rooms)
+
+
+def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
+    text = WALK.read_text(encoding="utf-8")
+    steps = STEP.findall(text[: text.index("## The same walk in training")])
+    assert len(steps) == 10
+    line, row = (line for line in code_lines(WALK) if line.startswith("{"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.jsonl").write_text(line + "\n")
+    write_tokenizer(write_model_without_torch(tmp_path / "model", "qwen3", vocab_size=512))
+    (command,) = [words for text in code_lines(WALK) if (words := command_of(text))]
+    called = called_while(
+        lambda: cli.main([word.replace("MODEL", "model") for word in command]), codes(steps)
+    )
+    (scored,) = (tmp_path / "runs" / "one" / "scores.jsonl").read_text().splitlines()
+    assert json.loads(scored) == json.loads(row) | {
+        "scores": pytest.approx(json.loads(row)["scores"], abs=1e-4)
+    }
+    left = iter(called)
+    for step in steps:
+        assert step in left, f"{step} is not called after the steps before it: {called}"
+
+
+def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
+    """The steps by the code of their functions."""
+    found: dict[CodeType, tuple[str, str]] = {}
+    for path, name in steps:
+        function: Any = find(f"{path.removesuffix('.py').replace('/', '.')}.{name}")
+        function = getattr(function, "__func__", function)  # of a class method
+        found[getattr(function, "__wrapped__", function).__code__] = (path, name)
+    return found
+
+
+def called_while(run: Any, wanted: dict[CodeType, tuple[str, str]]) -> list[tuple[str, str]]:
+    """The wanted functions in the order of their calls, of all threads."""
+    called: list[tuple[str, str]] = []
+
+    def notice(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in wanted:
+            called.append(wanted[frame.f_code])
+
+    threading.setprofile(notice)
+    sys.setprofile(notice)
+    try:
+        assert run() == 0
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # pyright: ignore[reportArgumentType]
+    return called
