@@ -518,7 +518,7 @@ def make_score_fn(
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.labels.choose_readout`.
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
-      attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+      attention: one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
       CheckpointError, MeshError: these devices or this dtype have no such attention.

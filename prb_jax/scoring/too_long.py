@@ -12,14 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
-
-TOO_LONG = ("error", "skip")
-"""What happens to a comparison whose response leaves no room for its prompt."""
 
 LEFT_OUT = "left_out.jsonl"
 LEFT_OUT_DEFINITION = (

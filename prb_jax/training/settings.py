@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
+from prb_jax.models import AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
+from prb_jax.training import Tuning
 
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
 
 Method = Literal["user_blind", "profile_context", "persona_embedding"]
-Tuning = Literal["head", "lora", "full"]
 
 _RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-3), "full": (0.1, 1e-3)}
 
@@ -230,7 +231,7 @@ class ExportSettings:
     """
 
     checkpoint: Literal["best", "last"] = "best"
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +259,7 @@ class TrainSettings:
         them, are read in turn. Of sources with splits it is "train".
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      steps: updates of the optimiser. More of them later lengthen the run: see `prb_jax.training.folder`.
+      steps: updates of the optimiser; a larger number later lengthens the run.
       seed: decides new weights and the order of the data.
       dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
@@ -281,7 +282,7 @@ class TrainSettings:
     limit: int | None = None
     steps: int = 1_000
     seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     mesh: str | None = None
     method: Method = "user_blind"
     tuning: Tuning = "full"
@@ -291,8 +292,8 @@ class TrainSettings:
     revision: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
-    remat: Literal["none", "dots", "full"] = "none"
-    attention: Literal["auto", "blockwise", "kernel"] = "auto"
+    remat: Remat = "none"
+    attention: AttentionName = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lora: LoraConfig = field(default_factory=LoraConfig)
