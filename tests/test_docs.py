@@ -29,11 +29,6 @@ WALK = ROOT / "docs" / "walk.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 STEP = re.compile(r"^ *(?:\d+\.|-) `(prb_jax/\S+\.py)`: `([\w.]+)`\.", re.MULTILINE)
 
-# The pages tell of one file a verb; nothing is forgiven from the moment that these files are there.
-rebuilding = pytest.mark.xfail(
-    not (ROOT / "prb_jax" / "commands" / "evaluate.py").exists(),
-    reason="verbs are on their way to their files",
-)
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -74,7 +69,6 @@ def check_settings(words: list[str]) -> None:
         assert key in known, f"{key}: no setting of training"
 
 
-@rebuilding
 @each_page
 def test_command_lines_are_parsed(page):
     for line in code_lines(page):
@@ -89,7 +83,6 @@ def test_command_lines_are_parsed(page):
             check_settings(options.overrides)
 
 
-@rebuilding
 @each_page
 def test_commands_within_sentences_have_a_verb_and_flags_that_there_are(page):
     for words in filter(None, map(command_of, spans(page))):
@@ -104,7 +97,6 @@ def test_commands_within_sentences_have_a_verb_and_flags_that_there_are(page):
             check_settings(words[1:])
 
 
-@rebuilding
 @each_page
 def test_flags_and_settings_alone_belong_to_a_command(page):
     flags = {flag for parser in parsers().values() for flag in parser._option_string_actions}
@@ -116,7 +108,6 @@ def test_flags_and_settings_alone_belong_to_a_command(page):
             assert found[2] == "*" or f"{found[1]}.{found[2]}" in flat_settings(TrainSettings()), span
 
 
-@rebuilding
 @each_page
 def test_files_are_there(page):
     folders = "prb_jax|tests|configs|launch|docs|notebooks"
@@ -188,7 +179,6 @@ def defined(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-@rebuilding
 @each_page
 def test_functions_are_in_the_files_that_are_named_with_them(page):
     prose = " ".join(page.read_text(encoding="utf-8").split())
@@ -201,7 +191,6 @@ def test_functions_are_in_the_files_that_are_named_with_them(page):
             assert name in defined(ROOT / path), f"{path}: {name}"
 
 
-@rebuilding
 def test_the_walk_names_only_what_there_is():
     files = [*(ROOT / "prb_jax").rglob("*.py"), ROOT / "tests" / "parity" / "reward_models.py"]
     package = frozenset().union(*map(defined, files))
@@ -226,7 +215,6 @@ def test_the_picture_of_the_rooms_is_the_order_of_imports():
     assert there - {"__init__"} == set(rooms)
 
 
-@rebuilding
 def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
     text = WALK.read_text(encoding="utf-8")
     steps = STEP.findall(text[: text.index("## The same walk in training")])

@@ -1,4 +1,4 @@
-"""How fast a checkpoint is loaded, beside plain reading of the same files, and what memory that takes."""
+"""`prb bench load`: how fast a checkpoint is loaded, beside plain reading of its files, and what memory it takes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from rich.console import Group
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.report.style import print_results
+from prb_jax.report.style import results_table
 from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
@@ -87,8 +88,8 @@ def bench_loading(
     return results
 
 
-def print_table(results: Sequence[LoadingResult]) -> None:
-    """All results in the terminal, a column each."""
+def table(results: Sequence[LoadingResult]) -> Group:
+    """Return all results, a column each."""
     columns: list[tuple[str, Callable[[LoadingResult], str]]] = [
         ("dtype", lambda r: r.dtype),
         ("files are", lambda r: r.files_are),
@@ -100,7 +101,7 @@ def print_table(results: Sequence[LoadingResult]) -> None:
         ("arrays", lambda r: f"{r.shard_bytes / 1e9:.2f} GB"),
         ("host memory above", lambda r: _megabytes(r.peak_bytes_above_shards)),
     ]
-    print_results("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return results_table("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _megabytes(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`prb bench --rank`: how fast an encoder ranks profiles, beside the usual way of one question at a time."""
+"""`prb bench rank`: how fast an encoder ranks profiles, beside the usual way of one question at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from rich.console import Group
 
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
-from prb_jax.report.style import print_results
+from prb_jax.report.style import results_table
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query
 from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity
@@ -159,8 +160,8 @@ def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
     return float((ordered - np.minimum.accumulate(ordered)).max())
 
 
-def print_table(results: Sequence[RankingResult]) -> None:
-    """All results in the terminal, a column each."""
+def table(results: Sequence[RankingResult]) -> Group:
+    """Return all results, a column each."""
     columns: list[tuple[str, Callable[[RankingResult], str]]] = [
         ("dtype", lambda r: r.dtype),
         ("users", lambda r: str(r.users)),
@@ -181,7 +182,7 @@ def print_table(results: Sequence[RankingResult]) -> None:
             ("equal orders", lambda r: f"{r.equal_orders} of {r.against_users}"),
             ("largest swap", lambda r: f"{r.largest_swap:.1e}"),
         ]
-    print_results("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return results_table("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:

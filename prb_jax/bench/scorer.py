@@ -18,6 +18,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn
@@ -43,6 +44,15 @@ class TreePass:
     padded_tokens: int
     compiles: int
     scores: list[np.ndarray]
+
+
+def bench_source(name: str) -> Path | DecoderConfig:
+    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights.
+
+    Raises:
+      CheckpointError: the configuration cannot be used.
+    """
+    return read_model(name) if has_no_weights(name) else Path(name)
 
 
 def load_for_bench(

@@ -1,11 +1,13 @@
-"""The table of `prb bench`: what scoring and training have in common, and what each adds."""
+"""The table of `prb bench score` and `prb bench train`: what they have in common, and what each adds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from prb_jax.report.style import print_results as show_results
+from rich.console import Group
+
+from prb_jax.report.style import results_table
 
 
 class Column(NamedTuple):
@@ -15,7 +17,7 @@ class Column(NamedTuple):
     cell: Callable[[Any], str]
 
 
-def print_results(
+def rates_table(
     results: Sequence[Any],
     *,
     title: str,
@@ -25,11 +27,11 @@ def print_results(
     more: Sequence[Column] = (),
     rival_name: str | None,
     difference: Column,
-) -> None:
-    """All results in the terminal, a column each.
+) -> Group:
+    """Return all results, a column each.
 
     Args:
-      results: of :class:`prb_jax.bench.command.BenchResult` or :class:`prb_jax.bench.training.TrainingResult`.
+      results: of :class:`prb_jax.bench.scoring.ScoringResult` or :class:`prb_jax.bench.training.TrainingResult`.
       title: above the table.
       kind: names what it was computed in.
       workload: names what was timed.
@@ -56,4 +58,6 @@ def print_results(
             Column("speed-up", lambda r: f"{r.speedup:.2f}x"),
             difference,
         ]
-    show_results(title, [(column.name, [column.cell(result) for result in results]) for column in columns])
+    return results_table(
+        title, [(column.name, [column.cell(result) for result in results]) for column in columns]
+    )

@@ -1,4 +1,4 @@
-"""`prb bench --train`: how fast a model is trained on this machine, beside the usual way of training.
+"""`prb bench train`: how fast a model is trained on this machine, beside the usual way of training.
 
 A step is a forward and a backward pass over all pairs of the workload and one update by AdamW of all
 weights, of adapters or of the head: float32 weights that are trained and moments, activations and weights
@@ -16,9 +16,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Group
 
 from prb_jax.bench.rivals.trl_training import TrlTrainer
-from prb_jax.bench.table import Column, print_results
+from prb_jax.bench.scorer import bench_source, load_for_bench
+from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
@@ -26,8 +28,9 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.training import Tuning
 from prb_jax.training.data import Examples, Order, choose_shapes
-from prb_jax.training.groups import Tuning, split_params
+from prb_jax.training.groups import split_params
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import TrainState
@@ -146,47 +149,50 @@ class TreeTrainer:
 
 
 def bench_training(
-    model: RewardModel,
+    model: str,
     *,
     pairs: int,
-    tuning: Tuning = "full",
+    tuning: Tuning,
     prefix_tokens: int,
     response_tokens: int,
     rounds: int,
     batch_tokens: int | None,
     remat: str,
-    attention: str,
     against: str | None,
     against_pairs: int | None,
+    mesh: str | None,
+    dtype: str | None,
+    attention: str,
 ) -> TrainingResult:
     """Times steps of ours and, where asked for, of TRL, in turn.
 
     Args:
-      model: of :func:`prb_jax.bench.scorer.load_for_bench`; both sides start from its weights.
+      model: see :func:`prb_jax.bench.scorer.bench_source`; both sides start from its weights.
       pairs: of a step.
       tuning: what is trained: "head", "lora" (of rank 16 on every matrix) or "full".
       prefix_tokens, response_tokens: mean lengths.
       rounds: steps of each side after the first.
       batch_tokens: padded tokens of a microbatch of ours.
       remat: see :func:`prb_jax.models.decoder.rematerialised`.
-      attention: as the model was made with.
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
+      mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.
     """
+    loaded = load_for_bench(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
     workload = synthetic_workload(
         pairs,
         responses=2,
         prefix_tokens=prefix_tokens,
         response_tokens=response_tokens,
-        vocab_size=model.decoder.vocab_size,
-        longest=model.decoder.max_position_embeddings,
+        vocab_size=loaded.decoder.vocab_size,
+        longest=loaded.decoder.max_position_embeddings,
     )
-    rival = _rival(model, against_pairs) if against else None
+    rival = _rival(loaded, against_pairs) if against else None
     ours = TreeTrainer(
-        model, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
+        loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
     )
     first = ours.run()
-    compiles, peak = ours.compiles, measured_peak(model.dtype)
+    compiles, peak = ours.compiles, measured_peak(loaded.dtype)
     their_first = rival.run(workload.trees) if rival else None
     steps, their_steps = [], []
     for _ in range(rounds):
@@ -196,8 +202,8 @@ def bench_training(
     seconds = statistics.median(step.seconds for step in steps)
     result: dict[str, Any] = {
         "workload": workload.name,
-        "dtype": model.dtype,
-        "attention": model.attention,
+        "dtype": loaded.dtype,
+        "attention": loaded.attention,
         "pairs": pairs,
         "tuning": tuning,
         "pairs_per_second": pairs / seconds,
@@ -205,10 +211,10 @@ def bench_training(
         "padding_waste": 1 - first.tokens / first.padded_tokens,
         "compiles": compiles,
         "compile_seconds": max(0.0, first.seconds - seconds),
-        "peak_share": training_flops(workload.trees, model.decoder, tuning)
+        "peak_share": training_flops(workload.trees, loaded.decoder, tuning)
         / seconds
         / peak
-        / model.mesh.size,
+        / loaded.mesh.size,
         "peak_gflops": peak / 1e9,
         "loss": first.loss,
     }
@@ -228,16 +234,16 @@ def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
 
 
 def line(result: TrainingResult) -> str:
-    """One line for the terminal."""
+    """Return one line for the terminal."""
     text = f"{result.dtype}, {result.workload}: {result.pairs_per_second:.3f} pairs/s in training"
     if result.speedup is not None:
         text += f", {result.speedup:.2f}x of TRL"
     return text
 
 
-def print_table(results: Sequence[TrainingResult], *, rival_name: str | None) -> None:
-    """All results in the terminal."""
-    print_results(
+def table(results: Sequence[TrainingResult], *, rival_name: str | None) -> Group:
+    """Return all results as a table."""
+    return rates_table(
         results,
         title="training",
         workload=lambda r: f"{r.tuning}, {r.pairs} pairs, {r.workload}",

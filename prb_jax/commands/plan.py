@@ -1,22 +1,70 @@
-"""The command `prb plan`: its arguments, its table and its JSON."""
-
-from __future__ import annotations
+"""`prb plan`: what a model takes on a slice of TPUs."""
 
 import argparse
 import json
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from prb_jax.commands.arguments import Verbs, add_quantize, add_verb, positive
+from prb_jax.commands.terminal import print_table
+from prb_jax.errors import RunError
+from prb_jax.models import DTYPES, REMAT_POLICIES
+from prb_jax.training import TUNINGS
 
-from prb_jax.plan.chips import GIB
-from prb_jax.plan.planner import Plan, plan
-from prb_jax.plan.sweeping import sweep
-from prb_jax.report.style import facts_table, new_table
+if TYPE_CHECKING:
+    from prb_jax.plan.planner import Plan
 
 
-def run(options: argparse.Namespace) -> Group | None:
-    """Plans; returns what is to be shown, or prints JSON and returns None."""
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs, "plan", run, about="does a model fit a TPU slice, and how fast: compiles for it, without a TPU"
+    )
+    sub.add_argument(
+        "model", metavar="MODEL_OR_CONFIG", help="config.json, model folder, or a shape such as qwen3-8b"
+    )
+    sub.add_argument("--topology", metavar="T", required=True, help="as v5e:4x4 or v5p:2x2x4")
+    sub.add_argument(
+        "--slices", metavar="N", type=positive, default=1, help="such slices, each with a copy (default: 1)"
+    )
+    sub.add_argument(
+        "--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)"
+    )
+    sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
+    sub.add_argument("--tuning", choices=TUNINGS, help="with --train (default: full)")
+    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train (default: none)")
+    sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
+    sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
+    sub.add_argument(
+        "--response-length", metavar="R", type=positive, default=128, help="tokens (default: 128)"
+    )
+    sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
+    add_quantize(sub)
+    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    sub.add_argument(
+        "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
+    )
+    sub.add_argument("--json", action="store_true", help="print one JSON object (of a sweep, the best)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, and print a table or JSON."""
+    if not options.train and (options.tuning or options.remat):
+        raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
+    if options.train and options.quantize:
+        raise RunError("--quantize is for scoring only: leave it out with --train")
+    if options.sweep and options.mesh:
+        raise RunError("--sweep tries meshes itself: leave out --mesh")
+    # No device is used: a program for TPUs is compiled on the CPU.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from prb_jax.plan.planner import plan
+    from prb_jax.plan.sweeping import sweep
+    from prb_jax.plan.tables import plan_table, sweep_table, verdict
+
+    def report(each: "Plan") -> None:
+        print(f"prb: {each.mesh} batch {each.batch}: {verdict(each)}", file=sys.stderr, flush=True)
+
     common: dict[str, Any] = {
         "topology": options.topology,
         "slices": options.slices,
@@ -29,76 +77,24 @@ def run(options: argparse.Namespace) -> Group | None:
         "remat": options.remat or "none",
         "quantize": options.quantize,
     }
-    if not options.sweep:
-        found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)
-        if options.json:
-            if found.note:
-                print(f"prb: {found.note}", file=sys.stderr)
-            print(json.dumps(found.to_json()))
-            return None
-        return plan_table(found, title=_title(options))
-
-    def report(each: Plan) -> None:
-        print(f"prb: {each.mesh} batch {each.batch}: {_verdict(each)}", file=sys.stderr, flush=True)
-
-    result = sweep(
-        options.model, batches=() if options.batch is None else (options.batch,), report=report, **common
-    )
-    if options.json:
-        best = result.best or result.plans[0]
-        print(json.dumps({**best.to_json(), "mesh": best.mesh, "batch": best.batch}))
-        return None
-    return sweep_table(result.plans, title=_title(options))
-
-
-def plan_table(found: Plan, *, title: str) -> Group:
-    """One plan."""
-    facts: list[tuple[str, str]] = []
-    facts.append(("fits", "yes" if found.fits else "no"))
-    facts.append(("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}"))
-    facts.append(("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}"))
-    facts.append(("  arguments", _gib(found.argument_bytes_per_chip)))
-    facts.append(("  temporaries", _gib(found.temp_bytes_per_chip)))
-    facts.append(("attention", found.attention))
-    facts.append(("FLOPs of a step", f"{found.flops:.3g}"))
-    if found.estimated_seconds is not None and found.estimated_mfu is not None:
-        facts.append(("step, at best", f"{found.estimated_seconds:.3g} s"))
-        for side, seconds in found.seconds_by.items():
-            facts.append((f"  {side}", f"{seconds:.3g} s"))
-        facts.append(("MFU, at best", f"{100 * found.estimated_mfu:.1f} %"))
-    facts.append(("compiled in", f"{found.compile_seconds:.1f} s"))
-    if found.note:
-        facts.append(("note", found.note))
-    parts = [facts_table(facts, title=title)]
-    if found.collectives:
-        table = new_table(headings=("collective", "runs", "a chip sends"))
-        for kind, each in sorted(found.collectives.items()):
-            table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
-        parts.append(table)
-    return Group(*parts)
-
-
-def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
-    """Plans in their order, best first."""
-    table = new_table(title, ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"))
-    for each in plans:
-        estimate, mfu = each.estimated_seconds, each.estimated_mfu
-        table.add_row(
-            each.mesh,
-            f"{each.batch:,}",
-            "yes" if each.fits else "no",
-            _gib(each.peak_bytes_per_chip),
-            "–" if estimate is None else f"{estimate:.3g} s",
-            "–" if mfu is None else f"{100 * mfu:.1f} %",
+    if options.sweep:
+        batches = () if options.batch is None else (options.batch,)
+        result = sweep(options.model, batches=batches, report=report, **common)
+        found = result.best or result.plans[0]
+        shown, figures = (
+            sweep_table(result.plans, title=_title(options)),
+            {"mesh": found.mesh, "batch": found.batch},
         )
-    return Group(table)
-
-
-def _verdict(each: Plan) -> str:
-    size = f"{_gib(each.peak_bytes_per_chip)} of {_gib(each.hbm_bytes_per_chip)} a chip"
-    if each.estimated_seconds is None:
-        return f"{'fits' if each.fits else 'does not fit'}, {size}"
-    return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
+    else:
+        found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)
+        shown, figures = plan_table(found, title=_title(options)), {}
+        if options.json and found.note:
+            print(f"prb: {found.note}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({**found.to_json(), **figures}))
+    else:
+        print_table(shown)
+    return 0
 
 
 def _title(options: argparse.Namespace) -> str:
@@ -108,7 +104,3 @@ def _title(options: argparse.Namespace) -> str:
         f"{work} of {options.model} on {place}: prefix {options.prefix:,}, "
         f"{options.responses} responses of {options.response_length:,}, {options.dtype}"
     )
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 1024**2:.2f} MiB"

@@ -1,1 +1,22 @@
-"""Decoder models: configuration, rotary embedding, attention, layers and the reward read-out."""
+"""Decoder models: configuration, rotary embedding, attention, layers and the reward read-out.
+
+The names that a user chooses from stand here, where they take no JAX to import.
+"""
+
+from typing import Literal, get_args
+
+Dtype = Literal["float32", "bfloat16"]
+"""The dtype to compute in."""
+
+AttentionName = Literal["auto", "blockwise", "kernel"]
+"""See :func:`prb_jax.models.attention.choice.choose_attention`."""
+
+Remat = Literal["none", "dots", "full"]
+"""What the backward pass computes again: see :func:`prb_jax.models.decoder.rematerialised`."""
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
+REMAT_POLICIES: tuple[Remat, ...] = get_args(Remat)
+
+QUANTIZATIONS = ("int8", "int8-weights", "fp8")
+"""The names of :data:`prb_jax.models.quantization.FORMS`."""

@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import quote
+from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
@@ -35,8 +36,6 @@ from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout
 
 Params = dict[str, Any]
-
-REMAT_POLICIES = ("none", "dots", "full")
 
 
 class DecoderLayers(nnx.Module):

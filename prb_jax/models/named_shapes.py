@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from prb_jax.data.reading import read_object
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 
 # (hidden_size, intermediate_size, layers, heads, kv heads, head_dim, vocabulary) of Qwen3's published
 # sizes; the first is a model of 43 million parameters in the same proportions.
@@ -86,3 +91,28 @@ def shape_config(name: str) -> dict[str, Any]:
         "pad_token_id": 0,
         "torch_dtype": "float32" if name == "qwen3-40m" else "bfloat16",
     }
+
+
+def has_no_weights(name: str) -> bool:
+    """Return whether this is a named shape or a ``config.json``, not a folder or hub id."""
+    return name in SHAPES or name.endswith(".json")
+
+
+def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
+    """The configuration of a named shape, of a ``config.json``, or of a folder that holds one.
+
+    Raises:
+      CheckpointError: there is none, or it cannot be used.
+    """
+    if isinstance(model, DecoderConfig):
+        return model
+    if str(model) in SHAPES:
+        return parse_config(shape_config(str(model)), where=str(model))
+    path = Path(model)
+    if path.is_file():
+        return parse_config(read_object(path, error=CheckpointError), where=str(path))
+    if path.is_dir():
+        return load_config(path)
+    raise CheckpointError(
+        f"{model}: expected a config.json, a folder that holds one, or a shape of {', '.join(SHAPES)}"
+    )

@@ -14,18 +14,17 @@ from typing import Any, Literal, cast, get_args
 import jax
 import jax.numpy as jnp
 
-from prb_jax.data.reading import read_object
-from prb_jax.errors import CheckpointError, MeshError, quote
+from prb_jax.errors import MeshError, quote
+from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.choice import choose_attention
-from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.decoder import REMAT_POLICIES
-from prb_jax.models.named_shapes import SHAPES, shape_config
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
 from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
 from prb_jax.sharding import crossing_axis, make_mesh
-from prb_jax.training.groups import TUNINGS, Tuning
+from prb_jax.training import TUNINGS, Tuning
 
 Bound = Literal["matrix products", "memory", "links"]
 
@@ -143,7 +142,7 @@ def plan_on(
     quantize: str | None,
 ) -> Plan:
     """As :func:`plan`, on devices that are already described."""
-    if tuning not in get_args(Tuning):
+    if tuning not in TUNINGS:
         raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {quote(tuning)}")
     if remat not in REMAT_POLICIES:
         raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
@@ -161,26 +160,6 @@ def plan_on(
         sizes += f",dcn={crossing}"
     found = _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
     return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
-
-
-def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
-    """The configuration of a named shape, of a ``config.json``, or of a folder that holds one.
-
-    Raises:
-      CheckpointError: there is none, or it cannot be used.
-    """
-    if isinstance(model, DecoderConfig):
-        return model
-    if str(model) in SHAPES:
-        return parse_config(shape_config(str(model)), where=str(model))
-    path = Path(model)
-    if path.is_file():
-        return parse_config(read_object(path, error=CheckpointError), where=str(path))
-    if path.is_dir():
-        return load_config(path)
-    raise CheckpointError(
-        f"{model}: expected a config.json, a folder that holds one, or a shape of {', '.join(SHAPES)}"
-    )
 
 
 def roofline(

@@ -20,7 +20,8 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
-from prb_jax.training.groups import Tuning, split_params
+from prb_jax.training import Tuning
+from prb_jax.training.groups import split_params
 from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.utilisation import PASSES

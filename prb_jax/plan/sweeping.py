@@ -9,9 +9,10 @@ from typing import Any
 
 from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
-from prb_jax.plan.planner import Plan, plan_on, read_model
-from prb_jax.training.groups import Tuning
+from prb_jax.plan.planner import Plan, plan_on
+from prb_jax.training import Tuning
 
 LONG_TOKENS = 8192
 """From so many tokens of a tree on, splitting them over devices is tried."""

@@ -21,7 +21,6 @@ from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
-LAYOUTS = ("standard", "value-head")
 VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
 
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))

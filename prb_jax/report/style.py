@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 _RESULTS_SIDE_BY_SIDE = 3
@@ -48,16 +49,17 @@ def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
     return table
 
 
-def print_results(title: str, figures: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Print figures of several results: a line for each figure, a column for each result, a few side by side."""
-    from rich.console import Console
+def results_table(title: str, figures: Sequence[tuple[str, Sequence[str]]]) -> Group:
+    """Return figures of several results: a line for each figure, a column for each result, a few side by side."""
+    from rich.console import Group
     from rich.markup import escape
 
-    count = len(figures[0][1])
+    tables, count = [], len(figures[0][1])
     for start in range(0, count, _RESULTS_SIDE_BY_SIDE):
         results = slice(start, start + _RESULTS_SIDE_BY_SIDE)
         name, headings = figures[0]
         table = new_table(title, [name, *headings[results]])
         for name, cells in figures[1:]:
             table.add_row(name, *map(escape, cells[results]))
-        Console().print(table)
+        tables.append(table)
+    return Group(*tables)

@@ -1,1 +1,4 @@
 """From a model and comparisons to scores on disk: the scorer, resumable runs, evaluation, baselines."""
+
+TOO_LONG = ("error", "skip")
+"""What happens to a comparison whose response leaves no room for its prompt."""

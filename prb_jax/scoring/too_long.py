@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
@@ -18,9 +19,6 @@ from prb_jax.trees.shorten import TooLongError
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
-
-TOO_LONG = ("error", "skip")
-"""What happens to a comparison whose response leaves no room for its prompt."""
 
 LEFT_OUT = "left_out.jsonl"
 LEFT_OUT_DEFINITION = (

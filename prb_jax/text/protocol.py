@@ -24,6 +24,10 @@ class TextProtocol(StrEnum):
     PAPER = "paper"
 
 
+PROTOCOLS = tuple(map(str, TextProtocol))
+"""Their names."""
+
+
 @dataclass(frozen=True)
 class ProtocolFacts:
     """What a protocol fixes.

@@ -13,13 +13,13 @@ from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError, quote
-from prb_jax.models.config.shared import DTYPES
+from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
+from prb_jax.readouts import LAYOUTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.standard import (
-    LAYOUTS,
     as_standard,
     as_value_head,
     check_convertible,

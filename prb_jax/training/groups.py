@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ from prb_jax.errors import quote
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.optimizer import learning_rate, make_optimizer
-from prb_jax.training.settings import OptimizerSettings, Tuning
-
-TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
+from prb_jax.training.settings import OptimizerSettings
 
 
 class ParameterGroup(Protocol):

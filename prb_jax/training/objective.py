@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import REMAT_POLICIES, Params
+from prb_jax.models.decoder import Params
 from prb_jax.personal.method import NULL, Method
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import replicated
@@ -60,7 +61,7 @@ class RewardObjective:
         loss: what is minimised.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
         remat: see :func:`prb_jax.models.decoder.rematerialised`.
-        attention: one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+        attention: one of :data:`prb_jax.models.ATTENTIONS`.
         method: of personalisation.
 
     Raises:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
+from prb_jax.models import AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
+from prb_jax.training import Tuning
 
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
 
 Method = Literal["user_blind", "profile_context", "persona_embedding"]
-Tuning = Literal["head", "lora", "full"]
 
 _RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-3), "full": (0.1, 1e-3)}
 
@@ -49,15 +50,15 @@ class LossSettings:
     """The loss of one comparison; see `prb_jax.training.losses`.
 
     Attributes:
-      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all ordered pairs (i labelled above j)
-        of a comparison; "plackett_luce" is -log of the probability of the whole ranking. They are the same for
-        two responses.
-      label_smoothing: probability that a label is the wrong way round, below 0.5.
-      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the ordered pairs (the square of the sum,
-        as TRL has it); None for none.
-      use_margin: a comparison's `margin` is subtracted from the difference of its rewards.
-      user_weights: each user weighs the same in the loss, however many comparisons are theirs; a
-        comparison without a user counts as a user of its own.
+      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all pairs of responses of a comparison in
+        which i has a higher label than j; "plackett_luce" is -log of the probability of the whole ranking. For two
+        responses they are equal.
+      label_smoothing: probability that a label is wrong, below 0.5.
+      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the same pairs, as in TRL: it keeps rewards
+        near 0. None leaves it out.
+      use_margin: subtracts the `margin` of a comparison from the difference of its rewards.
+      user_weights: gives every user the same weight in the loss, however many comparisons each has; a comparison
+        without a user counts as one user.
     """
 
     kind: Literal["bradley_terry", "plackett_luce"] = "bradley_terry"
@@ -129,9 +130,8 @@ class BatchSettings:
 
     Attributes:
       comparisons: comparisons in one step of the optimiser.
-      tokens: padded tokens computed at a time, for each part into which the mesh splits a batch; a
-        step is computed in as many parts as that takes. None chooses by device. Decides memory and
-        speed, not results.
+      tokens: most padded tokens of a microbatch, for each part into which the mesh splits a batch; a step is
+        computed in as many microbatches as it needs. None chooses by device. It decides memory and speed, not results.
       max_buckets: the most shapes of batches, and so compiles.
     """
 
@@ -231,7 +231,7 @@ class ExportSettings:
     """
 
     checkpoint: Literal["best", "last"] = "best"
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ class TrainSettings:
         them, are read in turn. Of sources with splits it is "train".
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      steps: updates of the optimiser. More of them later lengthen the run: see `prb_jax.training.folder`.
+      steps: updates of the optimiser; a larger number later lengthens the run.
       seed: decides new weights and the order of the data.
       dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
@@ -282,7 +282,7 @@ class TrainSettings:
     limit: int | None = None
     steps: int = 1_000
     seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     mesh: str | None = None
     method: Method = "user_blind"
     tuning: Tuning = "full"
@@ -292,8 +292,8 @@ class TrainSettings:
     revision: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
-    remat: Literal["none", "dots", "full"] = "none"
-    attention: Literal["auto", "blockwise", "kernel"] = "auto"
+    remat: Remat = "none"
+    attention: AttentionName = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lora: LoraConfig = field(default_factory=LoraConfig)

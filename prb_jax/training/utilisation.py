@@ -9,7 +9,7 @@ import jax
 
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import measured_peak, tree_flops
-from prb_jax.training.settings import Tuning
+from prb_jax.training import Tuning
 from prb_jax.trees.tree import Tree
 
 PASSES: dict[Tuning, float] = {"head": 1.0, "lora": 2.0, "full": 3.0}

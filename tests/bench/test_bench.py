@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prb_jax.bench.command import main
 from prb_jax.bench.rivals.transformers_scoring import padded_batches
 from prb_jax.bench.scorer import load_for_bench, score_pass
 from prb_jax.bench.workload import synthetic_workload
@@ -54,7 +53,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
         str(report),
         *SMALL,
     ]
-    assert prb(["bench", *arguments]) == 0
+    assert prb(["bench", "score", *arguments]) == 0
     rows = json.loads(report.read_text())
     assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
     for row in rows:
@@ -84,7 +83,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
 def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
     report = tmp_path / "bench.json"
     arguments = [str(folder / "config.json"), "--dtype", "bfloat16", "float32", "--json", str(report), *SMALL]
-    assert main(arguments) == 0
+    assert prb(["bench", "score", *arguments]) == 0
     rows = json.loads(report.read_text())
     assert [row["dtype"] for row in rows] == ["bfloat16", "float32"]
     assert all(row["attention"] for row in rows)
@@ -94,7 +93,21 @@ def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
 
 def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Path, capsys) -> None:
     report = tmp_path / "bench.json"
-    assert main([str(folder / "config.json"), "--quantize", "int8", "--json", str(report), *SMALL]) == 0
+    assert (
+        prb(
+            [
+                "bench",
+                "score",
+                str(folder / "config.json"),
+                "--quantize",
+                "int8",
+                "--json",
+                str(report),
+                *SMALL,
+            ]
+        )
+        == 0
+    )
     rows = json.loads(report.read_text())
     assert [row["quantize"] for row in rows] == [None, "int8"]
     assert all(row["pairs_per_second"] > 0 for row in rows)
@@ -104,32 +117,39 @@ def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pairs", "0"], "--pairs: expected at least 1, found 0"),
-        (["--rounds", "-1"], "--rounds: expected at least 1, found -1"),
-        (["--responses", "2", "0"], "--responses: expected at least 1, found 0"),
-        (["--against", "sglang"], "--against"),
-        (["--train", "--against", "vllm"], "--against vllm: with --train, only trl"),
-        (["--dtype", "float16"], "--dtype"),
-        (["--train", "--against", "transformers"], "--against transformers: with --train, only trl"),
-        (["--against", "trl"], "--against trl: without --train, only transformers or vllm"),
-        (["--load", "--train"], "--train does not go with --load"),
-        (["--load", "--pairs", "3"], "--pairs does not go with --load"),
-        (["--train", "--responses", "4"], "--responses is for scoring only, not with --train"),
-        (["--train", "--quantize", "int8"], "--quantize is for scoring only, not with --train"),
-        (["--quantize", "int4"], "--quantize"),
-        (["--remat", "full"], "--remat is for training only: it needs --train"),
-        (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
-        (
-            ["--train", "--tuning", "lora", "--against", "trl"],
-            "--against trl trains all weights: leave out --tuning",
-        ),
+        (["score", "--pairs", "0"], "--pairs: expected a number above 0, found 0"),
+        (["train", "--rounds", "-1"], "--rounds: expected a number above 0, found -1"),
+        (["score", "--responses", "2", "0"], "--responses: expected a number above 0, found 0"),
+        (["score", "--dtype", "float16"], "--dtype"),
+        (["score", "--quantize", "int4"], "--quantize"),
+        (["score", "--against", "trl"], "argument --against: invalid choice: 'trl'"),
+        (["train", "--against", "transformers"], "argument --against: invalid choice: 'transformers'"),
+        (["load", "--pairs", "3"], "unrecognized arguments: --pairs 3"),
+        (["train", "--responses", "4"], "unrecognized arguments: --responses 4"),
+        (["train", "--quantize", "int8"], "unrecognized arguments: --quantize int8"),
+        (["score", "--remat", "full"], "unrecognized arguments: --remat full"),
     ],
 )
 def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([str(folder), *arguments])
+        prb(["bench", arguments[0], str(folder), *arguments[1:]])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_a_sub_verb_the_error_names_them(folder: Path, capsys) -> None:
+    for words in ([], [str(folder)], ["--train", str(folder)]):
+        with pytest.raises(SystemExit) as exit_:
+            prb(["bench", *words])
+        assert exit_.value.code == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("prb: error: ")
+        assert all(name in line for name in ("score", "train", "load", "rank"))
+
+
+def test_trl_trains_all_weights(folder: Path, capsys) -> None:
+    assert prb(["bench", "train", str(folder), "--tuning", "lora", "--against", "trl"]) == 2
+    assert "--against trl trains all weights: leave out --tuning lora" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
@@ -140,8 +160,8 @@ def test_training_beside_trl_starts_from_the_same_loss(
     pytest.importorskip("torch")
     pytest.importorskip("trl")
     report = tmp_path / "bench.json"
-    more = ["--train", "--remat", remat, "--against", "trl", "--dtype", "float32", "bfloat16"]
-    assert prb(["bench", str(folder), *more, "--json", str(report), *SMALL]) == 0
+    more = ["--remat", remat, "--against", "trl", "--dtype", "float32", "bfloat16"]
+    assert prb(["bench", "train", str(folder), *more, "--json", str(report), *SMALL]) == 0
     full, narrow = json.loads(report.read_text())
     assert full["loss_difference"] < 1e-5
     assert narrow["loss_difference"] < 0.02
@@ -159,7 +179,7 @@ def test_training_beside_trl_starts_from_the_same_loss(
 def test_without_vllm_the_message_says_so(folder: Path, capsys) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vllm is installed")
-    assert prb(["bench", str(folder), "--against", "vllm", *SMALL]) == 2
+    assert prb(["bench", "score", str(folder), "--against", "vllm", *SMALL]) == 2
     assert "the comparison with vLLM needs vllm, which is not installed" in capsys.readouterr().err
 
 
@@ -168,8 +188,8 @@ def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
     found = {}
     for tuning in ("full", "lora"):
         report = tmp_path / f"{tuning}.json"
-        more = ["--train", "--tuning", tuning, "--dtype", "float32", "--json", str(report)]
-        assert prb(["bench", str(folder), *more, *SMALL]) == 0
+        more = ["--tuning", tuning, "--dtype", "float32", "--json", str(report)]
+        assert prb(["bench", "train", str(folder), *more, *SMALL]) == 0
         (found[tuning],) = json.loads(report.read_text())
         assert found[tuning]["tuning"] == tuning
     assert found["lora"]["loss"] == pytest.approx(found["full"]["loss"], abs=1e-5)
@@ -178,10 +198,10 @@ def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
 def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
     broken = tmp_path / "config.json"
     broken.write_text("{")
-    assert prb(["bench", str(broken)]) == 2
+    assert prb(["bench", "score", str(broken)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("prb: error: ")
-    assert "config.json: cannot be read as JSON" in error
+    assert "config.json: not valid JSON" in error
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -298,8 +318,8 @@ def test_the_peak_is_above_what_a_small_product_reaches() -> None:
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
 def test_loading_counts_every_byte_once(folder: Path, tmp_path: Path, dtype: str, width: int, capsys) -> None:
     report = tmp_path / "load.json"
-    options = ("--load", "--dtype", dtype, "--rounds", "2", "--json", str(report))
-    assert prb(["bench", str(folder), *options]) == 0
+    options = ("--dtype", dtype, "--rounds", "2", "--json", str(report))
+    assert prb(["bench", "load", str(folder), *options]) == 0
     results = json.loads(report.read_text())
     assert [result["files_are"] for result in results][:1] == ["cached"]
     weights = sum(value.nbytes for value in load_file(folder / "model.safetensors").values())
@@ -314,6 +334,5 @@ def test_loading_counts_every_byte_once(folder: Path, tmp_path: Path, dtype: str
         assert result["ratio"] > 0
         assert result["peak_bytes_above_shards"] is None or result["peak_bytes_above_shards"] >= 0
     assert "host memory above" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        prb(["bench", "qwen3-40m", "--load"])
-    assert "--load: expected a model with weights, found qwen3-40m" in capsys.readouterr().err
+    assert prb(["bench", "load", "qwen3-40m"]) == 2
+    assert "MODEL: expected a model with weights, found qwen3-40m" in capsys.readouterr().err

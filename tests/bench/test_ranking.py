@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prb_jax.bench.command import main
 from prb_jax.bench.ranking import largest_swap
 from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
 from prb_jax.cli import main as prb
@@ -49,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(folder: Path, data: Path, report: Path, *more: str) -> list[dict]:
-    assert prb(["bench", str(folder), "--rank", "--data", str(data), "--json", str(report), *more]) == 0
+    assert prb(["bench", "rank", str(folder), "--data", str(data), "--json", str(report), *more]) == 0
     return json.loads(report.read_text())
 
 
@@ -134,29 +133,23 @@ def test_a_swap_is_how_much_worse_an_earlier_post_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rank"], "--rank needs --data FILE"),
-        (["--rank", "--data", "x", "--train"], "--train does not go with --rank"),
-        (["--rank", "--data", "x", "--load"], "--rank does not go with --load"),
-        (["--rank", "--data", "x", "--responses", "4"], "--responses does not go with --rank"),
-        (["--rank", "--data", "x", "--quantize", "int8"], "--quantize does not go with --rank"),
-        (["--rank", "--data", "x", "--against", "trl"], "--against trl: with --rank, only transformers"),
-        (["--rank", "--data", "x", "--against-users", "1"], "--against-users needs --against transformers"),
-        (["--rank", "--data", "x", "--users", "0"], "--users: expected at least 1, found 0"),
-        (["--users", "2"], "--users is for ranking only: it needs --rank"),
-        (["--data", "x", "--train"], "--data is for ranking only: it needs --rank"),
-        (["--load", "--data", "x"], "--data does not go with --load"),
+        ([], "the following arguments are required: --data"),
+        (["--data", "x", "--responses", "4"], "unrecognized arguments: --responses 4"),
+        (["--data", "x", "--quantize", "int8"], "unrecognized arguments: --quantize int8"),
+        (["--data", "x", "--against", "trl"], "argument --against: invalid choice: 'trl'"),
+        (["--data", "x", "--users", "0"], "--users: expected a number above 0, found 0"),
     ],
 )
 def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([str(folder), *arguments])
+        prb(["bench", "rank", str(folder), *arguments])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: Path, capsys) -> None:
     def refused(model: Path, file: Path, *more: str) -> str:
-        assert prb(["bench", str(model), "--rank", "--data", str(file), *more]) == 2
+        assert prb(["bench", "rank", str(model), "--data", str(file), *more]) == 2
         error = capsys.readouterr().err
         assert error.startswith("prb: error: ")
         assert error.count("\n") == 1
@@ -171,6 +164,5 @@ def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: P
     decoder = write_tiny_model(tmp_path / "qwen3", "qwen3")
     capsys.readouterr()  # the progress of writing it
     assert "field 'model_type': expected an encoder" in refused(decoder, data)
-    with pytest.raises(SystemExit):
-        main(["qwen3-40m", "--rank", "--data", str(data)])
-    assert "--rank: expected a model with weights, found qwen3-40m" in capsys.readouterr().err
+    assert "MODEL: expected a model with weights, found qwen3-40m" in refused(Path("qwen3-40m"), data)
+    assert "--against-users needs --against transformers" in refused(folder, data, "--against-users", "1")

@@ -139,13 +139,6 @@ def test_a_command_line_that_cannot_be_is_status_2(arguments, capsys):
     assert "prb: error: " in capsys.readouterr().err
 
 
-def test_bench_parses_its_own_arguments(capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "--help"])
-    assert caught.value.code == 0
-    assert "usage: prb bench" in capsys.readouterr().out
-
-
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -31,8 +31,8 @@ def test_a_process_for_each_gpu(stubs: Stubs):
 
 def test_two_processes_are_one_job(stubs: Stubs):
     program = """
-from prb_jax.cli import _prepare_jax
-_prepare_jax(distributed=True)
+from prb_jax.commands.process import prepare_jax
+prepare_jax(distributed=True)
 from prb_jax.processes.sharing import process_count, process_index, share_json
 print(process_index(), process_count(), share_json(["from", process_index()]), flush=True)
 """

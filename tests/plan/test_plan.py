@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 
 from prb_jax import cli
-from prb_jax.commands.plan import plan_table, sweep_table
 from prb_jax.errors import CheckpointError, MeshError, RunError
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.named_shapes import shape_config
+from prb_jax.models.named_shapes import read_model, shape_config
 from prb_jax.plan import Plan, plan, sweep
 from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
-from prb_jax.plan.planner import _nothing_kept, needed_bytes, read_model, roofline
+from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
 from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.tables import plan_table, sweep_table
 from prb_jax.sharding import make_mesh
 
 GIB = 1024**3
@@ -170,7 +170,7 @@ def test_models_that_cannot_be_read(tmp_path):
     with pytest.raises(CheckpointError, match=r"expected a config.json, a folder that holds one, or a shape"):
         read_model(tmp_path / "none")
     (tmp_path / "bad.json").write_text("[1")
-    with pytest.raises(CheckpointError, match=r"bad.json: cannot be read as JSON"):
+    with pytest.raises(CheckpointError, match=r"bad.json: not valid JSON"):
         read_model(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="expected a JSON object, found list"):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import prb_jax
 from prb_jax.quickstart.tables import KEYS, quickstart_table
-from prb_jax.report.style import facts_table, print_results
+from prb_jax.report.style import facts_table, results_table
 
 
 def shown(table: object) -> str:
@@ -26,14 +26,12 @@ def test_tables_are_made_in_one_place():
     assert made == ["style.py"]
 
 
-def test_results_side_by_side(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_results_side_by_side():
     results = [
         ("dtype", [f"float{n}" for n in range(5)]),
         ("workload", [f"K={n} [x], 4,096" for n in range(5)]),
     ]
-    print_results("scoring", results)
-    text = capsys.readouterr().out
+    text = shown(results_table("scoring", results))
     assert max(map(len, text.splitlines())) <= 80
     for _, cells in results:
         assert all(cell in text for cell in cells)

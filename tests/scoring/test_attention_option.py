@@ -12,7 +12,6 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.bench.command import main as bench
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.readouts.score_fn import make_score_fn
@@ -79,13 +78,13 @@ def test_what_it_cannot_be_is_one_line(
     data.write_text(json.dumps({"id": "a", "question": "?", "chosen": "yes", "rejected": "no"}) + "\n")
     arguments = [str(folder), "--data", str(data), "--out", str(tmp_path / "x"), "--attention", "kernel"]
     assert cli.main(["evaluate", *arguments]) == 2
-    assert cli.main(["bench", str(folder / "config.json"), "--attention", "kernel", "--pairs", "2"]) == 2
+    assert cli.main(["bench", "score", str(folder / "config.json"), "--attention", "kernel"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
     assert all(ON_A_CPU in line for line in errors)
     with pytest.raises(SystemExit):
-        bench([str(folder), "--load", "--attention", "blockwise"])
-    assert "--attention does not go with --load" in capsys.readouterr().err
+        cli.main(["bench", "load", str(folder), "--attention", "blockwise"])
+    assert "unrecognized arguments: --attention blockwise" in capsys.readouterr().err
 
 
 def test_an_encoder_has_no_choice(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
 
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
-
-ATTENTIONS = ("auto", "blockwise", "kernel")
-"""What a user may ask for: see :func:`choose_attention`."""
 
 
 @dataclass(frozen=True)

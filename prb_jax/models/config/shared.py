@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import DTYPES
 from prb_jax.models.config.fields import FieldReader
-
-DTYPES = ("float32", "bfloat16")
-"""What can be computed in."""
 
 _STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 

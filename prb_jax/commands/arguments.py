@@ -1,0 +1,135 @@
+"""The parser of all verbs, and the arguments that several of them have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from prb_jax.errors import printable
+from prb_jax.models import ATTENTIONS, QUANTIZATIONS
+
+Verbs = argparse._SubParsersAction
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in our own spelling, and no abbreviated flags: a new flag must not change an old command."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        self._intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse as argparse does, but words that may be left out may also stand behind flags."""
+        optional = any(action.nargs in ("?", "*") for action in self._get_positional_actions())
+        if self._intermixed or not optional:
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True  # the method below calls this one
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2, after the usage and one line."""
+        self.exit(2, f"{self.format_usage()}prb: error: {printable(message)}\n")
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """Return `--profile_posts=3` as `--profile-posts=3`; values stay as they are."""
+    spelled = list(arguments)
+    end = spelled.index("--") if "--" in spelled else len(spelled)
+    for position, argument in enumerate(spelled[:end]):
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            spelled[position] = flag.replace("_", "-") + equals + value
+    return spelled
+
+
+def positive(text: str) -> int:
+    """Return a number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+    return number
+
+
+def not_negative(text: str) -> int:
+    """Return a number that is 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
+    return number
+
+
+def add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    about: str,
+    after_interrupt: str = "nothing was kept",
+) -> Parser:
+    """Add a verb.
+
+    Args:
+      verbs: of the command line, or the sub-verbs of a verb.
+      name: of the verb.
+      run: carries it out; returns the exit status.
+      about: one line for the help.
+      after_interrupt: the end of the line about a signal that stopped it.
+    """
+    sub = verbs.add_parser(name, help=about, description=about)
+    sub.set_defaults(run=run, parser=sub, after_interrupt=after_interrupt, distributed=False)
+    return sub
+
+
+def add_model_options(sub: Parser) -> None:
+    """Add the options that say how a model is opened; `model_options` returns them."""
+    sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
+    sub.add_argument(
+        "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
+    )
+    sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
+    sub.add_argument(
+        "--readout",
+        metavar="NAME",
+        help="a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process "
+        "model become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+    )
+
+
+def model_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_model_options` as keywords of the library."""
+    return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template", "readout")}
+
+
+def add_quantize(
+    sub: Parser, *, about: str = "matrices of the layers in eight bits; int8 and fp8 quantise activations too"
+) -> None:
+    """Add `--quantize`."""
+    sub.add_argument("--quantize", choices=QUANTIZATIONS, help=about)
+
+
+def add_attention(sub: Parser) -> None:
+    """Add `--attention`."""
+    sub.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default="auto",
+        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
+    )
+
+
+def add_no_progress(sub: Parser) -> None:
+    """Add `--no-progress`."""
+    sub.add_argument("--no-progress", action="store_true", help="show no progress")
+
+
+def add_distributed(sub: Parser) -> None:
+    """Add `--distributed`."""
+    sub.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes (TPU pod, Slurm, GKE), each started with this same command",
+    )

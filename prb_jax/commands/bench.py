@@ -1,0 +1,202 @@
+"""`prb bench`: time scoring, training, loading or ranking on this machine."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prb_jax.commands.arguments import Parser, Verbs, add_attention, add_quantize, add_verb, positive
+from prb_jax.commands.process import prepare_jax
+from prb_jax.commands.terminal import print_table
+from prb_jax.errors import RunError
+from prb_jax.models import DTYPES, REMAT_POLICIES
+from prb_jax.training import TUNINGS
+
+Measure = Callable[[argparse.Namespace], list[Any]]
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb, its sub-verbs and their arguments."""
+    about = "how fast a model scores, trains, loads or ranks on this machine"
+    sub_verbs = verbs.add_parser("bench", help=about, description=about).add_subparsers(required=True)
+
+    score = _add(
+        sub_verbs, "score", _score, about="time scoring random tokens of the lengths of personalised data"
+    )
+    _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2)")
+    score.add_argument(
+        "--against",
+        choices=("transformers", "vllm"),
+        help="also time padded batches of transformers or vLLM's classification path, and compare",
+    )
+    score.add_argument(
+        "--responses", type=positive, nargs="+", default=[2], metavar="K", help="of a comparison"
+    )
+    score.add_argument(
+        "--against-sequences",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="conversations that the padded way scores a round; its rate is carried over to the rest",
+    )
+    add_quantize(score, about="a second row with the layers' matrices in eight bits")
+
+    train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
+    _add_workload(train, pairs="pairs of a step (default: 8)")
+    train.add_argument("--against", choices=("trl",), help="also time TRL's RewardTrainer, and compare")
+    train.set_defaults(pairs=8)
+    train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
+    train.add_argument(
+        "--remat", choices=REMAT_POLICIES, default="none", help="what our backward pass computes again"
+    )
+    train.add_argument(
+        "--against-pairs",
+        type=positive,
+        metavar="N",
+        help="pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)",
+    )
+
+    _add(sub_verbs, "load", _load, about="time loading a folder's weights, beside plain reading of its files")
+
+    rank = _add(
+        sub_verbs, "rank", _rank, about="time ranking profiles by a model that is an encoder of texts"
+    )
+    rank.add_argument("--data", metavar="FILE", required=True, help="comparisons with profiles")
+    rank.add_argument(
+        "--users", type=positive, metavar="N", help="the first N users with a profile (default: all)"
+    )
+    rank.add_argument(
+        "--against", choices=("transformers",), help="also time it with one question at a time, and compare"
+    )
+    rank.add_argument(
+        "--against-users",
+        type=positive,
+        metavar="N",
+        help="users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
+    )
+
+
+def _add(verbs: Verbs, name: str, measure: Measure, *, about: str) -> Parser:
+    sub = add_verb(verbs, name, run, about=about)
+    sub.set_defaults(measure=measure)
+    sub.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
+        "weights",
+    )
+    sub.add_argument("--dtype", nargs="+", choices=DTYPES, default=[None], help="default: the checkpoint's")
+    sub.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
+    sub.add_argument("--rounds", type=positive, default=3, metavar="N", help="side-by-side repetitions")
+    sub.add_argument("--json", metavar="FILE", help="also write the numbers here")
+    return sub
+
+
+def _add_workload(sub: Parser, *, pairs: str) -> None:
+    sub.add_argument("--pairs", type=positive, metavar="N", help=pairs)
+    sub.add_argument(
+        "--prefix-tokens", type=positive, default=2000, metavar="N", help="mean length of the prefix"
+    )
+    sub.add_argument(
+        "--response-tokens", type=positive, default=130, metavar="N", help="mean length of a response"
+    )
+    sub.add_argument("--batch-tokens", type=positive, metavar="N", help="padded tokens computed at a time")
+    add_attention(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and write the numbers."""
+    prepare_jax()
+    results = options.measure(options)
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    return 0
+
+
+def _score(options: argparse.Namespace) -> list[Any]:
+    from prb_jax.bench.scoring import bench_scoring, line, table
+
+    results = []
+    for dtype in options.dtype:
+        for form in dict.fromkeys((None, options.quantize)):
+            for result in bench_scoring(
+                options.model,
+                responses=options.responses,
+                against_sequences=options.against_sequences,
+                quantize=form,
+                **_workload(options, dtype),
+            ):
+                results.append(result)
+                print(line(result), flush=True)
+    print_table(table(results, rival_name=options.against))
+    return results
+
+
+def _train(options: argparse.Namespace) -> list[Any]:
+    if options.against and options.tuning != "full":
+        raise RunError(f"--against trl trains all weights: leave out --tuning {options.tuning}")
+    from prb_jax.bench.training import bench_training, line, table
+
+    results = []
+    for dtype in options.dtype:
+        result = bench_training(
+            options.model,
+            tuning=options.tuning,
+            remat=options.remat,
+            against_pairs=options.against_pairs,
+            **_workload(options, dtype),
+        )
+        results.append(result)
+        print(line(result), flush=True)
+    print_table(table(results, rival_name=options.against))
+    return results
+
+
+def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
+    names = (
+        "pairs", "prefix_tokens", "response_tokens", "batch_tokens", "attention", "against", "mesh", "rounds",
+    )  # fmt: skip
+    return {"dtype": dtype, **{name: getattr(options, name) for name in names}}
+
+
+def _load(options: argparse.Namespace) -> list[Any]:
+    from prb_jax.bench.loading import bench_loading, table
+
+    _check_weights(options)
+    results = []
+    for dtype in options.dtype:
+        results += bench_loading(options.model, mesh=options.mesh, dtype=dtype, rounds=options.rounds)
+    print_table(table(results))
+    return results
+
+
+def _rank(options: argparse.Namespace) -> list[Any]:
+    if options.against_users is not None and options.against is None:
+        raise RunError("--against-users needs --against transformers")
+    from prb_jax.bench.ranking import bench_ranking, table
+
+    _check_weights(options)
+    results = [
+        bench_ranking(
+            options.model,
+            data=options.data,
+            users=options.users,
+            rounds=options.rounds,
+            against=options.against,
+            against_users=options.against_users,
+            mesh=options.mesh,
+            dtype=dtype,
+        )
+        for dtype in options.dtype
+    ]
+    print_table(table(results))
+    return results
+
+
+def _check_weights(options: argparse.Namespace) -> None:
+    from prb_jax.models.named_shapes import has_no_weights
+
+    if has_no_weights(options.model):
+        raise RunError(f"MODEL: expected a model with weights, found {options.model}")

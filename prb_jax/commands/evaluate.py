@@ -1,0 +1,132 @@
+"""`prb evaluate`: score comparisons with a model or a baseline."""
+
+import argparse
+
+from prb_jax.benchmarks import NAMES
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_attention,
+    add_distributed,
+    add_model_options,
+    add_no_progress,
+    add_quantize,
+    add_verb,
+    model_options,
+    not_negative,
+    positive,
+)
+from prb_jax.commands.config_option import add_config, with_config
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.terminal import print_table
+from prb_jax.models import DTYPES
+from prb_jax.processes.sharing import process_index
+from prb_jax.scoring import TOO_LONG
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "evaluate",
+        run,
+        about="score comparisons with a model; the same command continues a run",
+        after_interrupt="what was scored is kept: the same command continues the run",
+    )
+    sub.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="hub id, Hugging Face folder, or baseline:length, baseline:random, baseline:profile-overlap",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
+        "hub data set, personas[:PART]; repeatable",
+    )
+    sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+        "say, 10, and 0 for the paper protocol)",
+    )
+    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=positive,
+        help="longest conversation in tokens (default: as in training, or the model's)",
+    )
+    sub.add_argument(
+        "--too-long",
+        choices=TOO_LONG,
+        default="error",
+        help="what a response is that leaves no room for its prompt within that: an error (default), or left out, "
+        "counted in summary.json and named in left_out.jsonl",
+    )
+    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
+    add_quantize(sub)
+    add_attention(sub)
+    sub.add_argument(
+        "--no-reference",
+        action="store_true",
+        help="with --quantize: do not score the same rows with the unquantised model too",
+    )
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    sub.add_argument(
+        "--limit",
+        metavar="N",
+        type=positive,
+        help="the first N comparisons of each source; for testing only",
+    )
+    sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time")
+    add_model_options(sub)
+    sub.add_argument(
+        "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
+    )
+    add_no_progress(sub)
+    add_distributed(sub)
+    add_config(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Evaluate, and print the summary."""
+    options = with_config(options, options.parser, required=("model", "data", "out"))
+    with until_terminated(options):
+        if options.distributed or not options.model.startswith("baseline:"):
+            start(options)
+        from prb_jax.report.table import render_summary
+        from prb_jax.scoring.by_name import evaluate
+
+        result = evaluate(
+            options.model,
+            options.data,
+            out=options.out,
+            profile_posts=options.profile_posts,
+            protocol=options.protocol,
+            max_length=options.max_length,
+            too_long=options.too_long,
+            subset=options.subset,
+            limit=options.limit,
+            seed=options.seed,
+            mesh=options.mesh,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            attention=options.attention,
+            reference=False if options.no_reference else None,
+            batch_tokens=options.batch_tokens,
+            progress=not options.no_progress,
+            command=options.command,
+            **model_options(options),
+        )
+    if process_index() == 0:
+        title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
+        print_table(render_summary({result.summary["model"]: result.summary}, title=title))
+        print(f"written to {result.out}")
+    return 0

@@ -1,0 +1,68 @@
+"""`prb inspect`: check a checkpoint without reading its weights."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_model_options,
+    add_quantize,
+    add_verb,
+    model_options,
+    not_negative,
+    positive,
+)
+from prb_jax.commands.process import hide_torch
+from prb_jax.commands.terminal import print_table
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs, "inspect", run, about="check a checkpoint without reading its weights, and say what it is"
+    )
+    sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
+    add_quantize(sub)
+    add_model_options(sub)
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+    )
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=positive,
+        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
+    )
+    sub.add_argument("--protocol", choices=PROTOCOLS, help="one of them (default: both)")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
+    )
+    sub.add_argument(
+        "--limit", metavar="N", type=positive, help="with --data: the first N comparisons of each source"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Inspect, and print the facts."""
+    hide_torch(options)
+    from prb_jax.inspection.decoder import inspect_model, load_report_table
+
+    facts = inspect_model(
+        options.model,
+        quantize=options.quantize,
+        data=options.data,
+        max_length=options.max_length,
+        profile_posts=options.profile_posts,
+        protocol=options.protocol,
+        limit=options.limit,
+        **model_options(options),
+    )
+    print_table(load_report_table(facts))
+    return 0

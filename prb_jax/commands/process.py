@@ -1,0 +1,66 @@
+"""The process that a verb runs in: what must come before the first use of JAX, and SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from prb_jax.processes.job import start_job
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def until_terminated(options: argparse.Namespace) -> Iterator[None]:
+    """Raise SIGTERM as `Terminated`, so that it is answered as Ctrl-C is; only where the process is ours."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if not options.own_process:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def start(options: argparse.Namespace) -> None:
+    """Prepare the process for a model."""
+    hide_torch(options)
+    prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
+
+
+def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None:
+    """Switch the compilation cache on, join the other processes, and check that there is a device."""
+    from prb_jax.commands.compilation_cache import enable_compilation_cache
+
+    enable_compilation_cache()
+    if distributed:
+        start_job(after_interrupt=after_interrupt)
+    from prb_jax.sharding import all_devices
+
+    all_devices()  # that there are none is said before anything is read
+
+
+def hide_torch(options: argparse.Namespace) -> None:
+    """Answer "not installed" to transformers and datasets, which look for torch to import it: two seconds.
+
+    An ``import torch`` of somebody else, as in a config file, still works. Only where the process is ours.
+    """
+    if not options.own_process:
+        return
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: (
+        None if name == "torch" else find_spec(name, package)
+    )
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch

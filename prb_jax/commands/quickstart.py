@@ -1,0 +1,38 @@
+"""`prb quickstart`: train and evaluate two small reward models."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_no_progress, add_verb
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.terminal import print_table
+from prb_jax.processes.job import INTERRUPTED
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "quickstart",
+        run,
+        about="train two small reward models on the generated benchmark, evaluate them and the baselines: the first "
+        "table, in minutes on two CPU cores; the same command continues it",
+        after_interrupt="what was finished is kept: the same command continues",
+    )
+    sub.add_argument("--out", metavar="DIR", default="runs/quickstart", help="default: runs/quickstart")
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the quickstart, and print its table."""
+    start(options)
+    from prb_jax.quickstart import quickstart, quickstart_table
+
+    with until_terminated(options):
+        result = quickstart(out=options.out, progress=not options.no_progress, command=options.command)
+    if result.stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    if result.stopped_by is not None:
+        return INTERRUPTED  # what was saved is said already
+    print_table(quickstart_table(result.summary))
+    print(f"written to {result.report} and {result.path}")
+    return 0

@@ -1,0 +1,64 @@
+"""The tables of plans."""
+
+from __future__ import annotations
+
+from rich.console import Group
+
+from prb_jax.plan.chips import GIB
+from prb_jax.plan.planner import Plan
+from prb_jax.report.style import facts_table, new_table
+
+
+def plan_table(found: Plan, *, title: str) -> Group:
+    """One plan."""
+    facts: list[tuple[str, str]] = []
+    facts.append(("fits", "yes" if found.fits else "no"))
+    facts.append(("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}"))
+    facts.append(("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}"))
+    facts.append(("  arguments", _gib(found.argument_bytes_per_chip)))
+    facts.append(("  temporaries", _gib(found.temp_bytes_per_chip)))
+    facts.append(("attention", found.attention))
+    facts.append(("FLOPs of a step", f"{found.flops:.3g}"))
+    if found.estimated_seconds is not None and found.estimated_mfu is not None:
+        facts.append(("step, at best", f"{found.estimated_seconds:.3g} s"))
+        for side, seconds in found.seconds_by.items():
+            facts.append((f"  {side}", f"{seconds:.3g} s"))
+        facts.append(("MFU, at best", f"{100 * found.estimated_mfu:.1f} %"))
+    facts.append(("compiled in", f"{found.compile_seconds:.1f} s"))
+    if found.note:
+        facts.append(("note", found.note))
+    parts = [facts_table(facts, title=title)]
+    if found.collectives:
+        table = new_table(headings=("collective", "runs", "a chip sends"))
+        for kind, each in sorted(found.collectives.items()):
+            table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
+        parts.append(table)
+    return Group(*parts)
+
+
+def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
+    """Plans in their order, best first."""
+    table = new_table(title, ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"))
+    for each in plans:
+        estimate, mfu = each.estimated_seconds, each.estimated_mfu
+        table.add_row(
+            each.mesh,
+            f"{each.batch:,}",
+            "yes" if each.fits else "no",
+            _gib(each.peak_bytes_per_chip),
+            "–" if estimate is None else f"{estimate:.3g} s",
+            "–" if mfu is None else f"{100 * mfu:.1f} %",
+        )
+    return Group(table)
+
+
+def verdict(each: Plan) -> str:
+    """Return one plan in a few words."""
+    size = f"{_gib(each.peak_bytes_per_chip)} of {_gib(each.hbm_bytes_per_chip)} a chip"
+    if each.estimated_seconds is None:
+        return f"{'fits' if each.fits else 'does not fit'}, {size}"
+    return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 1024**2:.2f} MiB"
