@@ -169,7 +169,7 @@ def bench_training(
       remat: see :func:`prb_jax.models.decoder.rematerialised`.
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
-      mesh, dtype, attention: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.
     """
     loaded = load_for_bench(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
     workload = synthetic_workload(

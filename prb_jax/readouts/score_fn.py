@@ -42,7 +42,7 @@ def make_score_fn(
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.labels.choose_readout`.
       shardings: of a decoder's parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
-      attention: of a decoder, one of :data:`prb_jax.models.attention.choice.ATTENTIONS`.
+      attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
       CheckpointError, MeshError: these devices or this dtype have no such attention.

@@ -259,7 +259,7 @@ class TrainSettings:
         them, are read in turn. Of sources with splits it is "train".
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      steps: updates of the optimiser. More of them later lengthen the run: see `prb_jax.training.folder`.
+      steps: updates of the optimiser; a larger number later lengthens the run.
       seed: decides new weights and the order of the data.
       dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
