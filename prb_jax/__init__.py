@@ -16,8 +16,10 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
-    from prb_jax.scoring.evaluate import Evaluation, evaluate
-    from prb_jax.scoring.reward_model import RewardModel, load
+    from prb_jax.scoring.by_name import evaluate
+    from prb_jax.scoring.evaluate import Evaluation
+    from prb_jax.scoring.load import load
+    from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.training.train import TrainResult, train
 
@@ -34,9 +36,9 @@ _HOMES = {
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
-    "evaluate": "prb_jax.scoring.evaluate",
+    "evaluate": "prb_jax.scoring.by_name",
     "RewardModel": "prb_jax.scoring.reward_model",
-    "load": "prb_jax.scoring.reward_model",
+    "load": "prb_jax.scoring.load",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }

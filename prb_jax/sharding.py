@@ -263,25 +263,23 @@ def parameter_axes(place: str) -> tuple[str | None, ...]:
     return PARAMETER_AXES[place]
 
 
-def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh, *, prefix: str = "") -> dict[str, Any]:
-    """NamedSharding for every leaf of a nested dict of parameters.
+def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Return the NamedSharding of every leaf of a nested dict of parameters.
 
     Raises:
         MeshError: a mesh axis does not divide the dimension that it splits.
     """
-    shardings: dict[str, Any] = {}
-    for name, leaf in abstract.items():
-        place = f"{prefix}{name}"
-        if isinstance(leaf, Mapping):
-            shardings[name] = parameter_shardings(leaf, mesh, prefix=f"{place}/")
-            continue
+
+    def one(path: Any, leaf: Any) -> NamedSharding:
+        place = jax.tree_util.keystr(path, simple=True, separator="/")
         # Heads are small: every device has them whole.
         whole = place.startswith(("head/", "score_bias"))
         axes = (None,) * len(leaf.shape) if whole else parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
             _check_divides(place, leaf.shape, size, axis, mesh)
-        shardings[name] = NamedSharding(mesh, partition_spec(axes))
-    return shardings
+        return NamedSharding(mesh, partition_spec(axes))
+
+    return jax.tree.map_with_path(one, dict(abstract))
 
 
 def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:

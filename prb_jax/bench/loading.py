@@ -19,7 +19,8 @@ from rich.console import Group
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_model
 from prb_jax.report.style import results_table
 from prb_jax.sharding import parameter_shardings
 

@@ -15,12 +15,15 @@ import numpy as np
 from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
-from prb_jax.scoring.reward_model import RewardModel, make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
 from prb_jax.trees.tree import Tree
@@ -64,7 +67,7 @@ def load_for_bench(
 
     Args:
       model: a folder with weights; or a configuration, for random weights made on the devices.
-      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.load.load`.
     """
     config = model if isinstance(model, DecoderConfig) else load_config(model)
     devices = make_mesh(mesh)
@@ -93,16 +96,14 @@ def load_for_bench(
             model, config, dtype=kind, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
         ).params
     return RewardModel(
-        name=name,
-        config=config,
+        reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
         score_fn=score_fn,
-        tokenizer=cast(Any, None),
         mesh=devices,
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        wanted_attention=attention,
+        attention=choose_attention(devices, kind, attention).name,
     )
 
 

@@ -98,7 +98,7 @@ def bench_scoring(
       batch_tokens: padded tokens of a batch of ours.
       against: "transformers", "vllm" or None.
       against_sequences: conversations that the padded way scores a round.
-      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.load.load`.
 
     Yields:
       A result for each of `responses`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -29,7 +29,7 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
-from prb_jax.training.data import Examples, Order, choose_shapes
+from prb_jax.training.data import Examples, Order, shapes_of_steps
 from prb_jax.training.groups import split_params
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.settings import LossSettings
@@ -81,24 +81,24 @@ class TreeTrainer:
     """Our side: the step of `prb train` over a fixed set of pairs."""
 
     def __init__(
-        self, model: RewardModel, workload: Workload, *, tuning: Tuning, batch_tokens: int | None, remat: str
+        self,
+        model: RewardModel,
+        workload: Workload,
+        *,
+        tuning: Tuning,
+        batch_tokens: int | None,
+        remat: str,
+        attention: str = "auto",
     ) -> None:
         options = model.shape_options(batch_tokens)
         pairs = len(workload.trees)
         order = Order(pairs, pairs, seed=0)
         # As in training: a backward pass holds the activations of all layers.
-        shapes = choose_shapes(
-            workload.trees,
-            order,
-            steps=STEPS,
-            tokens=options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2,
-            divisor=options.divisor,
-            multiple=options.multiple,
-            max_buckets=_MAX_BUCKETS,
-            attention_length=options.attention_length,
-        )
+        tokens = options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2
+        options = replace(options, tokens_per_batch=tokens, max_buckets=_MAX_BUCKETS)
+        shapes = shapes_of_steps(workload.trees, order, steps=STEPS, options=options)
         self.trees = workload.trees
-        self.microbatches = shapes.deal(range(pairs), workload.trees)
+        self.microbatches = shapes.deal([tree.shape for tree in workload.trees], range(pairs))
         lora = LoraConfig()
         trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
         objective = RewardObjective(
@@ -108,7 +108,7 @@ class TreeTrainer:
             loss=LossSettings(),
             lora_scale=lora.scale if tuning == "lora" else 1.0,
             remat=remat,
-            attention=model.wanted_attention,
+            attention=attention,
         )
         self._step = make_reward_training(
             objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
@@ -169,7 +169,7 @@ def bench_training(
       remat: see :func:`prb_jax.models.decoder.rematerialised`.
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
-      mesh, dtype, attention: as in :func:`prb_jax.scoring.reward_model.load`.
+      mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.
     """
     loaded = load_for_bench(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
     workload = synthetic_workload(
@@ -181,7 +181,9 @@ def bench_training(
         longest=loaded.decoder.max_position_embeddings,
     )
     rival = _rival(loaded, against_pairs) if against else None
-    ours = TreeTrainer(loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat)
+    ours = TreeTrainer(
+        loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
+    )
     first = ours.run()
     compiles, peak = ours.compiles, measured_peak(loaded.dtype)
     their_first = rival.run(workload.trees) if rival else None

@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
         from prb_jax.report.table import render_summary
-        from prb_jax.scoring.evaluate import evaluate
+        from prb_jax.scoring.by_name import evaluate
 
         result = evaluate(
             options.model,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
 from prb_jax.checkpoints.locate import locate
@@ -19,15 +20,16 @@ from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
-from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_model
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.report.style import facts_table
-from prb_jax.scoring.inputs import read_inputs
-from prb_jax.scoring.readable import paper_remarks
+from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View, choose_view, length_limit, read_trained_view
+from prb_jax.text.view import View, ViewOptions, read_trained_view
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,22 +104,22 @@ def inspect_model(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
     chat = opened.chat()
-    prompts = load_prompts(folder.path, width=config.hidden_size)
-    reserved = 0 if prompts is None else prompts.table.shape[1]
-    trained = read_trained_view(folder.path)
-    asked: dict[str, Any] = {"profile_posts": profile_posts, "max_length": max_length}
-    context = config.max_position_embeddings
-    choose_view(trained, protocol=protocol, context=context, **asked).warn(folder.name)
+    saved = load_prompts(folder.path, width=config.hidden_size)
+    reader = Reader(
+        name=folder.name,
+        config=config,
+        tokenizer=chat,
+        labels_named=named,
+        prompts=None if saved is None else saved.prompts(first_id=config.vocab_size),
+        trained=read_trained_view(folder.path),
+    )
+    asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+    reader.view(asked)  # warns
+    protocols = list(TextProtocol) if protocol is None else [protocol]
     lengths = _lengths(
-        chat,
-        config,
-        views=[
-            choose_view(trained, protocol=each, **asked).view
-            for each in (list(TextProtocol) if protocol is None else [protocol])
-        ],
+        reader,
+        views=[reader.choose_view(replace(asked, protocol=each)).view for each in protocols],
         comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
-        reserved=reserved,
-        where=folder.name,
     )
     return {
         **model_facts(folder, config, weights),
@@ -127,7 +129,7 @@ def inspect_model(
         "context": f"{config.max_position_embeddings:,} tokens",
         **view_fact(folder),
         **lengths,
-        **({} if prompts is None else {"soft prompts": _users(prompts)}),
+        **({} if saved is None else {"soft prompts": _users(saved)}),
         **files_fact(weights),
         "in memory": _in_memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
@@ -141,9 +143,7 @@ def inspect_model(
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
-        "warnings": "\n".join(
-            [*_warnings(folder.path, found, chat), *paper_remarks(chat, config, named=named)]
-        )
+        "warnings": "\n".join([*_warnings(folder.path, found, chat), *reader.remarks(TextProtocol.PAPER)])
         or "none",
     }
 
@@ -214,22 +214,15 @@ def _users(prompts: SavedPrompts) -> str:
 
 
 def _lengths(
-    chat: ChatTokenizer,
-    config: DecoderConfig,
-    *,
-    views: Sequence[View],
-    comparisons: Sequence[Comparison] | None,
-    reserved: int,
-    where: str,
+    reader: Reader, *, views: Sequence[View], comparisons: Sequence[Comparison] | None
 ) -> dict[str, str]:
     """What happens to conversations that are too long; with comparisons, how often."""
     facts = {}
     for view in views:
         if comparisons is None:
-            limit = length_limit(view, context=config.max_position_embeddings, reserved=reserved, where=where)
-            facts[f"too long, {view.protocol}"] = length_rule(view.protocol, limit=limit)
+            facts[f"too long, {view.protocol}"] = length_rule(view.protocol, limit=reader.limit(view))
             continue
-        report = length_report(comparisons, chat, config, view=view, reserved=reserved, where=where)
+        report = length_report(comparisons, reader, view=view)
         facts[f"lengths, {view.protocol}"] = report.lengths
         facts[f"at {report.limit:,} tokens, {view.protocol}"] = report.effect
     return facts

@@ -10,7 +10,8 @@ from prb_jax.errors import CheckpointError
 from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, view_fact
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.readouts.open_model import LoadOptions, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_model
 from prb_jax.readouts.pooling import Pooling, read_pooling
 from prb_jax.readouts.resolve import class_names
 from prb_jax.text.tokenizer import open_tokenizer

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import listed
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.scoring.readable import check_readable
+from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import FACTS, TextProtocol
-from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View, length_limit
-from prb_jax.trees.encode import encode_each
+from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
@@ -78,45 +75,29 @@ class LengthReport:
         return "\n".join(said) or "nothing is cut"
 
 
-def length_report(
-    comparisons: Sequence[Comparison],
-    chat: ChatTokenizer,
-    config: DecoderConfig,
-    *,
-    view: View,
-    reserved: int = 0,
-    where: str,
-) -> LengthReport:
+def length_report(comparisons: Sequence[Comparison], reader: Reader, *, view: View) -> LengthReport:
     """Encodes the comparisons as scoring would, and counts.
 
     Args:
       comparisons: at least one.
-      chat: of the model.
-      config: of the model.
+      reader: of the model.
       view: what scoring would show.
-      reserved: tokens of soft prompts.
-      where: the model, for messages.
 
     Raises:
       DataError: what scoring would raise, but for responses that are too long.
     """
-    limit = length_limit(view, context=config.max_position_embeddings, reserved=reserved, where=where)
-
-    def encoded(length: int) -> list[Tree | TooLongError]:
-        shown = replace(view, max_length=length)
-        return list(encode_each(comparisons, chat, view=shown, pad_token_id=config.pad_token_id))
-
+    limit = reader.limit(view)
     whole = [
         len(tree.prefix) + max(len(response) for response in tree.responses)
-        for tree in encoded(_NO_LIMIT)
+        for tree in reader.encode_each(comparisons, view=view, limit=_NO_LIMIT)
         if isinstance(tree, Tree)
     ]
     cuts, refused = [], []
-    for comparison, tree in zip(comparisons, encoded(limit), strict=True):
+    for comparison, tree in zip(comparisons, reader.encode_each(comparisons, view=view), strict=True):
         if isinstance(tree, TooLongError):
             refused.append(comparison.id)
         else:
-            check_readable(comparison, tree, config, name=where)
+            reader.check_readable(comparison, tree)
             cuts.append(tree.truncation)
     return LengthReport(
         view=view,

@@ -40,16 +40,24 @@ class StepRows:
     slots: np.ndarray
 
 
-class Method(Protocol):
+class UserTokens(Protocol):
+    """Tokens that stand for the user in front of a tree."""
+
+    @property
+    def tokens(self) -> int:
+        """The positions that they take in front of every prefix."""
+        ...
+
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+        """Return the trees as the model sees them, with the tokens of their comparison's user in front."""
+        ...
+
+
+class Method(UserTokens, Protocol):
     """A method of personalisation, in training.
 
     Functions of a state are pure: they are called inside ``jax.jit``.
     """
-
-    @property
-    def tokens(self) -> int:
-        """The positions that the method takes in front of every prefix."""
-        ...
 
     @property
     def users(self) -> tuple[str, ...]:
@@ -59,10 +67,6 @@ class Method(Protocol):
     @property
     def shardings(self) -> dict[str, NamedSharding]:
         """One sharding for each entry of the state."""
-        ...
-
-    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
-        """The trees as the model sees them in training, with what stands for their users."""
         ...
 
     def start(self, embedding: jax.Array) -> MethodState:

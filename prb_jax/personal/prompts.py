@@ -41,8 +41,8 @@ class UserPrompts:
     tokens: int
     first_id: int
 
-    def attach(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
-        """The trees with the soft prompt of their comparison's user in front."""
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+        """Return the trees with the soft prompt of their comparison's user in front."""
         within = np.arange(self.tokens, dtype=np.int32)
         starts = self.first_id + self.tokens * self.users.rows(comparisons)
         return [_prefixed(tree, start + within) for tree, start in zip(trees, starts, strict=True)]
@@ -93,6 +93,10 @@ class SavedPrompts:
 
     users: Users
     table: np.ndarray
+
+    def prompts(self, *, first_id: int) -> UserPrompts:
+        """Return how trees begin where the table's rows follow as ids from `first_id` on."""
+        return UserPrompts(self.users, tokens=self.table.shape[1], first_id=first_id)
 
 
 def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:

@@ -18,7 +18,7 @@ from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_tok
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.labels import choose_readout
-from prb_jax.scoring.reward_model import make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import Tuning
 from prb_jax.training.groups import split_params
@@ -73,7 +73,7 @@ class Program:
 def scoring_program(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
 ) -> Program:
-    """The scorer of :func:`prb_jax.scoring.reward_model.make_score_fn` and a batch of one shape.
+    """The scorer of :func:`prb_jax.readouts.score_fn.make_score_fn` and a batch of one shape.
 
     Args:
       quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.

@@ -16,26 +16,13 @@ from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
 from prb_jax.models.config.shared import choose_dtype
 from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.pairs import open_pair_model
 from prb_jax.readouts.registry import ModelRow
 from prb_jax.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """The choices of a user who opens a model; :func:`prb_jax.load` says what each one means."""
-
-    mesh: str | Mesh | None = None
-    dtype: str | None = None
-    revision: str | None = None
-    chat_template: str | None = None
-    readout: str | None = None
-    tokenizer: str | Path | None = None
-    quantize: str | None = None
-    attention: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +127,7 @@ class OpenedModel:
 
 
 def open_model(
-    model: str | Path | ModelFolder, options: LoadOptions = LoadOptions(), *, new_head: bool = False
+    model: str | Path | ModelFolder, options: LoadOptions, *, new_head: bool = False
 ) -> OpenedModel:
     """Open a reward model; headers of weights may be read, and no weights.
 

@@ -6,7 +6,6 @@ sequence, prefix and response side by side, is one run of columns, so that batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.encoder_map import EncoderFolder, encoder_shardings, match_encoder
+from prb_jax.checkpoints.encoder_map import EncoderFolder, match_encoder
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import read_raw_config
@@ -23,9 +22,8 @@ from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
 from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.models.tree_states import TreeStates
 from prb_jax.readouts.heads import Pooled
-from prb_jax.readouts.labels import READOUTS, read_out
+from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
-from prb_jax.sharding import batch_sharding, replicated
 from prb_jax.trees.batches import TreeBatch
 
 
@@ -105,20 +103,6 @@ def score_pairs(
     )
     first = lax.map(first_state, responses).swapaxes(0, 1)
     return config.head(params, TreeStates(first, batch, lambda x: x, at_reads=True))
-
-
-def make_pair_score_fn(
-    config: EncoderConfig, *, mesh: Mesh, dtype: jnp.dtype, readout: str = "logit"
-) -> Callable[[Params, TreeBatch], jax.Array]:
-    """The jitted scorer: (params, TreeBatch) -> rewards float32 [B, K], the same on every device."""
-
-    def score(params: Params, batch: TreeBatch) -> jax.Array:
-        return read_out(score_pairs(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
-
-    batches = TreeBatch(*(batch_sharding(mesh, rank) for rank in (2, 1, 3, 2, 2)))  # pyright: ignore[reportArgumentType]
-    return jax.jit(
-        score, in_shardings=(encoder_shardings(config, mesh), batches), out_shardings=replicated(mesh)
-    )
 
 
 def _row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:

@@ -371,7 +371,4 @@ REGISTRY: tuple[ModelRow, ...] = (
     ModelRow(name="linear", models=("any other *ForSequenceClassification",), head=LINEAR),
 )
 
-PLACEHOLDERS = ("image_token_id", "video_token_id")
-"""Fields of ``config.json`` with the ids that stand for what is not text."""
-
 ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}

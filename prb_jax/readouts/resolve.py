@@ -19,8 +19,8 @@ from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
 from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import TOGETHER, Steps
 from prb_jax.readouts.labels import READOUTS
-from prb_jax.readouts.registry import PLACEHOLDERS, REGISTRY, ROWS, ModelRow
-from prb_jax.text.rules import TextRules
+from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
+from prb_jax.text.rules import PLACEHOLDERS, TextRules
 
 _VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
 

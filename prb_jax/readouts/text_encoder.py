@@ -23,7 +23,7 @@ from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.readouts.pooling import Pooling, pool, read_pooling
 from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
 from prb_jax.text.tokenizer import added_tokens, open_tokenizer, tokenize
-from prb_jax.trees.length_batches import LengthBatch, plan_lengths
+from prb_jax.trees.shapes import DealtBatch, ShapeOptions, fixed_shapes, length_steps
 
 EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
 
@@ -101,27 +101,23 @@ class TextEncoder:
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids, truncated = self._tokenise(list(distinct))
         shards = mesh_shape(self.mesh).batch_shards
-        plan = plan_lengths(
-            [len(row) for row in ids],
-            limit=self.max_length,
-            tokens_per_batch=shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024),
-            divisor=shards,
-        )
+        tokens = shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024)
+        batches = deal_texts([len(row) for row in ids], limit=self.max_length, tokens=tokens, divisor=shards)
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
-        waiting: deque[tuple[LengthBatch, jax.Array]] = deque()
-        for batch in plan:
+        waiting: deque[tuple[DealtBatch, jax.Array]] = deque()
+        for batch in batches:
             waiting.append((batch, self._dispatch(batch, ids)))
-            while len(waiting) > (IN_FLIGHT if batch is not plan[-1] else 0):
+            while len(waiting) > (IN_FLIGHT if batch is not batches[-1] else 0):
                 done = _collect(waiting, vectors)
                 advance(len(done), sum(len(ids[index]) for index in done))
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
-        shapes = tuple(dict.fromkeys((batch.rows, batch.length) for batch in plan))
+        shapes = tuple(dict.fromkeys((batch.rows, batch.bucket.tokens) for batch in batches))
         return Embeddings(
             vectors[places],
             truncated[places],
             shapes,
             tokens=sum(map(len, ids)),
-            padded_tokens=sum(batch.rows * batch.length for batch in plan),
+            padded_tokens=sum(batch.rows * batch.bucket.tokens for batch in batches),
         )
 
     def _tokenise(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -143,10 +139,10 @@ class TextEncoder:
             )
         return rows, truncated
 
-    def _dispatch(self, batch: LengthBatch, ids: Sequence[np.ndarray]) -> jax.Array:
-        tokens = np.zeros((batch.rows, batch.length), np.int32)
+    def _dispatch(self, batch: DealtBatch, ids: Sequence[np.ndarray]) -> jax.Array:
+        tokens = np.zeros((batch.rows, batch.bucket.tokens), np.int32)
         lengths = np.zeros((batch.rows,), np.int32)
-        for row, index in enumerate(batch.indices):
+        for row, index in enumerate(batch.members):
             tokens[row, : len(ids[index])] = ids[index]
             lengths[row] = len(ids[index])
         return self.embed_fn(
@@ -156,11 +152,22 @@ class TextEncoder:
         )
 
 
-def _collect(waiting: deque[tuple[LengthBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
+def deal_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int) -> list[DealtBatch]:
+    """Batches of texts of similar length: trees of one response, none longer than `limit`."""
+    options = ShapeOptions(tokens_per_batch=tokens, divisor=divisor)
+    shapes = fixed_shapes([0], [1], length_steps(limit), options=options, fill=True)
+    # The longest first, so that texts of like length fill up a batch, and one batch at most stays partly empty.
+    longest_first = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    table = np.ones((len(lengths), 3), np.int64)
+    table[:, 0], table[:, 2] = 0, np.asarray(lengths)[longest_first]
+    return shapes.deal(table, longest_first.tolist())
+
+
+def _collect(waiting: deque[tuple[DealtBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
     """Waits for the oldest batch, puts its vectors in place and returns which texts they are of."""
     batch, found = waiting.popleft()
-    vectors[list(batch.indices)] = np.asarray(found)[: len(batch.indices)]
-    return batch.indices
+    vectors[list(batch.members)] = np.asarray(found)[: len(batch.members)]
+    return batch.members
 
 
 def load_text_encoder(

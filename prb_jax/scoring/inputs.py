@@ -1,18 +1,11 @@
-"""The comparisons of one evaluation: from files, benchmarks or Python, with proof of what they were."""
+"""The comparisons of one evaluation, with proof of what they were."""
 
-import contextlib
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.records import Records, digest, given_rows, read_records
-from prb_jax.errors import DataError, quote, short_repr
-
-Data = str | Path | Sequence[str | Path] | Records
+from prb_jax.errors import DataError, short_repr
 
 
 @dataclass(frozen=True)
@@ -26,6 +19,7 @@ class Inputs:
         comparisons given from Python.
       subset: which subset of the sources was asked for.
       benchmarks: positions of the comparisons of each benchmark that the sources name.
+      describe: gives what a named source is made of now.
     """
 
     comparisons: list[Comparison]
@@ -33,56 +27,18 @@ class Inputs:
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    describe: Callable[[str], Mapping[str, Any]] = field(kw_only=True, repr=False)
 
     __repr__ = short_repr
 
-
-def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
-    """Reads what is to be scored.
-
-    Args:
-      data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
-        the records themselves.
-      subset: reads one subset of the named sources.
-      limit: reads at most so many comparisons, of each source.
-
-    Raises:
-      DataError: what `read_comparisons` raises; no comparison at all; one without labels; an id
-        given twice, naming both places.
-    """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
-    names, given = _split(data)
-    benchmarks: dict[str, list[int]] = {}
-    if given is not None:
-        if subset is not None:
-            raise DataError("subset: applies to named sources, not to comparisons given from Python")
-        found = list(islice(read_records(given_rows(given)), limit))
-        comparisons, places = [each.comparison for each in found], [each.where for each in found]
-        sources: dict[str, Mapping[str, Any]] = {}
-    else:
-        from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
-
-        comparisons, places, sources = [], [], {}
-        for name in names:
-            # Described first: a file that changes while it is read is then found out at the end.
-            sources[name] = describe_source(name)
-            with _no_garbage_collection():
-                part = read_comparisons(name, subset=subset, limit=limit)
-            if (benchmark := benchmark_of(name)) is not None:
-                positions = range(len(comparisons), len(comparisons) + len(part))
-                benchmarks.setdefault(benchmark, []).extend(positions)
-            comparisons += part
-            places += [name] * len(part)
-    _check(comparisons, places)
-    hashed = bool(sources) and all(source.get("files") for source in sources.values())
-    return Inputs(
-        comparisons=comparisons,
-        sha256=None if hashed else digest(comparisons),
-        sources=sources,
-        subset=subset,
-        benchmarks=benchmarks,
-    )
+    def to_json(self) -> dict[str, Any]:
+        """Return what `run.json` says of them."""
+        return {
+            "sources": list(self.sources.values()),
+            "subset": self.subset,
+            "comparisons": len(self.comparisons),
+            "sha256": self.sha256,
+        }
 
 
 def check_unchanged(inputs: Inputs) -> None:
@@ -91,11 +47,9 @@ def check_unchanged(inputs: Inputs) -> None:
     Raises:
       DataError: a source vanished or changed since, so the scores would be of data nobody has.
     """
-    from prb_jax.sources.reading import describe_source
-
     for name, before in inputs.sources.items():
         try:
-            after = describe_source(name)
+            after = inputs.describe(name)
         except DataError as error:
             raise DataError(
                 f"{name}: vanished while it was being scored ({error}); the scores so far are kept: put it "
@@ -106,56 +60,3 @@ def check_unchanged(inputs: Inputs) -> None:
                 f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
                 f"old contents: put those back to finish the run, or start again in another folder"
             )
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Records are no garbage: looking through them again and again doubles the time of reading."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _split(data: Data) -> tuple[list[str], Records | None]:
-    """Names of sources, or the records themselves."""
-    if isinstance(data, str | Path):
-        return [str(data)], None
-    if isinstance(data, Comparison | Mapping) or hasattr(data, "__arrow_c_stream__"):
-        return [], cast("Records", data)
-    if not isinstance(data, Iterable):
-        return [], cast("Records", data)  # refused where records are read
-    items = iter(data)  # an endless one is read no further than asked for
-    first = list(islice(items, 1))
-    if not first or not isinstance(first[0], str | Path):
-        return [], cast("Records", chain(first, items))
-    names: list[str] = []
-    for position, name in enumerate(chain(first, items)):
-        if not isinstance(name, str | Path):
-            raise DataError(
-                f"position {position}: expected the name of a source, found {type(name).__name__}"
-            )
-        if str(name) in names:
-            raise DataError(f"{name}: given twice as a source")
-        names.append(str(name))
-    return names, None
-
-
-def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
-    if not comparisons:
-        raise DataError("nothing to score: expected at least one comparison")
-    seen: dict[str, str] = {}
-    for comparison, place in zip(comparisons, places, strict=True):
-        if comparison.labels is None:
-            raise DataError(
-                f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"
-            )
-        if comparison.id in seen:
-            raise DataError(
-                f"comparison id {quote(comparison.id)} occurs twice: in {seen[comparison.id]} and in {place}; "
-                f"ids must be distinct within one run"
-            )
-        seen[comparison.id] = place

@@ -1,6 +1,6 @@
 """What quantising a model changes in its scores: the part of an evaluation that compares the two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prb_jax.errors import RunError
@@ -27,11 +27,6 @@ def check_reference(reference: bool | None, *, quantize: str | None) -> None:
         raise RunError(
             "reference: is about a model that this evaluation quantises, and needs quantize (--quantize)"
         )
-
-
-def without_quantization(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of the same model, unquantised."""
-    return {key: value for key, value in identity.items() if key != "quantize"}
 
 
 def quantization_figures(

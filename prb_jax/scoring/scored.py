@@ -1,15 +1,20 @@
 """What a scorer is to the rest: an identity, and a stream of scored batches."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
-from prb_jax.text.view import ChosenView, View
+from prb_jax.text.view import View
 from prb_jax.trees.tree import Truncation
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -59,39 +64,16 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class KnowsView(Protocol):
-    """A scorer that knows the view it was trained with."""
+class ReadsTokens(Protocol):
+    """A scorer of a model that reads tokens, and so has a length limit, and perhaps a view that it was trained with."""
 
-    def choose_view(
-        self, *, profile_posts: int | None, protocol: str | None, max_length: int | None
-    ) -> ChosenView:
-        """Return what it is shown where this is asked for; None asks for nothing."""
+    @property
+    def reader(self) -> Reader:
+        """How comparisons are read for it."""
         ...
 
     def accepting(self, view: View) -> Scorer:
         """Return the same scorer, which does not warn of this view again."""
-        ...
-
-
-@runtime_checkable
-class Remarks(Protocol):
-    """A scorer that does something under a protocol that its user should know of."""
-
-    def remarks(self, *, protocol: str) -> list[str]:
-        """Sentences to show and to record.
-
-        Raises:
-          CheckpointError: this protocol cannot be followed.
-        """
-        ...
-
-
-@runtime_checkable
-class KnowsUsers(Protocol):
-    """A scorer that was trained on single users."""
-
-    def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
-        """How many users among those of the comparisons it was not trained on; None if it knows no users."""
         ...
 
 

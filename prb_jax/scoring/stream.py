@@ -2,7 +2,8 @@
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. Of several processes each tokenises a part of a window, and
-all get the whole, so that all plan the same batches.
+all get the whole, so that all deal the same batches. Windows and shapes depend on the whole input and on the
+options alone, not on what is already scored.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.scoring.plan import (
-    WINDOW,
-    ShapeOptions,
-    choose,
-    plan_window,
-    sample_indices,
-    windows,
-)
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts
-from prb_jax.trees.batches import PlannedBatch, TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
+
+FIRST_WINDOW = 512
+"""Comparisons of the first window: few, so that the device starts early."""
+
+WINDOW = 4096
+"""Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
+
+SAMPLE = 512
+"""Comparisons whose lengths decide the shapes."""
 
 IN_FLIGHT = 2
 """Batches given to the device and not yet read back: one that runs, one that waits."""
@@ -39,9 +41,20 @@ Skip = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True)
 class _Pending:
-    planned: PlannedBatch
+    indices: tuple[int, ...]
     trees: list[Tree]
     scores: jax.Array
+
+
+def windows(count: int) -> list[range]:
+    """The input in consecutive parts; each is tokenised while the one before it is scored."""
+    starts = [0, *range(FIRST_WINDOW, count, WINDOW)]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], count]) if start < stop]
+
+
+def sample_indices(count: int) -> list[int]:
+    """Evenly spaced members of the input, at most :data:`SAMPLE`."""
+    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})
 
 
 def stream_scores(
@@ -53,7 +66,7 @@ def stream_scores(
     skip: Skip = lambda indices: False,
     divide: bool = True,
 ) -> Iterator[ScoredBatch]:
-    """Scores every comparison once; batches come in the order of the plan.
+    """Scores every comparison once; a window's batches come the largest shapes first.
 
     Args:
       comparisons: what to score.
@@ -80,7 +93,7 @@ def stream_scores(
                 return encode([comparisons[index] for index in indices])
             return encode_part(comparisons, indices, encode)
 
-        buckets, known = _choose_buckets(len(comparisons), part_of, options, skip)
+        shapes, known = _choose_shapes(len(comparisons), part_of, options, skip)
         wanted = [part for part in parts if not skip(part)]
         encoded: deque[Future[Part]] = deque()
         upcoming = iter(wanted)
@@ -99,19 +112,12 @@ def stream_scores(
                     zip(_missing(part, known), gather_parts(encoded.popleft().result()), strict=True)
                 )
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
-                plan = plan_window(
-                    [tree.shape for tree in trees],
-                    buckets,
-                    start=part.start,
-                    options=options,
-                    whole=len(parts) == 1,
-                )
-                for planned in plan:
-                    if skip(planned.indices):
+                for dealt in shapes.deal([tree.shape for tree in trees], part):
+                    if skip(dealt.members):
                         continue
-                    rows = [trees[index - part.start] for index in planned.indices]
-                    batch = make_batch(rows, planned.bucket, batch=planned.batch)
-                    waiting.append(_Pending(planned, rows, dispatch(batch)))
+                    rows = [trees[index - part.start] for index in dealt.members]
+                    batch = make_batch(rows, dealt.bucket, batch=dealt.rows)
+                    waiting.append(_Pending(dealt.members, rows, dispatch(batch)))
                     while len(waiting) > IN_FLIGHT:
                         yield _finish(waiting.popleft())
             while waiting:
@@ -121,18 +127,22 @@ def stream_scores(
                 future.cancel()
 
 
-def _choose_buckets(
+def _choose_shapes(
     count: int, part_of: Callable[[Sequence[int]], Part], options: ShapeOptions, skip: Skip
-) -> tuple[Sequence[Bucket], dict[int, Tree]]:
+) -> tuple[Shapes, dict[int, Tree]]:
     """Shapes from a sample, and the sample's trees, which need not be encoded again."""
     if skip(range(count)):
-        return (), {}
+        return Shapes({}, options), {}
     sample = sample_indices(count)
     trees = gather_parts(part_of(sample))
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.
     repeat = max(1, min(count, WINDOW) // len(sample))
-    chosen = choose([tree.shape for tree in trees] * repeat, options=options)
-    return chosen.buckets, dict(zip(sample, trees, strict=True))
+    shapes = choose_shapes(
+        [tree.shape for tree in trees] * repeat,
+        options=options,
+        together=[sample] if len(windows(count)) == 1 else (),
+    )
+    return shapes, dict(zip(sample, trees, strict=True))
 
 
 def _missing(part: range, known: Mapping[int, Tree]) -> list[int]:
@@ -143,7 +153,7 @@ def _finish(pending: _Pending) -> ScoredBatch:
     """Waits for a batch and takes out the real rows and responses."""
     scores = np.asarray(pending.scores, np.float32)
     return ScoredBatch(
-        indices=pending.planned.indices,
+        indices=pending.indices,
         scores=[scores[row, : len(tree.responses)].copy() for row, tree in enumerate(pending.trees)],
         tokens=[tree.tokens for tree in pending.trees],
         truncation=[tree.truncation for tree in pending.trees],

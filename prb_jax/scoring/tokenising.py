@@ -1,6 +1,6 @@
 """Tokenising by several processes: each does its part, and all get every tree.
 
-Batches are planned from the lengths of all trees, and by every process alike, so all need them; token ids are
+Batches are dealt from the lengths of all trees, and by every process alike, so all need them; token ids are
 small beside the work of making them.
 """
 

@@ -7,34 +7,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.scored import Scorer
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
 
 LEFT_OUT = "left_out.jsonl"
 LEFT_OUT_DEFINITION = (
     f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
     f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
 )
-
-
-@runtime_checkable
-class MeasuresLength(Protocol):
-    """A scorer with a length limit."""
-
-    def too_long(
-        self, comparisons: Sequence[Comparison], *, protocol: str, max_length: int | None
-    ) -> list[TooLongError]:
-        """Why each of those comparisons cannot be scored that have a response longer than the limit allows."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class LeftOut:
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def check_too_long(too_long: str, scorer: Scorer, *, view: View) -> None:
+def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
     """Refuses a choice that there is not, or that could not change anything.
 
     Raises:
@@ -93,18 +83,17 @@ def check_too_long(too_long: str, scorer: Scorer, *, view: View) -> None:
         raise RunError(
             f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
         )
-    if not isinstance(scorer, MeasuresLength):
+    if reader is None:
         raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
 
 
-def leave_out(inputs: Inputs, scorer: Scorer, *, view: View) -> tuple[Inputs, LeftOut]:
-    """The inputs without what is too long for the scorer, and what that is.
+def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, LeftOut]:
+    """The inputs without what is too long for the model, and what that is.
 
     Raises:
       DataError: nothing would be left.
     """
-    assert isinstance(scorer, MeasuresLength)
-    reasons = scorer.too_long(inputs.comparisons, protocol=view.protocol.value, max_length=view.max_length)
+    reasons = reader.too_long(inputs.comparisons, view=view)
     if len(reasons) == len(inputs.comparisons):
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
     dropped = {each.comparison.id for each in reasons}

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError
 
+PLACEHOLDERS = ("image_token_id", "video_token_id")
+"""Fields of ``config.json`` with the ids that stand for what is not text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextRules:

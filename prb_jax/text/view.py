@@ -49,6 +49,20 @@ class View:
         return f"profile posts {self.profile_posts}, protocol {self.protocol}, max length {length}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """The choices of a caller; None where the caller asks for nothing.
+
+    Attributes:
+      profile_posts, max_length: as of a :class:`View`.
+      protocol: the name of one.
+    """
+
+    profile_posts: int | None = None
+    protocol: str | None = None
+    max_length: int | None = None
+
+
 @dataclass(frozen=True)
 class TrainedView:
     """The view that a model was trained with.
@@ -135,29 +149,24 @@ class ChosenView:
 
 
 def choose_view(
-    trained: TrainedView | None,
-    *,
-    profile_posts: int | None = None,
-    protocol: str | None = None,
-    max_length: int | None = None,
-    context: int | None = None,
+    trained: TrainedView | None, options: ViewOptions = ViewOptions(), *, context: int | None = None
 ) -> ChosenView:
     """Return the view of what is given, else of what the model was trained with, else of the general defaults.
 
     Args:
       trained: of the model, where it is known.
-      profile_posts, protocol, max_length: what the caller asks for; None for nothing.
+      options: what the caller asks for.
       context: tokens that the model was made for: as a limit they are no override of "the model's own".
 
     Raises:
       DataError: a protocol that there is not, or a number that is too small.
     """
-    rules = None if protocol is None else parse_protocol(protocol)
+    rules = None if options.protocol is None else parse_protocol(options.protocol)
     if trained is None:
         rules = rules or TextProtocol.DEFAULT
-        posts = DEFAULT_PROFILE_POSTS[rules] if profile_posts is None else profile_posts
-        return ChosenView(View(posts, rules, max_length))
-    given = {"profile_posts": profile_posts, "protocol": rules, "max_length": max_length}
+        posts = DEFAULT_PROFILE_POSTS[rules] if options.profile_posts is None else options.profile_posts
+        return ChosenView(View(posts, rules, options.max_length))
+    given = {**asdict(options), "protocol": rules}
     before = trained.view
     view = replace(before, **{name: value for name, value in given.items() if value is not None})
     differing = {name for name in given if getattr(view, name) != getattr(before, name)}

@@ -17,7 +17,8 @@ from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts import LAYOUTS
-from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.standard import (
     as_standard,
     as_value_head,

@@ -9,36 +9,20 @@ another number of processes sees the same comparisons in the same steps.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket, batch_size, choose_buckets
+from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
 _STEPS_SIMULATED = 64
-_OVERHEAD_TOKENS = 256
+_BATCH_COST = 256
 """What starting one more microbatch costs, in tokens."""
-_COMPILE_TOKENS = 32_768
-"""What one more shape costs, in tokens of forward and backward."""
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """One call of `accumulate`.
-
-    Attributes:
-      bucket: its shape; rows: its number of rows B.
-      members: indices of its comparisons, at most `rows`.
-    """
-
-    bucket: Bucket
-    rows: int
-    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,82 +62,20 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(generator.random(count), kind="stable")
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Fixed shapes (bucket, rows), the largest bucket first."""
-
-    buckets: tuple[tuple[Bucket, int], ...]
-    attention_length: int = 8_192
-
-    def deal(self, members: Sequence[int], trees: Sequence[Tree]) -> list[Microbatch]:
-        """Microbatches for some of the trees: each goes to the smallest bucket that holds it, and rows
-        left over in a larger bucket are filled from the smaller ones."""
-        waiting: list[list[int]] = [[] for _ in self.buckets]
-        for member in members:
-            fitting = [b for b, (bucket, _) in enumerate(self.buckets) if bucket.fits(trees[member].shape)]
-            waiting[fitting[-1]].append(member)
-        dealt: list[Microbatch] = []
-        for b, (bucket, rows) in enumerate(self.buckets):
-            own = waiting[b]
-            for start in range(0, len(own), rows):
-                taken = own[start : start + rows]
-                for smaller in waiting[b + 1 :]:
-                    while smaller and len(taken) < rows and bucket.fits(trees[smaller[0]].shape):
-                        taken.append(smaller.pop(0))
-                dealt.append(Microbatch(bucket, rows, tuple(taken)))
-        return dealt
-
-
-def choose_shapes(
-    trees: Sequence[Tree],
-    order: Order,
-    *,
-    steps: int,
-    tokens: int,
-    divisor: int,
-    multiple: int,
-    max_buckets: int,
-    attention_length: int,
-) -> Shapes:
-    """Shapes for these trees: buckets by their lengths, rows by what steps of this order hold.
+def shapes_of_steps(trees: Sequence[Tree], order: Order, *, steps: int, options: ShapeOptions) -> Shapes:
+    """Shapes of microbatches for these trees: buckets by their lengths, rows by what steps of this order hold.
 
     Args:
       steps: of the run: the longer it is, the more shapes pay for their compile.
-      tokens: most padded tokens of a microbatch, where `divisor` rows allow it.
-      divisor: rows are a multiple of it: the parts into which the mesh splits a batch.
-      multiple: of P and R.
-      max_buckets: most shapes.
-      attention_length: context length at which attention costs as much as the rest of the model.
+      options: with the most padded tokens of a microbatch and the most shapes.
     """
-    shapes = [tree.shape for tree in trees]
-    chosen = choose_buckets(
-        shapes,
-        multiple=multiple,
-        max_buckets=max_buckets,
-        compile_cost_tokens=_COMPILE_TOKENS * order.count / (steps * order.per_step),
-        attention_length=attention_length,
-        tokens_per_batch=tokens,
-        divisor=divisor,
+    options = replace(
+        options,
+        compile_cost=options.compile_cost * order.count / (steps * order.per_step),
+        batch_cost=_BATCH_COST,
     )
-    counts = np.zeros((_STEPS_SIMULATED, len(chosen.buckets)), np.int64)
-    for step in range(_STEPS_SIMULATED):
-        np.add.at(counts[step], chosen.assignment[order.step(step)], 1)
-    sized = [
-        (bucket, _rows(bucket, counts[:, b], tokens=tokens, divisor=divisor))
-        for b, bucket in enumerate(chosen.buckets)
-    ]
-    # Largest first, so that a shape that does not fit in memory shows at once; `deal` relies on the order.
-    return Shapes(tuple(sorted(sized, key=lambda item: (-item[0].tokens, item[0]))))
-
-
-def _rows(bucket: Bucket, counts: np.ndarray, *, tokens: int, divisor: int) -> int:
-    """The number of rows that computes the fewest tokens over steps with so many members each."""
-    most = batch_size(bucket, tokens_per_batch=tokens, divisor=divisor)
-    largest = min(most, -(-max(int(counts.max()), 1) // divisor) * divisor)
-    sizes = np.arange(divisor, largest + 1, divisor)
-    batches = -(-counts[:, None] // sizes[None])
-    cost = (batches * (sizes * bucket.tokens + _OVERHEAD_TOKENS)).sum(axis=0)
-    return int(sizes[len(sizes) - 1 - cost[::-1].argmin()])  # of equals the largest
+    together = [order.step(step) for step in range(_STEPS_SIMULATED)]
+    return choose_shapes([tree.shape for tree in trees], options=options, together=together, fill=True)
 
 
 @dataclass(frozen=True)
@@ -172,7 +94,7 @@ class Examples:
     weights: np.ndarray
     rows: np.ndarray
 
-    def batch(self, microbatch: Microbatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
+    def batch(self, microbatch: DealtBatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
         """The arrays of one microbatch, on the host; rows that only fill up are masked.
 
         Args:
@@ -195,12 +117,3 @@ class Examples:
         trees = [self.trees[member] for member in microbatch.members]
         extras = Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users)
         return make_batch(trees, microbatch.bucket, batch=rows), extras
-
-
-def padding_share(steps: Iterator[Sequence[Microbatch]], trees: Sequence[Tree]) -> float:
-    """Share of the computed tokens that are padding, over some steps."""
-    real = computed = 0
-    for microbatches in steps:
-        computed += sum(one.rows * one.bucket.tokens for one in microbatches)
-        real += sum(trees[member].tokens for one in microbatches for member in one.members)
-    return 1.0 - real / computed if computed else 0.0

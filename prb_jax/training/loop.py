@@ -16,7 +16,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import Display
-from prb_jax.training.data import Examples, Order, Shapes
+from prb_jax.training.data import Examples, Order
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.objective import Extras
@@ -26,6 +26,7 @@ from prb_jax.training.trainer import Trainer
 from prb_jax.training.utilisation import device_peak, training_flops
 from prb_jax.training.validation import Validation, validate
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Loop:
         members = self.order.step(step)
         rows = self.trainer.method.rows_of_step(self.examples.rows, members, step=step)
         slots = dict(zip(members.tolist(), rows.slots.tolist(), strict=True))
-        microbatches = self.shapes.deal(members.tolist(), self.examples.trees)
+        lengths = [self.examples.trees[member].shape for member in members]
+        microbatches = self.shapes.deal(lengths, members.tolist())
         return _HostStep(
             members=members,
             rows=rows,

@@ -50,15 +50,15 @@ class LossSettings:
     """The loss of one comparison; see `prb_jax.training.losses`.
 
     Attributes:
-      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all ordered pairs (i labelled above j)
-        of a comparison; "plackett_luce" is -log of the probability of the whole ranking. They are the same for
-        two responses.
-      label_smoothing: probability that a label is the wrong way round, below 0.5.
-      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the ordered pairs (the square of the sum,
-        as TRL has it); None for none.
-      use_margin: a comparison's `margin` is subtracted from the difference of its rewards.
-      user_weights: each user weighs the same in the loss, however many comparisons are theirs; a
-        comparison without a user counts as a user of its own.
+      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all pairs of responses of a comparison in
+        which i has a higher label than j; "plackett_luce" is -log of the probability of the whole ranking. For two
+        responses they are equal.
+      label_smoothing: probability that a label is wrong, below 0.5.
+      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the same pairs, as in TRL: it keeps rewards
+        near 0. None leaves it out.
+      use_margin: subtracts the `margin` of a comparison from the difference of its rewards.
+      user_weights: gives every user the same weight in the loss, however many comparisons each has; a comparison
+        without a user counts as one user.
     """
 
     kind: Literal["bradley_terry", "plackett_luce"] = "bradley_terry"
@@ -130,9 +130,8 @@ class BatchSettings:
 
     Attributes:
       comparisons: comparisons in one step of the optimiser.
-      tokens: padded tokens computed at a time, for each part into which the mesh splits a batch; a
-        step is computed in as many parts as that takes. None chooses by device. Decides memory and
-        speed, not results.
+      tokens: most padded tokens of a microbatch, for each part into which the mesh splits a batch; a step is
+        computed in as many microbatches as it needs. None chooses by device. It decides memory and speed, not results.
       max_buckets: the most shapes of batches, and so compiles.
     """
 
@@ -260,7 +259,7 @@ class TrainSettings:
         them, are read in turn. Of sources with splits it is "train".
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      steps: updates of the optimiser. More of them later lengthen the run: see `prb_jax.training.folder`.
+      steps: updates of the optimiser; a larger number later lengthens the run.
       seed: decides new weights and the order of the data.
       dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.

@@ -23,7 +23,8 @@ from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LINEAR
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.open_model import LoadOptions, OpenedModel, open_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts

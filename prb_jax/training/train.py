@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from prb_jax.runs.progress import Display, show_progress
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, flat_settings, load_settings
-from prb_jax.training.data import Examples, Order, Shapes, choose_shapes
+from prb_jax.training.data import Examples, Order, shapes_of_steps
 from prb_jax.training.folder import (
     CHECKPOINTS,
     MODEL,
@@ -41,6 +41,7 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import Trainer, make_trainer
+from prb_jax.trees.shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -202,19 +203,15 @@ class _Run:
         )
 
     def _shapes(self, examples: Examples, order: Order) -> Shapes:
-        options = self.trainer.scorer.shape_options()
+        options = self.trainer.shape_options()
         # A backward pass holds the activations of all layers: less at a time than in scoring.
         given = self.settings.batch.tokens
         tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
-        return choose_shapes(
+        return shapes_of_steps(
             examples.trees,
             order,
             steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            tokens=tokens,
-            divisor=options.divisor,
-            multiple=options.multiple,
-            max_buckets=self.settings.batch.max_buckets,
-            attention_length=options.attention_length,
+            options=replace(options, tokens_per_batch=tokens, max_buckets=self.settings.batch.max_buckets),
         )
 
     def _finish(self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display) -> dict[str, Any]:

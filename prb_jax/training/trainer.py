@@ -18,10 +18,11 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.batch_shapes import shape_options
+from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
-from prb_jax.text.view import TrainedView, length_limit
+from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
@@ -39,6 +40,7 @@ from prb_jax.training.start import Start
 from prb_jax.training.step import TrainState
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree
 
 _SUMS = ("acc", "parts")
@@ -67,21 +69,8 @@ class Trainer:
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
         self.view = TrainedView(settings.view, settings.method)
-        text = settings.view
-        if self.method.tokens:
-            context = start.config.max_position_embeddings
-            room = length_limit(text, context=context, reserved=self.method.tokens, where=start.name)
-            text = dataclasses.replace(text, max_length=room)
-        self.scorer = RewardModel(
-            name=start.name,
-            config=start.config,
-            params={},
-            score_fn=self._rewards,
-            tokenizer=start.tokenizer,
-            mesh=mesh,
-            dtype=settings.dtype,
-            readout="logit",
-            trained=dataclasses.replace(self.view, view=text),
+        self.reader = Reader(
+            name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
         )
 
     @property
@@ -146,15 +135,19 @@ class Trainer:
         for batch in stream_scores(
             comparisons,
             encode=lambda part: [self._trees[id(one)] for one in part],
-            dispatch=lambda batch: self._rewards({}, batch),
-            options=self.scorer.shape_options(self.settings.batch.tokens),
+            dispatch=self._rewards,
+            options=self.shape_options(self.settings.batch.tokens),
             divide=False,
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores
 
-    def _rewards(self, _: Params, batch: TreeBatch) -> jax.Array:
+    def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
+        """Return how batches are shaped in scoring."""
+        return shape_options(self.start.config, self.mesh, batch_tokens)
+
+    def _rewards(self, batch: TreeBatch) -> jax.Array:
         """float32 [B, K] for a batch of the host."""
         assert self._frozen is not None
         rows, responses = batch.response_lengths.shape
@@ -207,7 +200,7 @@ class Trainer:
         )
 
     def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        return self.method.encode(self.scorer.encode(comparisons), comparisons)
+        return self.reader.encode(comparisons, view=self.settings.view)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         settings = self.settings

@@ -253,7 +253,10 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
         main([*given, "--unknown"])
     capsys.readouterr()
     assert main(["train", "--show-config", "steps=3"]) == 0  # neither CONFIG nor --out nor a model
-    assert "\n# Updates of the optimiser.\nsteps: 3\n" in capsys.readouterr().out
+    assert (
+        "\n# Updates of the optimiser; a larger number later lengthens the run.\nsteps: 3\n"
+        in capsys.readouterr().out
+    )
     assert main(["train", "--show-config", "optimizer.lr=1"]) == 2
     assert "did you mean 'optimizer.learning_rate'?" in capsys.readouterr().err
     for words, missing in ((["steps=3"], "CONFIG, --out"), (["configs/bt_user_blind.py"], "--out")):

@@ -22,7 +22,7 @@ from prb_jax.models.decoder import (
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import PARAMETER_AXES
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.compiled_shapes import largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES

@@ -17,7 +17,7 @@ from prb_jax.models.decoder import decode_tree, decode_tree_keeping
 from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.tiny_models import TINY_FAMILIES
 

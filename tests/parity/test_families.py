@@ -10,7 +10,7 @@ from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.dense import reference_attention
 from tests.parity.oracle import transformers_scores

@@ -22,7 +22,7 @@ from prb_jax.readouts.registry import ROWS
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.parity.reward_models import CASES, TOGETHER, RowCase, sequences, steps, write_case
 

@@ -57,7 +57,7 @@ def model(folder: Path) -> Any:
 def test_trees_begin_with_the_ids_of_their_user() -> None:
     prompts = UserPrompts(USERS, tokens=TOKENS, first_id=100)
     trees = [build_tree([[7, 8, 1], [7, 8, 2, 3]]) for _ in range(4)]
-    found = prompts.attach(trees, [of_user(i, user) for i, user in enumerate(("ben", "ada", None, "zoe"))])
+    found = prompts.encode(trees, [of_user(i, user) for i, user in enumerate(("ben", "ada", None, "zoe"))])
     assert [tree.prefix.tolist() for tree in found] == [
         [106, 107, 108, 7, 8],
         [103, 104, 105, 7, 8],
@@ -152,8 +152,10 @@ def test_an_unknown_user_is_the_generic_one_and_is_counted(model) -> None:
     ada, ben, unknown, nobody = model.score([of_user(5, user) for user in asked])
     np.testing.assert_array_equal(unknown, nobody)
     assert min(np.abs(ada - ben).max(), np.abs(ada - nobody).max(), np.abs(ben - nobody).max()) > 1e-2
-    assert model.unknown_users([of_user(i, user) for i, user in enumerate((*asked, "zoe", "yan"))]) == 2
-    assert model.unknown_users([of_user(0, "ada")]) == 0
+    assert (
+        model.reader.unknown_users([of_user(i, user) for i, user in enumerate((*asked, "zoe", "yan"))]) == 2
+    )
+    assert model.reader.unknown_users([of_user(0, "ada")]) == 0
 
 
 def test_the_soft_prompt_takes_its_room_from_the_length_limit(model) -> None:

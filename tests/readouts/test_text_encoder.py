@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from prb_jax.errors import CheckpointError, DataError, MeshError
 from prb_jax.readouts.pooling import Pooling, read_pooling
-from prb_jax.readouts.text_encoder import load_text_encoder
-from prb_jax.trees.length_batches import plan_lengths
+from prb_jax.readouts.text_encoder import deal_texts, load_text_encoder
 from tests.tiny_encoders import WORDS, write_encoder
 
 TOLERANCE = 1e-5
@@ -201,17 +200,20 @@ def test_every_text_is_in_one_batch_that_holds_it(
     lengths: list[int], divisor: int, budget: int, slack: int
 ) -> None:
     limit = max(lengths, default=1) + slack
-    plan = plan_lengths(lengths, limit=limit, tokens_per_batch=budget, divisor=divisor)
-    assert sorted(index for batch in plan for index in batch.indices) == list(range(len(lengths)))
-    for batch in plan:
-        assert 0 < len(batch.indices) <= batch.rows
+    dealt = deal_texts(lengths, limit=limit, tokens=budget, divisor=divisor)
+    assert sorted(index for batch in dealt for index in batch.members) == list(range(len(lengths)))
+    padded_to = [batch.bucket.tokens for batch in dealt]
+    for batch, length in zip(dealt, padded_to, strict=True):
+        assert 0 < len(batch.members) <= batch.rows
         assert batch.rows % divisor == 0
-        assert batch.length <= limit
-        assert batch.rows == divisor or batch.rows * batch.length <= budget
-        assert max(lengths[index] for index in batch.indices) <= batch.length
-    assert sum(len(batch.indices) < batch.rows for batch in plan) <= 1
-    assert len({batch.rows for batch in plan}) <= len({batch.length for batch in plan})
-    assert [batch.length for batch in plan] == sorted((batch.length for batch in plan), reverse=True)
+        assert length <= limit
+        assert batch.rows == divisor or batch.rows * length <= budget
+        assert max(lengths[index] for index in batch.members) <= length
+    assert sum(len(batch.members) < batch.rows for batch in dealt) <= 1
+    assert len({(batch.rows, length) for batch, length in zip(dealt, padded_to, strict=True)}) == len(
+        set(padded_to)
+    )
+    assert padded_to == sorted(padded_to, reverse=True)
 
 
 def test_the_same_vectors_on_a_mesh(folder: tuple[Path, object], tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
+from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.report.table import render_summary
-from prb_jax.scoring import reward_model
+from prb_jax.scoring import load
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
 
@@ -114,11 +115,11 @@ def arrays_of(kind: str) -> int:
 def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int], bool]) -> list[Any]:
     """What is loaded, with the bytes of int8 that live at that time; streams that break off where told."""
     seen: list[Any] = []
-    original, stream = reward_model.load, RewardModel.stream
+    original, stream = load.load_opened, RewardModel.stream
 
-    def load(name: str, **options: Any) -> RewardModel:
-        seen.append((options.get("quantize"), arrays_of("int8")))
-        return original(name, **options)
+    def load_opened(opened: OpenedModel) -> RewardModel:
+        seen.append((opened.options.quantize, arrays_of("int8")))
+        return original(opened)
 
     def broken(self: RewardModel, *arguments: Any, **options: Any) -> Any:
         for number, batch in enumerate(stream(self, *arguments, **options)):
@@ -126,7 +127,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int]
                 raise KeyboardInterrupt
             yield batch
 
-    monkeypatch.setattr(reward_model, "load", load)
+    monkeypatch.setattr(load, "load_opened", load_opened)
     monkeypatch.setattr(RewardModel, "stream", broken)
     return seen
 

@@ -13,7 +13,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.shapes import fixed_shapes
 from tests.scoring.records import TOLERANCE, assert_close, record
 
 
@@ -90,3 +91,26 @@ def test_one_compile_for_each_bucket(folder: Path, count: int) -> None:
     for row, other in zip(first, model.score(comparisons, profile_posts=0, batch_tokens=4096), strict=True):
         np.testing.assert_array_equal(row, other)
     assert compiled._cache_size() == len(buckets)
+
+
+def test_a_server_compiles_its_shapes_before_the_first_request(folder: Path) -> None:
+    """No data is needed for them, and no request of up to these lengths compiles anything more."""
+    model = prb.load(folder)
+    options = model.shape_options(512)
+    fixed = fixed_shapes([48, 64], [2, 4], [48], options=options)
+    for bucket, rows in fixed.rows.items():
+        model.score_fn(model.params, model.place(make_batch([], bucket, batch=rows)))
+    compiled: Any = model.score_fn
+    assert compiled._cache_size() == len(fixed.rows) == 4
+
+    comparisons = [record(number, 2 + number % 3, longest=8) for number in range(9)]
+    trees = model.encode(comparisons, profile_posts=0)
+    found: list[np.ndarray] = [np.zeros(0)] * len(trees)
+    for request in (range(1), range(1, 9)):
+        for dealt in fixed.deal([trees[number].shape for number in request], request):
+            batch = make_batch([trees[number] for number in dealt.members], dealt.bucket, batch=dealt.rows)
+            scores = model.score_fn(model.params, model.place(batch))
+            for row, number in zip(np.asarray(scores), dealt.members, strict=False):
+                found[number] = row[: len(trees[number].responses)]
+    assert compiled._cache_size() == len(fixed.rows)
+    assert_close(found, model.score(comparisons, profile_posts=0))

@@ -13,10 +13,18 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
-from prb_jax.scoring.plan import ShapeOptions, windows
 from prb_jax.scoring.scored import ScoredBatch
-from prb_jax.scoring.stream import IN_FLIGHT, stream_scores
+from prb_jax.scoring.stream import (
+    FIRST_WINDOW,
+    IN_FLIGHT,
+    SAMPLE,
+    WINDOW,
+    sample_indices,
+    stream_scores,
+    windows,
+)
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 OPTIONS = ShapeOptions(tokens_per_batch=2048)
@@ -97,6 +105,26 @@ def test_nothing_to_score_asks_nobody() -> None:
     machine = Machine()
     assert machine.run(0) == []
     assert machine.events == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 4608, 4609, 16_953])
+def test_windows_cover_the_input_in_order(count: int) -> None:
+    parts = windows(count)
+    assert [index for part in parts for index in part] == list(range(count))
+    assert all(1 <= len(part) <= WINDOW for part in parts)
+    if count > FIRST_WINDOW:
+        assert len(parts[0]) == FIRST_WINDOW
+        assert all(len(part) == WINDOW for part in parts[1:-1])
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, SAMPLE, SAMPLE + 1, 16_953])
+def test_the_sample_is_spread_over_the_input(count: int) -> None:
+    sample = sample_indices(count)
+    assert sample == sorted(set(sample))
+    assert len(sample) == min(count, SAMPLE)
+    assert sample[0] == 0
+    assert sample[-1] == count - 1
+    assert max(np.diff([0, *sample])) <= count / min(count, SAMPLE) + 1
 
 
 def test_shapes_are_few() -> None:

@@ -14,7 +14,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.view import TRAINED_VIEW, TrainedView, View, choose_view, read_trained_view
+from prb_jax.text.view import TRAINED_VIEW, TrainedView, View, ViewOptions, choose_view, read_trained_view
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
@@ -114,7 +114,7 @@ def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp
         warnings.simplefilter("error", prb.PrbWarning)
         for folder in folders:
             rm = prb.load(folder)
-            assert rm.trained == found
+            assert rm.reader.trained == found
             same = [each.tolist() for each in rm.score(records)]
             assert same == [row.scores for row in expected.rows]
         explicit = rm.encode(records, **options)
@@ -147,7 +147,7 @@ def test_inspect_prints_the_defaults_and_says_what_differs(runs, model, data, ca
 
 def test_without_a_trained_view_score_and_evaluate_have_the_general_defaults(model, data, tmp_path):
     rm, records = prb.load(model), prb.read_comparisons(data)
-    assert rm.trained is None
+    assert rm.reader.trained is None
     for protocol, posts in (("default", 10), ("paper", 0)):
         result = prb.evaluate(rm, data, out=tmp_path / protocol, protocol=protocol, progress=False)
         assert result.summary["profile_posts"] == posts
@@ -159,9 +159,9 @@ def test_without_a_trained_view_score_and_evaluate_have_the_general_defaults(mod
 
 def test_the_models_whole_context_is_no_override():
     trained = TrainedView(View(3), "profile_context")
-    assert choose_view(trained, max_length=512, context=512).overrides == {}
-    assert list(choose_view(trained, max_length=500, context=512).overrides) == ["max_length"]
-    chosen = choose_view(trained, protocol="paper")
+    assert choose_view(trained, ViewOptions(max_length=512), context=512).overrides == {}
+    assert list(choose_view(trained, ViewOptions(max_length=500), context=512).overrides) == ["max_length"]
+    chosen = choose_view(trained, ViewOptions(protocol="paper"))
     assert chosen.view == View(3, TextProtocol.PAPER)
     assert chosen.overrides == {"protocol": {"trained": "default", "used": "paper"}}
 

@@ -26,7 +26,7 @@ from prb_jax.training.objective import (
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)

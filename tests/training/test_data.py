@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 
-from prb_jax.training.data import (
-    Examples,
-    Microbatch,
-    Order,
-    Shapes,
-    choose_shapes,
-    padding_share,
-    permutation,
-)
-from prb_jax.trees.buckets import Bucket
+from prb_jax.training.data import Examples, Order, permutation, shapes_of_steps
+from prb_jax.trees.shapes import Bucket, DealtBatch, ShapeOptions
 from prb_jax.trees.tree import Tree
 from tests.training.tiny import comparisons
 
@@ -49,49 +41,37 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
     rng = np.random.default_rng(0)
     trees = [tree(int(rng.integers(0, 90)), *(int(n) for n in rng.integers(1, 40, 2))) for _ in range(60)]
     order = Order(60, 16, seed=0)
-    shapes = choose_shapes(
-        trees, order, steps=100, tokens=1024, divisor=4, multiple=16, max_buckets=3, attention_length=8192
-    )
-    assert 1 <= len(shapes.buckets) <= 3
+    options = ShapeOptions(1024, divisor=4, max_buckets=3)
+    shapes = shapes_of_steps(trees, order, steps=100, options=options)
+    assert 1 <= len(shapes.rows) <= 3
+    real = computed = 0
     for step in range(12):
         members = order.step(step).tolist()
-        dealt = shapes.deal(members, trees)
+        dealt = shapes.deal([trees[member].shape for member in members], members)
         assert sorted(member for one in dealt for member in one.members) == sorted(members)
         for one in dealt:
-            assert (one.bucket, one.rows) in shapes.buckets
+            assert one.rows == shapes.rows[one.bucket]
             assert len(one.members) <= one.rows
             assert one.rows % 4 == 0
             assert one.rows * one.bucket.tokens <= 1024 or one.rows == 4
             assert all(one.bucket.fits(trees[member].shape) for member in one.members)
-    waste = padding_share((shapes.deal(order.step(s).tolist(), trees) for s in range(12)), trees)
-    assert 0 < waste < 0.6
+            computed += one.rows * one.bucket.tokens
+        real += sum(trees[member].tokens for member in members)
+    assert 0 < 1 - real / computed < 0.6
 
 
 def test_a_longer_run_affords_more_shapes():
     trees = [tree(16 * length, 5, 5) for length in range(1, 9)]
-    numbers = [
-        len(
-            choose_shapes(
-                trees, Order(8, 8, seed=0), steps=steps, tokens=512, divisor=1, multiple=16, max_buckets=4,
-                attention_length=8192,
-            ).buckets
-        )
-        for steps in (1, 10, 1000)
-    ]  # fmt: skip
+    options, order = ShapeOptions(512, max_buckets=4), Order(8, 8, seed=0)
+    numbers = [len(shapes_of_steps(trees, order, steps=n, options=options).rows) for n in (1, 10, 1000)]
     assert numbers == [1, 1, 4]
-
-
-def test_rows_left_over_in_a_large_shape_take_smaller_trees():
-    shapes = Shapes(((Bucket(64, 2, 16), 4), (Bucket(16, 2, 16), 4)))
-    trees = [tree(60, 5, 5), tree(5, 5, 5), tree(6, 5, 5), tree(7, 5, 5)]
-    assert shapes.deal([0, 1, 2, 3], trees) == [Microbatch(Bucket(64, 2, 16), 4, (0, 1, 2, 3))]
 
 
 def test_a_batch_masks_what_only_fills_up():
     found = comparisons(3)
     trees = [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
     examples = Examples(found, trees, np.asarray([1.0, 2.0, 3.0], np.float32), np.zeros(3, np.int32))
-    batch, extras = examples.batch(Microbatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
+    batch, extras = examples.batch(DealtBatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
     assert batch.prefix.shape == (4, 8)
     np.testing.assert_array_equal(batch.prefix_lengths, [0, 4, 0, 0])
     np.testing.assert_array_equal(extras.mask.sum(axis=1), [2, 2, 0, 0])

@@ -20,7 +20,7 @@ from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.settings import LossSettings
-from prb_jax.trees.buckets import Bucket
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
     batch_of,

@@ -131,6 +131,12 @@ class EncoderConfig:
         """H, of each attention head."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def attention_length(self) -> int:
+        """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
+        heads = self.num_attention_heads * self.head_dim
+        return max(1, self.hidden_size * (2 * heads + self.intermediate_size) // heads)
+
 
 def is_encoder(raw: Mapping[str, Any]) -> bool:
     """Whether a raw ``config.json`` is one of an encoder that :func:`parse_encoder_config` knows."""

@@ -15,8 +15,8 @@ from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import decode_tree, init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.buckets import Bucket
 from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.dense import reference_attention
 from tests.tiny_models import TINY_FAMILIES

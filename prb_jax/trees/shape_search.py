@@ -1,4 +1,4 @@
-"""The search behind `choose_buckets`: dynamic programming, then a descent that betters its result.
+"""What shapes cost, and the search for the cheapest: dynamic programming, then a descent that betters its result.
 
 Throughout, a bucket is its three sides (P, K, R), `cells` int [n, 3] are the distinct rounded tree
 shapes in ascending order and `counts` int [n] the number of trees of each.
@@ -10,7 +10,7 @@ descent then moves one side of one bucket at a time, which also reaches shapes t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,47 +25,65 @@ MAX_MOVES = 64
 MAX_SWEEPS = 6
 
 
-def cell_cost(
-    prefix: np.ndarray | int, responses: int, response_length: int, *, attention_length: int
-) -> np.ndarray:
-    """Cost of one padded row, in tokens: its columns plus its attention.
-
-    A query-key pair costs 1 / attention_length of what a token costs in the rest of the model, and
-    there are P^2 / 2 + K R (P + R / 2) pairs.
-    """
-    p = np.asarray(prefix, np.float64)
-    block = float(responses * response_length)
-    pairs = p * p / 2 + block * (p + response_length / 2)
-    return p + block + pairs / attention_length
-
-
 @dataclass(frozen=True)
-class Objective:
-    """What buckets cost, in tokens of forward. The fields are those of `choose_buckets`."""
+class ShapeOptions:
+    """How shapes are chosen, and what they cost: all costs are in tokens of the program that runs them.
+
+    Attributes:
+      tokens_per_batch: padded tokens of a batch stay at or below this where `divisor` rows allow it.
+      divisor: rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into.
+      multiple: P and R are multiples of this (16 is fine on CPU and GPU, 128 suits TPU kernels).
+      max_buckets: most shapes, and so compiles, for the lengths that they are chosen from.
+      attention_length: context length at which attention costs as much as the rest of the model.
+      compile_cost: of one more shape: seconds of a compile times tokens per second. Little data leads to few shapes.
+      batch_cost: of starting one more batch; by default so much that there are as few as possible.
+
+    Raises:
+      ValueError: a number that must be positive is not.
+    """
 
     tokens_per_batch: int
-    divisor: int
-    attention_length: int
-    compile_cost_tokens: float
+    divisor: int = 1
+    multiple: int = 16
+    max_buckets: int = 8
+    attention_length: int = 8_192
+    compile_cost: float = 32_768
+    batch_cost: int = 1 << 40
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "divisor", "multiple", "max_buckets", "attention_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, found {getattr(self, name)}")
 
     def cell_cost(self, prefix: np.ndarray | int, responses: int, response_length: int) -> np.ndarray:
-        """`cell_cost` with this attention length."""
-        return cell_cost(prefix, responses, response_length, attention_length=self.attention_length)
+        """Cost of one padded row: its columns plus its attention.
 
-    def most_rows(self, tokens: int) -> int:
+        A query-key pair costs 1 / attention_length of what a token costs in the rest of the model, and
+        there are P^2 / 2 + K R (P + R / 2) pairs.
+        """
+        p = np.asarray(prefix, np.float64)
+        block = float(responses * response_length)
+        pairs = p * p / 2 + block * (p + response_length / 2)
+        return p + block + pairs / self.attention_length
+
+    def most_rows(self, tokens: np.ndarray | int) -> np.ndarray:
         """The most rows of `tokens` columns in a batch."""
-        return max(self.tokens_per_batch // tokens // self.divisor, 1) * self.divisor
+        return np.maximum(self.tokens_per_batch // np.asarray(tokens) // self.divisor, 1) * self.divisor
 
-    def deal(self, rows: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows of each batch, number of batches) when `rows` are dealt evenly into as few as possible."""
-        most = np.maximum(self.tokens_per_batch // tokens // self.divisor, 1) * self.divisor
-        batches = np.maximum(-(-rows // most), 1)
-        return -(-rows // (batches * self.divisor)) * self.divisor, batches
+    def best_rows(self, tokens: int, counts: np.ndarray) -> int:
+        """The rows of `tokens` columns that cost least when so many at a time are dealt into batches of one size."""
+        largest = min(
+            int(self.most_rows(tokens)), -(-max(int(counts.max()), 1) // self.divisor) * self.divisor
+        )
+        sizes = np.arange(self.divisor, largest + 1, self.divisor)
+        batches = -(-counts[:, None] // sizes)
+        cost = (batches * (sizes * tokens + self.batch_cost)).sum(axis=0)
+        return int(sizes[len(sizes) - 1 - cost[::-1].argmin()])  # of equals the largest
 
     def padded_rows(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Rows computed for `rows` trees, whole batches counted."""
-        batch, batches = self.deal(rows, tokens)
-        return batch * batches
+        """Rows computed when `rows` are dealt evenly into as few whole batches as possible."""
+        batches = np.maximum(-(-rows // self.most_rows(tokens)), 1)
+        return -(-rows // (batches * self.divisor)) * self.divisor * batches
 
     def row_cost(self, cells: np.ndarray, top: Sides) -> np.ndarray:
         """[n] cost of a row of each cell in the bucket `top`; infinite where it does not fit."""
@@ -82,50 +100,35 @@ class Objective:
         each = np.asarray([float(self.cell_cost(*top)) for top in tops])
         if not np.isfinite(costs.min(axis=0)).all():
             return float("inf")
-        return float(
-            (self.padded_rows(rows, tokens) * each).sum() + self.compile_cost_tokens * (rows > 0).sum()
-        )
+        return float((self.padded_rows(rows, tokens) * each).sum() + self.compile_cost * (rows > 0).sum())
 
 
 @dataclass(frozen=True)
-class _Plans:
+class _Splits:
     """For m = 1, 2, ... buckets: the least cost without compiles (index m - 1), and the buckets."""
 
     cost: tuple[float, ...]
     tops: tuple[tuple[Sides, ...], ...]
 
 
-def split_by_k(
-    cells: np.ndarray, counts: np.ndarray, objective: Objective, max_buckets: int
-) -> tuple[Sides, ...]:
+def split_by_k(cells: np.ndarray, counts: np.ndarray, options: ShapeOptions) -> tuple[Sides, ...]:
     """The best nested split into at most `max_buckets` buckets."""
     best_cost, best = float("inf"), ()
-    for levels in range(1, min(MAX_K_LEVELS, max_buckets) + 1):
-        tops = _levels(cells[:, 1], counts, levels)
-        if len(tops) < levels:
-            break
-        parts = [_between(cells[:, 1], low, top) for low, top in zip((0, *tops[:-1]), tops, strict=True)]
-        plans = _join(
-            [
-                _split_by_response(cells[part], counts[part], top, objective, max_buckets)
-                for part, top in zip(parts, tops, strict=True)
-            ],
-            max_buckets,
-        )
-        for m, (cost, chosen) in enumerate(zip(plans.cost, plans.tops, strict=True), start=1):
-            if cost + m * objective.compile_cost_tokens < best_cost:
-                best_cost, best = cost + m * objective.compile_cost_tokens, chosen
+    for splits in _by_levels(cells, counts, 1, MAX_K_LEVELS, _split_by_response, options):
+        for m, (cost, chosen) in enumerate(zip(splits.cost, splits.tops, strict=True), start=1):
+            if cost + m * options.compile_cost < best_cost:
+                best_cost, best = cost + m * options.compile_cost, chosen
     return best
 
 
 def refine(
-    cells: np.ndarray, counts: np.ndarray, tops: Sequence[Sides], objective: Objective
+    cells: np.ndarray, counts: np.ndarray, tops: Sequence[Sides], options: ShapeOptions
 ) -> tuple[Sides, ...]:
     """Betters `tops` by moving one side of one bucket at a time, until no move lowers the cost."""
     current = sorted(set(tops))
     values = [_coarse(cells[:, side], counts, MAX_MOVES)[0] for side in range(3)]
-    costs = objective.row_costs(cells, current)
-    least = objective.total(costs, counts, current)
+    costs = options.row_costs(cells, current)
+    least = options.total(costs, counts, current)
     for _ in range(MAX_SWEEPS):
         before = least
         for b in range(len(current)):
@@ -136,8 +139,8 @@ def refine(
                     moved = (sides[0], sides[1], sides[2])
                     trial = [*current[:b], moved, *current[b + 1 :]]
                     trial_costs = costs.copy()
-                    trial_costs[b] = objective.row_cost(cells, moved)
-                    total = objective.total(trial_costs, counts, trial)
+                    trial_costs[b] = options.row_cost(cells, moved)
+                    total = options.total(trial_costs, counts, trial)
                     if total < least:
                         current, costs, least = trial, trial_costs, total
         if least == before:
@@ -145,60 +148,69 @@ def refine(
     return tuple(sorted(set(current)))
 
 
-def _split_by_response(
-    cells: np.ndarray, counts: np.ndarray, responses: int, objective: Objective, max_buckets: int
-) -> _Plans:
-    cost = [float("inf")] * max_buckets
-    best: list[tuple[Sides, ...]] = [()] * max_buckets
-    for levels in range(1, min(MAX_RESPONSE_LEVELS, max_buckets) + 1):
-        tops = _levels(cells[:, 2], counts, levels)
+def _by_levels(
+    cells: np.ndarray,
+    counts: np.ndarray,
+    side: int,
+    most: int,
+    split: Callable[..., _Splits],
+    options: ShapeOptions,
+    *chosen: int,
+) -> Iterator[_Splits]:
+    """For 1, 2, ... `most` levels of one side: the best splits when `split` splits each level on its own."""
+    values = cells[:, side]
+    for levels in range(1, min(most, options.max_buckets) + 1):
+        tops = _levels(values, counts, levels)
         if len(tops) < levels:
-            break
-        parts = [_between(cells[:, 2], low, top) for low, top in zip((0, *tops[:-1]), tops, strict=True)]
-        plans = _join(
+            return
+        parts = [(values > low) & (values <= top) for low, top in zip((0, *tops[:-1]), tops, strict=True)]
+        yield _join(
             [
-                _split_by_prefix(cells[part, 0], counts[part], responses, top, objective, max_buckets)
+                split(cells[part], counts[part], options, *chosen, top)
                 for part, top in zip(parts, tops, strict=True)
             ],
-            max_buckets,
+            options.max_buckets,
         )
-        for m in range(max_buckets):
-            if plans.cost[m] < cost[m]:
-                cost[m], best[m] = plans.cost[m], plans.tops[m]
-    return _Plans(tuple(cost), tuple(best))
+
+
+def _split_by_response(
+    cells: np.ndarray, counts: np.ndarray, options: ShapeOptions, responses: int
+) -> _Splits:
+    cost = [float("inf")] * options.max_buckets
+    best: list[tuple[Sides, ...]] = [()] * options.max_buckets
+    for splits in _by_levels(cells, counts, 2, MAX_RESPONSE_LEVELS, _split_by_prefix, options, responses):
+        for m in range(options.max_buckets):
+            if splits.cost[m] < cost[m]:
+                cost[m], best[m] = splits.cost[m], splits.tops[m]
+    return _Splits(tuple(cost), tuple(best))
 
 
 def _split_by_prefix(
-    prefix: np.ndarray,
-    counts: np.ndarray,
-    responses: int,
-    response_length: int,
-    objective: Objective,
-    max_buckets: int,
-) -> _Plans:
-    values, rows = _coarse(prefix, counts, MAX_VALUES)
+    cells: np.ndarray, counts: np.ndarray, options: ShapeOptions, responses: int, response_length: int
+) -> _Splits:
+    values, rows = _coarse(cells[:, 0], counts, MAX_VALUES)
     tokens = values + responses * response_length
-    padded = objective.padded_rows(_run_rows(rows), np.broadcast_to(tokens, (len(values), len(values))))
-    segment = _upper(padded * objective.cell_cost(values, responses, response_length))
-    runs = _runs(segment, max_buckets)
+    padded = options.padded_rows(_run_rows(rows), np.broadcast_to(tokens, (len(values), len(values))))
+    segment = _upper(padded * options.cell_cost(values, responses, response_length))
+    runs = _runs(segment, options.max_buckets)
     tops = [tuple((int(values[end]), responses, response_length) for end in ends) for _, ends in runs]
-    missing = max_buckets - len(runs)
-    return _Plans(tuple(cost for cost, _ in runs) + (float("inf"),) * missing, tuple(tops) + ((),) * missing)
+    missing = options.max_buckets - len(runs)
+    return _Splits(tuple(cost for cost, _ in runs) + (float("inf"),) * missing, tuple(tops) + ((),) * missing)
 
 
-def _join(plans: Sequence[_Plans], max_buckets: int) -> _Plans:
+def _join(parts: Sequence[_Splits], max_buckets: int) -> _Splits:
     """Shares m buckets among independent groups of rows, for every m, at least one for each."""
-    cost, tops = list(plans[0].cost), list(plans[0].tops)
-    for plan in plans[1:]:
+    cost, tops = list(parts[0].cost), list(parts[0].tops)
+    for part in parts[1:]:
         next_cost = [float("inf")] * max_buckets
         next_tops: list[tuple[Sides, ...]] = [()] * max_buckets
         for m in range(1, max_buckets):
             for own in range(m):
-                total = cost[m - 1 - own] + plan.cost[own]
+                total = cost[m - 1 - own] + part.cost[own]
                 if total < next_cost[m]:
-                    next_cost[m], next_tops[m] = total, tops[m - 1 - own] + plan.tops[own]
+                    next_cost[m], next_tops[m] = total, tops[m - 1 - own] + part.tops[own]
         cost, tops = next_cost, next_tops
-    return _Plans(tuple(cost), tuple(tops))
+    return _Splits(tuple(cost), tuple(tops))
 
 
 def _levels(values: np.ndarray, counts: np.ndarray, count: int) -> tuple[int, ...]:
@@ -252,7 +264,3 @@ def _coarse(values: np.ndarray, counts: np.ndarray, most: int) -> tuple[np.ndarr
         unique, inverse = kept, np.searchsorted(kept, values)
     rows = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(unique))
     return unique, rows.astype(np.int64)
-
-
-def _between(values: np.ndarray, low: int, top: int) -> np.ndarray:
-    return (values > low) & (values <= top)

@@ -1,0 +1,63 @@
+"""The compiled scorer of a model: a pure function of its parameters and a batch of trees."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.encoder_map import encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.readouts.labels import read_out
+from prb_jax.readouts.pairs import score_pairs
+from prb_jax.readouts.score_tree import score_tree
+from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
+
+ScoreFn = Callable[[Params, TreeBatch], jax.Array]
+
+
+def make_score_fn(
+    config: DecoderConfig | EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str = "logit",
+    shardings: Mapping[str, Any] | None = None,
+    attention: str = "auto",
+) -> ScoreFn:
+    """The jitted scorer: (params, TreeBatch) -> rewards float32 [B, K], the same on every device.
+
+    Args:
+      config: architecture.
+      mesh: devices.
+      dtype: of activations.
+      readout: see :func:`prb_jax.readouts.labels.choose_readout`.
+      shardings: of a decoder's parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+      attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
+
+    Raises:
+      CheckpointError, MeshError: these devices or this dtype have no such attention.
+    """
+    if isinstance(config, EncoderConfig):
+        logits = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
+        shardings = encoder_shardings(config, mesh)
+    else:
+        attend = wanted_attention(mesh, dtype, attention)
+        logits = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
+        shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+
+    def score(params: Params, batch: TreeBatch) -> jax.Array:
+        return read_out(logits(params, batch), readout)
+
+    return jax.jit(
+        score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh)
+    )

@@ -1,0 +1,32 @@
+"""How batches are shaped for a model on the devices at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jax.sharding import Mesh
+
+from prb_jax.sharding import mesh_shape
+from prb_jax.trees.shapes import ShapeOptions
+
+if TYPE_CHECKING:
+    from prb_jax.models.config.decoder import DecoderConfig
+    from prb_jax.models.config.encoder import EncoderConfig
+
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
+# out of the cache; accelerators need some thousand tokens to be busy.
+TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
+MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
+
+
+def shape_options(
+    config: DecoderConfig | EncoderConfig, mesh: Mesh, batch_tokens: int | None = None
+) -> ShapeOptions:
+    """Return how batches are shaped for a model on these devices; `batch_tokens` takes the place of their own."""
+    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    return ShapeOptions(
+        tokens_per_batch=batch_tokens or shards * TOKENS_PER_SHARD.get(platform, 8_192),
+        divisor=shards,
+        multiple=MULTIPLE.get(platform, 16),
+        attention_length=config.attention_length,
+    )

@@ -1,0 +1,111 @@
+"""Evaluate models and data that are given by name, or as they are: the public way into an evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from prb_jax.processes.sharing import on_first_process
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.folder import check_folder
+from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
+from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer
+from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.text.view import ViewOptions
+
+
+def evaluate(
+    model: Model,
+    data: Data,
+    *,
+    out: str | Path | None = None,
+    name: str | None = None,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    max_length: int | None = None,
+    too_long: str = "error",
+    subset: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    mesh: str | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    chat_template: str | None = None,
+    readout: str | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+    reference: bool | None = None,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> Evaluation:
+    """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
+
+    A run that was killed is continued by the same call. It is refused where anything that decides the
+    result differs: the model (its `identity` but for the name), the data (names and contents of its files, `subset`,
+    `limit`), `profile_posts`, `protocol`, `max_length`, `seed` and the versions of the libraries that
+    compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
+
+    Args:
+      model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
+        "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
+      data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
+        until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
+        files are written beside it.
+      out: the run folder; without one nothing is kept but the result.
+      name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
+        code is not seen, so a changed function needs another name or folder.
+      profile_posts, protocol, max_length: what the model is shown, as of `RewardModel.score`: where not given, as
+        it was trained. What is given and differs is warned of, and named in `run.json` under "overrides".
+        Baselines and functions always see the whole profile.
+      too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
+        comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
+      subset: reads one subset of named data.
+      limit: at most so many comparisons, of each named source. For testing only.
+      seed: of the bootstrap.
+      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
+        `model` is a name.
+      reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
+        summary can say what quantising changes; it does unless this is False. It is loaded afterwards, when
+        the other is freed, and its run folder is `out`/unquantized.
+      batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      RunError: `out` cannot be used, is full, or holds another run.
+      DataError: the data cannot be used, or changed while it was being scored.
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    options = EvaluateOptions(
+        out=None if out is None else Path(out),
+        name=name,
+        view=ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length),
+        loading=LoadOptions(
+            mesh=mesh,
+            dtype=dtype,
+            revision=revision,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            readout=readout,
+            quantize=quantize,
+            attention=attention,
+        ),
+        too_long=too_long,
+        limit=limit,
+        seed=seed,
+        reference=reference,
+        batch_tokens=batch_tokens,
+        progress=progress,
+        command=command,
+    )
+    on_first_process(lambda: None if out is None else check_folder(out))
+    return run_evaluation(
+        read_inputs(data, subset=subset, limit=limit),
+        open_scorer=functools.partial(open_scorer, model, name=name, recorded=out is not None),
+        contents=functools.partial(model_contents, model, revision),
+        options=options,
+    )

@@ -1,0 +1,62 @@
+"""Open what is to be evaluated: a scorer, a function, or a model by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from prb_jax.errors import RunError
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.plain import ScoreFunction, baseline_scorer, function_scorer
+from prb_jax.scoring.scored import Scorer
+
+Model = Scorer | ScoreFunction | str | Path
+
+
+def open_scorer(
+    model: Model, options: LoadOptions, *, name: str | None = None, recorded: bool = False
+) -> Scorer:
+    """Return the scorer, loaded if it is given by name.
+
+    Args:
+      model: what :func:`prb_jax.evaluate` takes.
+      options: for a model by name alone.
+      name: of a function.
+      recorded: a run folder will tell this scorer from others.
+
+    Raises:
+      RunError: options without effect, or a thing that cannot score.
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    if _is_baseline(model):
+        if options.quantize is not None:
+            raise RunError(f"quantize: {model} has no weights; leave it out")
+        return baseline_scorer(str(model), **options.given)
+    if isinstance(model, str | Path):
+        from prb_jax.readouts.open_model import open_model
+        from prb_jax.scoring.load import load_opened
+
+        return load_opened(open_model(model, options))
+    if given := options.given:
+        raise RunError(f"{', '.join(given)}: decided where the model was loaded; leave out here")
+    if hasattr(model, "stream"):
+        return cast(Scorer, model)
+    if not callable(model):
+        raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
+    scorer = function_scorer(model, name=name)
+    if recorded and name is None and "<lambda>" in scorer.name:
+        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
+    return scorer
+
+
+def model_contents(model: Model, revision: str | None) -> Any:
+    """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
+    if not isinstance(model, str | Path) or _is_baseline(model):
+        return model if isinstance(model, str) else None
+    from prb_jax.checkpoints.locate import describe, locate
+
+    return describe(locate(model, revision=revision))
+
+
+def _is_baseline(model: Model) -> bool:
+    return isinstance(model, str) and model.startswith("baseline:")

@@ -1,0 +1,186 @@
+"""Read comparisons for a model: what it is shown of them, as trees of token ids, without any weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.personal.method import UserTokens
+from prb_jax.personal.prompts import UserPrompts
+from prb_jax.readouts.labels import choose_readout
+from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.rules import PLACEHOLDERS
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose_view, length_limit
+from prb_jax.trees.encode import encode_comparisons, encode_each
+from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.models.config.decoder import DecoderConfig
+    from prb_jax.models.config.encoder import EncoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How comparisons are read for one model.
+
+    Attributes:
+      name: of the model, for messages.
+      config: its architecture.
+      tokenizer: tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts,
+        the tokenizer of pairs.
+      labels_named: False for a head with several labels where nobody named the one that is the reward: the default
+        protocol is refused, and the paper protocol has a rule.
+      prompts: what stands for users in front of their trees, where the model has soft prompts of them.
+      trained: the view that the model was trained with, where its files say; what a call does not say is taken from
+        it, and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`).
+    """
+
+    name: str
+    config: DecoderConfig | EncoderConfig
+    tokenizer: ChatTokenizer | PairTokenizer
+    labels_named: bool = True
+    prompts: UserTokens | None = None
+    trained: TrainedView | None = None
+
+    __repr__ = short_repr
+
+    def choose_view(self, options: ViewOptions) -> ChosenView:
+        """Return what the model is shown where this is asked for, and where that is not as in training.
+
+        Raises:
+          DataError: a choice that cannot be.
+        """
+        return choose_view(self.trained, options, context=self.config.max_position_embeddings)
+
+    def view(self, options: ViewOptions) -> View:
+        """As :meth:`choose_view`, with a warning of what is not as in training."""
+        chosen = self.choose_view(options)
+        chosen.warn(self.name)
+        return chosen.view
+
+    def accepting(self, view: View) -> Reader:
+        """Return the same reader for which `view` is no override to be warned of."""
+        return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
+
+    def limit(self, view: View) -> int:
+        """Return the most tokens that the text of a conversation may have.
+
+        Raises:
+          DataError: more than the model was made for, or nothing beside the soft prompts.
+        """
+        return length_limit(
+            view,
+            context=self.config.max_position_embeddings,
+            reserved=0 if self.prompts is None else self.prompts.tokens,
+            where=self.name,
+        )
+
+    def encode(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        """Return what the model sees of each comparison, as trees of token ids.
+
+        Raises:
+          DataError: a comparison that cannot be shown to this model; the message names it.
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
+        self._check_labels(view.protocol)
+        limited = replace(view, max_length=self.limit(view))
+        trees = encode_comparisons(
+            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
+        )
+        for comparison, tree in zip(comparisons, trees, strict=True):
+            self.check_readable(comparison, tree)
+        return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
+
+    def encode_each(
+        self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None
+    ) -> list[Tree | TooLongError]:
+        """Return the tree of each comparison, or why it is too long; without soft prompts, and nothing is checked.
+
+        Args:
+          comparisons: to be read.
+          view: what is shown.
+          limit: most tokens of a conversation's text, if it is not that of the view.
+        """
+        shown = replace(view, max_length=limit or self.limit(view))
+        return list(
+            encode_each(comparisons, self.tokenizer, view=shown, pad_token_id=self.config.pad_token_id)
+        )
+
+    def too_long(self, comparisons: Sequence[Comparison], *, view: View) -> list[TooLongError]:
+        """Return why each of those comparisons cannot be scored that have a response longer than the limit allows.
+
+        Profiles are not read: they are cut before anything else.
+        """
+        encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
+        return [each for each in encoded if isinstance(each, TooLongError)]
+
+    def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
+        """Return how many users of the comparisons get the generic soft prompt because the model was not trained on
+        them; None for a model without soft prompts."""
+        return len(self.prompts.users.unknown(comparisons)) if isinstance(self.prompts, UserPrompts) else None
+
+    def remarks(self, protocol: TextProtocol) -> list[str]:
+        """Return sentences about the way in which this protocol reads this model, where its files do not say it.
+
+        Raises:
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
+        self._check_labels(protocol)
+        said = []
+        if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+            return said
+        if not self.labels_named:
+            said.append(
+                f"protocol paper: the score head has {self.config.num_labels} labels; the reward is the last of their "
+                "softmax, as in the scripts of the paper"
+            )
+        if self.config.pad_token_id is None and self.tokenizer.pad_token_id is None:
+            said.append(
+                "protocol paper: neither config.json nor the tokenizer names a padding token, without which the "
+                "scripts of the paper refuse batches; the score is read at the last token"
+            )
+        return said
+
+    def _check_labels(self, protocol: TextProtocol) -> None:
+        if not (self.labels_named or protocol is TextProtocol.PAPER):
+            choose_readout(None, num_labels=self.config.num_labels, where=self.name)
+
+    def check_readable(self, comparison: Comparison, tree: Tree) -> None:
+        """Refuse a tree (without soft prompts) that would not be scored as it reads.
+
+        Raises:
+          DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
+            which the head reads.
+        """
+        config, parts = self.config, (tree.prefix, *tree.responses)
+        named = f"comparison {quote(comparison.id)}"
+        top = max(int(ids.max(initial=0)) for ids in parts)
+        if top >= config.vocab_size:
+            raise DataError(
+                f"{named}: token id {top}, but {self.name} has only {config.vocab_size} embeddings: "
+                "this is not the tokenizer of this model"
+            )
+        for field in PLACEHOLDERS:
+            mark = config.original.get(field)
+            if mark is not None and any((ids == mark).any() for ids in parts):
+                raise DataError(
+                    f"{named}: its text holds the token {mark} ({field} of {self.name}), which stands for an image or "
+                    "a video: only text can be scored"
+                )
+        needs = config.head.needs if config.head else ()
+        for k in range(len(tree.responses) if needs else 0):
+            ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
+            windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
+            if not (windows == np.asarray(needs)).all(axis=1).any():
+                raise DataError(
+                    f"{named}: response {k}: the ids {list(needs)}, at which {self.name} is read, do not occur: the "
+                    "chat template or the tokenizer is not the model's own, or the end was cut off"
+                )
