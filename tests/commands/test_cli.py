@@ -179,6 +179,17 @@ def test_help_starts_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_a_verb_is_a_file_of_two_functions():
+    files = {name: vars(module) for name, module in vars(cli).items() if module in cli._VERBS}
+    verbs = next(action.choices for action in cli.parser()._actions if action.choices)
+    assert {name.replace("-", "_") for name in verbs} == set(files)
+    for name, members in files.items():
+        own = [
+            one for one in members.values() if getattr(one, "__module__", "") == f"prb_jax.commands.{name}"
+        ]
+        assert [one.__name__ for one in own if one.__name__[0] != "_"] == ["add", "run"]
+
+
 def test_a_baseline_run_starts_no_jax(data, tmp_path):
     arguments = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "r")]
     code = (
