@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
 from prb_jax.text.protocol import FACTS, TextProtocol, parse_protocol
 
@@ -93,14 +94,9 @@ def read_trained_view(folder: Path) -> TrainedView | None:
       CheckpointError: the file cannot be read, or a field of it is missing, unknown or impossible.
     """
     path = folder / TRAINED_VIEW
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    found = read_object(path, error=CheckpointError)
     kinds = {
         "method": str,
         "profile_posts": int,

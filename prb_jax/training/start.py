@@ -30,6 +30,7 @@ from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.settings import SCRATCH, TrainSettings
+from prb_jax.trees.shapes import round_up
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
     raw: dict[str, Any] = {
         "architectures": [FAMILIES[sizes.model_type].architecture],
         "model_type": sizes.model_type,
-        "vocab_size": _round_up(tokenizer.vocab_size, 64),
+        "vocab_size": round_up(tokenizer.vocab_size, 64),
         "hidden_size": sizes.hidden_size,
         "intermediate_size": sizes.intermediate_size,
         "num_hidden_layers": sizes.num_hidden_layers,
@@ -236,7 +237,3 @@ def with_pad_token(raw_config: Mapping[str, Any], tokenizer: ChatTokenizer) -> d
     if raw.get("pad_token_id") is None and pad is not None and pad != tokenizer.eos_token_id:
         raw["pad_token_id"] = pad
     return raw
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

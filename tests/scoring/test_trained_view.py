@@ -185,5 +185,5 @@ def test_a_broken_view_is_one_clear_error(tmp_path, change, said):
     with pytest.raises(prb.CheckpointError, match=re.escape(f"{path}: {said}")):
         read_trained_view(tmp_path)
     path.write_text("[")
-    with pytest.raises(prb.CheckpointError, match="cannot be read as JSON"):
+    with pytest.raises(prb.CheckpointError, match=re.escape(f"{path}: not valid JSON")):
         read_trained_view(tmp_path)
