@@ -17,6 +17,9 @@ from prb_jax.models.attention.blockwise import blockwise_attention
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
+STREAM_ATTENTION = "block-wise XLA over packed streams"
+"""What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
+
 
 @dataclass(frozen=True)
 class AttentionChoice:
