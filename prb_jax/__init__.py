@@ -16,6 +16,8 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.load import load_policy
+    from prb_jax.generation.policy import Policy, Sample
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -39,6 +41,9 @@ _HOMES = {
     "evaluate": "prb_jax.scoring.by_name",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "load_policy": "prb_jax.generation.load",
+    "Policy": "prb_jax.generation.policy",
+    "Sample": "prb_jax.generation.policy",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -50,16 +55,19 @@ __all__ = [
     "Evaluation",
     "MeshError",
     "Message",
+    "Policy",
     "Post",
     "PrbError",
     "PrbWarning",
     "RewardModel",
     "RubricAspect",
     "RunError",
+    "Sample",
     "TrainResult",
     "__version__",
     "evaluate",
     "load",
+    "load_policy",
     "read_comparisons",
     "train",
 ]

@@ -31,6 +31,7 @@ ORDER = (
     ("scoring",),
     ("retrieval",),
     ("training",),
+    ("generation",),
     ("report",),
     ("inspection",),
     ("plan",),
