@@ -16,6 +16,7 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.reports.page import report
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -37,6 +38,7 @@ _HOMES = {
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
+    "report": "prb_jax.reports.page",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "TrainResult": "prb_jax.training.train",
@@ -61,6 +63,7 @@ __all__ = [
     "evaluate",
     "load",
     "read_comparisons",
+    "report",
     "train",
 ]
 

@@ -18,6 +18,7 @@ from prb_jax.commands import (
     prepare,
     quickstart,
     rank_profiles,
+    report,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -31,7 +32,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, report, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 
