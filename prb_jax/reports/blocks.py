@@ -39,7 +39,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table with columns that can be sorted; `words` columns at the left hold words, the others figures."""
 
     kind: ClassVar = "table"
@@ -119,7 +119,7 @@ class Pairs:
     users: Sequence[str]
 
 
-Block = Table | Drawing | Paragraph | Preformatted | Pairs
+Block = PageTable | Drawing | Paragraph | Preformatted | Pairs
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prb_jax.reports.blocks import Cell, Table
+from prb_jax.reports.blocks import Cell, PageTable
 from prb_jax.reports.table import NONE, interval
 
 
@@ -31,7 +31,7 @@ def any_cell(value: Any) -> Cell:
     )
 
 
-def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: str) -> Table:
+def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: str) -> PageTable:
     """Return the table of the main figures of some summaries, by name."""
     rows = [
         [
@@ -46,7 +46,7 @@ def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: st
         for name, summary in summaries.items()
     ]
     heads = ("", "n", "accuracy", "mean over users", "coverage", "ties", "mean margin")
-    return Table(title, heads, rows, note=note)
+    return PageTable(title, heads, rows, note=note)
 
 
 def _is_interval(value: Any) -> bool:

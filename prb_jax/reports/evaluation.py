@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prb_jax.metrics.accuracy import group_counts, outcomes
-from prb_jax.reports.blocks import Block, Cell, Chapter, Paragraph, Preformatted, Section, Table
+from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
 from prb_jax.reports.cells import any_cell, figure_cell, headline
 from prb_jax.reports.drawings import draw_users
 from prb_jax.reports.pairs import pairs_to_read
@@ -67,10 +67,14 @@ def _result(run: FinishedRun) -> Iterator[Block]:
         if "difference" in figures and name != model
     ]
     if differences:
-        yield Table("Paired differences of accuracy", ("on the same comparisons", "difference"), differences)
+        yield PageTable(
+            "Paired differences of accuracy", ("on the same comparisons", "difference"), differences
+        )
     if isinstance(quantized := summary.get("quantization"), Mapping):
         rows = [[Cell(key), any_cell(value)] for key, value in _flat(quantized)]
-        yield Table("What quantising changed", ("", "figure"), rows, note=definitions.get("quantization", ""))
+        yield PageTable(
+            "What quantising changed", ("", "figure"), rows, note=definitions.get("quantization", "")
+        )
 
 
 def _subsets(run: FinishedRun) -> Iterator[Block]:
@@ -127,14 +131,14 @@ def _users(run: FinishedRun) -> Iterator[Block]:
     yield _bounded("Users", ("user", "comparisons", "accuracy", "ties"), cells, place=2)
 
 
-def _bounded(title: str, heads: Sequence[str], rows: list[list[Cell]], *, place: int) -> Table:
+def _bounded(title: str, heads: Sequence[str], rows: list[list[Cell]], *, place: int) -> PageTable:
     """A table of at most `MOST_ROWS`: those with the lowest and the highest figure in the column `place`."""
     note = ""
     if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda row: row[place].value or 0)
         note = f"The {MOST_ROWS // 2:,} lowest and the {MOST_ROWS // 2:,} highest of {len(rows):,} rows."
         rows = rows[: MOST_ROWS // 2] + rows[-MOST_ROWS // 2 :]
-    return Table(title, heads, rows, note=note, filtered=len(rows) > 20)
+    return PageTable(title, heads, rows, note=note, filtered=len(rows) > 20)
 
 
 def _cut(run: FinishedRun) -> Iterator[Block]:
@@ -152,7 +156,7 @@ def _cut(run: FinishedRun) -> Iterator[Block]:
     if isinstance(left_out, Mapping):
         count = left_out.get("comparisons", 0)
         rows.append([Cell("comparisons too long, and left out"), Cell(f"{count:,}", count)])
-    yield Table("Ties and cut text", ("", "amount"), rows)
+    yield PageTable("Ties and cut text", ("", "amount"), rows)
 
 
 def _benchmarks(run: FinishedRun) -> Iterator[Block]:
@@ -165,7 +169,7 @@ def _benchmarks(run: FinishedRun) -> Iterator[Block]:
                 figure_cell((part.get("figures") or {}).get(figure), form="{:.4f}") for part in shown.values()
             ]
             rows.append([Cell(figure), *cells])
-        yield Table(name, ("", *shown), rows, note=str(result.get("rule", "")))
+        yield PageTable(name, ("", *shown), rows, note=str(result.get("rule", "")))
 
 
 def _made(run: FinishedRun) -> Iterator[Block]:
@@ -179,7 +183,7 @@ def _made(run: FinishedRun) -> Iterator[Block]:
     definitions = run.summary.get("definitions")
     if isinstance(definitions, Mapping):
         rows = [[Cell(str(key)), Cell(str(value))] for key, value in definitions.items()]
-        yield Table("Definitions", ("figure", "meaning"), rows, words=2)
+        yield PageTable("Definitions", ("figure", "meaning"), rows, words=2)
 
 
 def manifest(record: Mapping[str, Any], name: str) -> Iterator[Block]:

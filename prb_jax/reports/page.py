@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
+import json
+import shlex
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import DataError, RunError
-from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.reports.blocks import Block, Cell, Chapter, Paragraph, Preformatted, Section, Table, visible
+from prb_jax.errors import RunError
+from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
 from prb_jax.reports.cells import figure_cell, headline
+from prb_jax.reports.comparison import signed
 from prb_jax.reports.drawings import draw_curves
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
 from prb_jax.reports.texts import TextReader
@@ -92,21 +94,62 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
 
 def _several(runs: Sequence[FinishedRun], names: dict[Path, str]) -> Chapter:
     summaries = {names[run.path]: run.summary for run in runs}
-    note = "Each with the interval of its own run; the differences below say more than two intervals side by side."
+    note = (
+        "Each with the interval of its own run; paired differences say more than two intervals side by side."
+    )
     blocks: list[Block] = [headline(summaries, title="All runs", note=note)]
-    rows, refused = [], []
-    for a, b in combinations(runs, 2):
-        pair = f"{names[a.path]} minus {names[b.path]}"
-        try:
-            found = paired_difference(a.rows, b.rows)
-        except DataError as error:
-            refused.append(Paragraph(f"{pair}: not comparable: {error}", True))
-            continue
-        rows.append([Cell(pair), figure_cell(found["difference"], found["ci95"])])
-    if rows:
-        heads = ("on the same comparisons", "difference of accuracy")
-        blocks.append(Table("Paired differences", heads, rows, note="[..] 95 % interval, clustered by user."))
-    return Chapter("All runs", "all", [Section("Comparison", [*blocks, *refused])])
+    alike: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        inputs = run.record["inputs"]
+        alike.setdefault(json.dumps([inputs.get("data"), inputs.get("limit")], sort_keys=True), []).append(
+            run
+        )
+    for group in alike.values():
+        if len(group) > 1:
+            blocks += _compared(group, names)
+        else:
+            blocks.append(Paragraph(f"{names[group[0].path]}: no other run on the same data.", True))
+    return Chapter("All runs", "all", [Section("Comparison", blocks)])
+
+
+def _compared(runs: Sequence[FinishedRun], names: dict[Path, str]) -> list[Block]:
+    """Tables of what `prb compare` finds in runs on the same data."""
+    found = compare_rows({names[run.path]: run.rows for run in runs})
+    standings = [
+        [
+            Cell(str(run["rank_group"]), run["rank_group"]),
+            Cell(run["name"]),
+            figure_cell(run["accuracy"], run["ci95"]),
+        ]
+        for run in found["runs"]
+    ]
+    pairs = [
+        [
+            Cell(f"{pair['a']} minus {pair['b']}"),
+            Cell(signed(pair["difference"], pair["ci95"]), pair["difference"]),
+            figure_cell(pair["p"], form="{:.2g}"),
+            figure_cell(pair["p_holm"], form="{:.2g}"),
+        ]
+        for pair in found["pairs"]
+    ]
+    meanings = COMPARISON_DEFINITIONS
+    protocols = sorted({str(run.record["inputs"].get("protocol")) for run in runs})
+    across = f" The runs have different protocols: {', '.join(protocols)}." if len(protocols) > 1 else ""
+    return [
+        PageTable(
+            f"Ranks on the same {found['pairs'][0]['n']:,} comparisons",
+            ("rank", "run", "accuracy"),
+            standings,
+            words=2,
+            note=f"Rank: {meanings['rank_group']}.{across}",
+        ),
+        PageTable(
+            "Paired differences of accuracy",
+            ("on the same comparisons", "difference", "p", "p, Holm"),
+            pairs,
+            note=f"[..] {meanings['ci95']}. p: {meanings['p']}. p, Holm: {meanings['p_holm']}.",
+        ),
+    ]
 
 
 def _training(folder: Path, name: str, number: int) -> Chapter:
@@ -128,15 +171,13 @@ def _training(folder: Path, name: str, number: int) -> Chapter:
     made: list[Block] = []
     command = record.get("command")
     if isinstance(command, list) and command:
-        import shlex
-
         made.append(Preformatted("The command that repeats it", shlex.join(map(str, command))))
     made += manifest(record, _TRAINING)
     sections = [Section("Learning curves", blocks), Section("How it was made", made)]
     return Chapter(f"{name}: training", f"training-{number}", sections)
 
 
-def _training_table(summary: dict[str, Any]) -> Table:
+def _training_table(summary: dict[str, Any]) -> PageTable:
     rows = []
     for name, part in (
         ("training, last tenth", summary.get("last_tenth")),
@@ -146,7 +187,7 @@ def _training_table(summary: dict[str, Any]) -> Table:
             cells = [figure_cell(part.get(key), form="{:.4f}") for key in ("loss", "accuracy", "margin")]
             rows.append([Cell(name), *cells])
     note = f"{summary.get('steps'):,} steps; the model of step {summary.get('exported_step'):,} was exported."
-    return Table("Last figures", ("", "loss", "accuracy", "margin"), rows, note=note)
+    return PageTable("Last figures", ("", "loss", "accuracy", "margin"), rows, note=note)
 
 
 def _render(chapters: Sequence[Chapter], *, title: str) -> str:

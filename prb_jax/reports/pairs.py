@@ -8,7 +8,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.reports.blocks import Block, Cell, Pair, Pairs, Paragraph, Response, Table, clipped, visible
+from prb_jax.reports.blocks import Block, Cell, PageTable, Pair, Pairs, Paragraph, Response, clipped, visible
 from prb_jax.reports.texts import Texts, posts_seen
 from prb_jax.runs.finished import FinishedRun
 
@@ -42,7 +42,7 @@ def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Bloc
             for place in order[:MOST_PAIRS]
         ]
         title = f"The {len(rows):,} comparisons with the lowest margin"
-        yield Table(title, ("id", "subset", "user", "margin"), rows, words=3, filtered=True)
+        yield PageTable(title, ("id", "subset", "user", "margin"), rows, words=3, filtered=True)
         return
     chosen: dict[int, Pair] = {}
     for place in _in_turn(order, run.rows):

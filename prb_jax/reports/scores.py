@@ -11,7 +11,7 @@ from prb_jax.metrics.accuracy import group_counts, outcomes
 from prb_jax.metrics.calibration import CALIBRATION_DEFINITION, calibration
 from prb_jax.metrics.length import LENGTH_DEFINITION, length_bias
 from prb_jax.metrics.uncertainty import bootstrap_interval
-from prb_jax.reports.blocks import Block, Cell, Paragraph, Table
+from prb_jax.reports.blocks import Block, Cell, PageTable, Paragraph
 from prb_jax.reports.cells import figure_cell
 from prb_jax.reports.drawings import draw_margins, draw_points, draw_reliability
 from prb_jax.reports.texts import Texts, posts_seen
@@ -35,7 +35,7 @@ def score_blocks(run: FinishedRun) -> Iterator[Block]:
     ]
     heads = ("confidence", "comparisons", "mean confidence", "share right", "difference")
     title = f"Calibration: expected calibration error {found['ece']:.3f}"
-    yield Table(title, heads, rows, note=f"{CALIBRATION_DEFINITION}.")
+    yield PageTable(title, heads, rows, note=f"{CALIBRATION_DEFINITION}.")
 
 
 def length_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
@@ -58,7 +58,7 @@ def length_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         ],
     ]
     note = f"{found['equal']:,} comparisons have no single longest response. Definition: {LENGTH_DEFINITION}."
-    yield Table("Length bias", ("", "share"), rows, note=note)
+    yield PageTable("Length bias", ("", "share"), rows, note=note)
 
 
 def posts_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
@@ -87,7 +87,7 @@ def posts_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         description="Each point holds the comparisons with so many posts; bars are 95 % intervals. Users with many "
         "posts are other users than those with few: this is no effect of posts.",
     )
-    yield Table("Accuracy by number of posts", ("posts", "comparisons", "accuracy"), rows)
+    yield PageTable("Accuracy by number of posts", ("posts", "comparisons", "accuracy"), rows)
 
 
 def _ranges(values: Sequence[int], *, most: int = 12) -> list[tuple[int, int]]:

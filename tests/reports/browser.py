@@ -104,11 +104,6 @@ def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
 
-    def connect() -> None:
-        # both ends are moved away first: one of them may be 3 or 4 itself
-        os.dup2(to_browser, 60), os.dup2(from_browser, 61)
-        os.dup2(60, 3), os.dup2(61, 4)
-
     flags = [
         "--headless",
         "--no-sandbox",
@@ -117,10 +112,18 @@ def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
         "--remote-debugging-pipe",
     ]
     flags += ["--no-first-run", "--disable-extensions", "--disable-background-networking"]
+    connected = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'  # they are 3 or more: none is lost
     process = subprocess.Popen(
-        [BROWSER, *flags, f"--user-data-dir={path.parent / 'browser'}", "about:blank"],
-        preexec_fn=connect,
-        close_fds=False,
+        [
+            "bash",
+            "-c",
+            connected,
+            BROWSER,
+            *flags,
+            f"--user-data-dir={path.parent / 'browser'}",
+            "about:blank",
+        ],
+        pass_fds=(to_browser, from_browser),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
