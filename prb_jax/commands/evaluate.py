@@ -90,6 +90,9 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
     )
+    sub.add_argument(
+        "--wandb", metavar="PROJECT", help="write the summary to this project of Weights & Biases too"
+    )
     add_no_progress(sub)
     add_distributed(sub)
     add_config(sub)
@@ -122,6 +125,7 @@ def run(options: argparse.Namespace) -> int:
             reference=False if options.no_reference else None,
             batch_tokens=options.batch_tokens,
             progress=not options.no_progress,
+            wandb=options.wandb,
             command=options.command,
             **model_options(options),
         )
