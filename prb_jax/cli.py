@@ -17,6 +17,7 @@ from prb_jax.commands import (
     personas,
     plan,
     prepare,
+    push,
     quickstart,
     rank_profiles,
     report,
@@ -33,7 +34,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, report, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
+    evaluate, compare, report, push, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
     completion,
 )  # fmt: skip
 

@@ -53,3 +53,17 @@ def _is_interval(value: Any) -> bool:
     return (
         isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
     )
+
+
+def last_figures(summary: Mapping[str, Any]) -> PageTable:
+    """Return the table of the last figures of a finished training run."""
+    rows = []
+    for name, part in (
+        ("training, last tenth", summary.get("last_tenth")),
+        ("validation of the exported model", summary.get("validation")),
+    ):
+        if isinstance(part, dict):
+            cells = [figure_cell(part.get(key), form="{:.4f}") for key in ("loss", "accuracy", "margin")]
+            rows.append([Cell(name), *cells])
+    note = f"{summary.get('steps'):,} steps; the model of step {summary.get('exported_step'):,} was exported."
+    return PageTable("Last figures", ("", "loss", "accuracy", "margin"), rows, note=note)
