@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.report.comparison import compare
+    from prb_jax.report.leaderboard import leaderboard
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
+    from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -41,6 +43,8 @@ _HOMES = {
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "compare": "prb_jax.report.comparison",
+    "leaderboard": "prb_jax.report.leaderboard",
+    "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -62,8 +66,10 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "leaderboard",
     "load",
     "read_comparisons",
+    "split",
     "train",
 ]
 
