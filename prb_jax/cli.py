@@ -20,6 +20,7 @@ from prb_jax.commands import (
     prepare,
     quickstart,
     rank_profiles,
+    report,
     split,
     train,
 )
@@ -34,8 +35,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, train, convert, inspect, personas, prepare, split, rank_profiles, quickstart,
-    bench, plan, completion,
+    evaluate, compare, leaderboard, report, train, convert, inspect, personas, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from prb_jax.report.leaderboard import format_leaderboard, leaderboard, render_leaderboard
+    from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
 
     entries = leaderboard(options.folder, unfinished=options.unfinished, controls=options.controls)
     if options.format is None:

@@ -10,8 +10,8 @@ from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.processes.agreement import differences
-from prb_jax.report.style import new_table, signed
-from prb_jax.report.table import interval
+from prb_jax.reports.style import new_table, signed
+from prb_jax.reports.table import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from prb_jax.report.style import NONE, facts_table, new_table, signed
+from prb_jax.reports.style import NONE, facts_table, new_table, signed
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it

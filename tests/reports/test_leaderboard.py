@@ -12,7 +12,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
-from tests.report.test_comparison import pairs
+from tests.reports.test_comparison import pairs
 
 
 @pytest.fixture(scope="module")
