@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.reports.comparison import compare
+    from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
     from prb_jax.scoring.by_name import evaluate
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
+    from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -45,6 +47,8 @@ _HOMES = {
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "compare": "prb_jax.reports.comparison",
+    "leaderboard": "prb_jax.reports.leaderboard",
+    "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -66,10 +70,12 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "leaderboard",
     "load",
     "push",
     "read_comparisons",
     "report",
+    "split",
     "train",
 ]
 

@@ -14,6 +14,7 @@ from prb_jax.commands import (
     convert,
     evaluate,
     inspect,
+    leaderboard,
     personas,
     plan,
     prepare,
@@ -21,6 +22,7 @@ from prb_jax.commands import (
     quickstart,
     rank_profiles,
     report,
+    split,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -34,8 +36,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, report, push, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
-    completion,
+    evaluate, compare, leaderboard, report, push, train, convert, inspect, personas, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 
