@@ -10,7 +10,8 @@ from typing import Any
 
 from prb_jax.errors import short_repr
 from prb_jax.reports.blocks import PageTable, visible
-from prb_jax.reports.cells import headline, last_figures
+from prb_jax.reports.cells import headline, last_figures, scorers
+from prb_jax.reports.table import gains
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.version import __version__
 
@@ -79,11 +80,12 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
     yield f"## Evaluation on {_inline(', '.join(names))}"
     yield ""
     definition = (summary.get("definitions") or {}).get("ci95", "see summary.json")
-    shown = {"this model": summary, **(summary.get("baselines") or {})}
-    yield from _table(headline(shown, title="", note=""))
+    yield from _table(headline(scorers(summary, name="this model"), title="", note=""))
     yield ""
     yield f"[..] 95 % interval: {_inline(definition)}. A tie is not a win."
     yield ""
+    for gain in gains(summary.get("controls") or {}):
+        yield f"- {_inline(gain)}"
     yield f"- data: {_inline(_sources(inputs.get('data')))}"
     view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts", "max_length"))
     yield f"- shown to the model: {_inline(view)}"

@@ -31,6 +31,16 @@ def any_cell(value: Any) -> Cell:
     )
 
 
+def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the summaries within a summary, by the name to show: the model, its controls, the baselines."""
+    said = {"blind": "shown no profile", "swap": "shown another user's profile"}
+    controls = {
+        f"{name}, {said.get(control, control)}": figures
+        for control, figures in (summary.get("controls") or {}).items()
+    }
+    return {name: summary, **controls, **(summary.get("baselines") or {})}
+
+
 def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: str) -> PageTable:
     """Return the table of the main figures of some summaries, by name."""
     rows = [

@@ -16,9 +16,9 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
 from prb_jax.reports.cells import figure_cell, headline, last_figures
-from prb_jax.reports.comparison import signed
 from prb_jax.reports.drawings import draw_curves
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
+from prb_jax.reports.style import signed
 from prb_jax.reports.texts import TextReader
 from prb_jax.runs.finished import FinishedRun, read_finished
 
