@@ -32,7 +32,7 @@ ORDER = (
     ("retrieval",),
     ("training",),
     ("generation",),
-    ("report",),
+    ("reports",),
     ("inspection",),
     ("plan",),
     ("bench",),
