@@ -16,11 +16,18 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.load import load_policy
+    from prb_jax.generation.policy import Policy, Sample
+    from prb_jax.reports.comparison import compare
+    from prb_jax.reports.leaderboard import leaderboard
+    from prb_jax.reports.page import report
+    from prb_jax.reports.push import push
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
+    from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -37,8 +44,16 @@ _HOMES = {
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
+    "report": "prb_jax.reports.page",
+    "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "load_policy": "prb_jax.generation.load",
+    "Policy": "prb_jax.generation.policy",
+    "Sample": "prb_jax.generation.policy",
+    "compare": "prb_jax.reports.comparison",
+    "leaderboard": "prb_jax.reports.leaderboard",
+    "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -50,17 +65,25 @@ __all__ = [
     "Evaluation",
     "MeshError",
     "Message",
+    "Policy",
     "Post",
     "PrbError",
     "PrbWarning",
     "RewardModel",
     "RubricAspect",
     "RunError",
+    "Sample",
     "TrainResult",
     "__version__",
+    "compare",
     "evaluate",
+    "leaderboard",
     "load",
+    "load_policy",
+    "push",
     "read_comparisons",
+    "report",
+    "split",
     "train",
 ]
 

@@ -9,15 +9,21 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     bench,
+    compare,
     completion,
     convert,
     evaluate,
     inspect,
+    leaderboard,
     personas,
     plan,
     prepare,
+    push,
     quickstart,
     rank_profiles,
+    report,
+    sample,
+    split,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -31,7 +37,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, compare, leaderboard, report, push, train, sample, convert, inspect, personas, prepare, split,
+    rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -110,7 +110,9 @@ def load_for_bench(
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=STREAM_ATTENTION if stream_fn else choose_attention(devices, kind, attention).name,
+        attention=STREAM_ATTENTION
+        if stream_fn
+        else choose_attention(devices, kind, attention, scored=config).name,
     )
 
 
