@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -75,9 +76,9 @@ class StreamBatch:
 
 def stream_batch_shardings(mesh: Mesh, *, windows: bool) -> StreamBatch:
     """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
-    flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
-    tables = BlockTable(table, table)  # pyright: ignore[reportArgumentType]
-    return StreamBatch(*[flat] * 6, tables, tables if windows else None)  # pyright: ignore[reportArgumentType]
+    flat, table = (cast(Any, batch_sharding(mesh, rank)) for rank in (2, 3))
+    tables = BlockTable(table, table)
+    return StreamBatch(flat, flat, flat, flat, flat, flat, tables, tables if windows else None)
 
 
 def make_stream_batch(
@@ -128,6 +129,9 @@ def _lay(
     at = read = 0
     path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)
     length = 0  # tokens of the open beginning
+    known: dict[
+        bytes, int
+    ] = {}  # where each response to the open prefix stands: equal ones are computed once
 
     def place_of(position: int) -> int:
         """Where the token at this position of the open beginning stands."""
@@ -157,15 +161,19 @@ def _lay(
 
     for index, shared in zip(stream.members, stream.shared, strict=True):
         tree = trees[index]
+        if shared != length or len(tree.prefix) != length or not shared:
+            known.clear()
         close(shared)
         if len(tree.prefix) > shared:
             first = write(tree.prefix[shared:], shared)
             path.append((shared, first))
             length = len(tree.prefix)
         for response, offset in zip(tree.responses, tree.read, strict=True):
-            first = write(response, len(tree.prefix))
-            until[first:at] = at
-            reads[read], ends[read] = first + offset, at - 1
+            ids = response.tobytes()
+            if ids not in known:
+                known[ids] = write(response, len(tree.prefix))
+                until[known[ids] : at] = at
+            reads[read], ends[read] = known[ids] + offset, known[ids] + len(response) - 1
             read += 1
     close(0)
     arrays = {
