@@ -16,6 +16,7 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.report.comparison import compare
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -39,6 +40,7 @@ _HOMES = {
     "evaluate": "prb_jax.scoring.by_name",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "compare": "prb_jax.report.comparison",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -58,6 +60,7 @@ __all__ = [
     "RunError",
     "TrainResult",
     "__version__",
+    "compare",
     "evaluate",
     "load",
     "read_comparisons",

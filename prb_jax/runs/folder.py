@@ -191,8 +191,21 @@ def _read_scores(path: Path) -> dict[str, ScoredRow]:
     if whole < len(data):
         with writing(path):
             os.truncate(path, whole)
+    return parse_scores(data[:whole], path=path)
+
+
+def parse_scores(data: bytes, *, path: Path) -> dict[str, ScoredRow]:
+    """Return the rows of a `scores.jsonl` by id, in its order.
+
+    Args:
+      data: whole lines.
+      path: of the file, for messages.
+
+    Raises:
+      RunError: a line that is no row of scores, or a second row of one comparison.
+    """
     rows: dict[str, ScoredRow] = {}
-    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         row = _read_row(line, where=f"{path}:{number}")
         if row.id in rows:
             raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
