@@ -88,7 +88,11 @@ def add(verbs: Verbs) -> None:
     sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time")
     add_model_options(sub)
     sub.add_argument(
-        "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
+        "--seed",
+        metavar="N",
+        type=not_negative,
+        default=0,
+        help="of the resampling of benchmark scores (default: 0)",
     )
     add_no_progress(sub)
     add_distributed(sub)

@@ -33,9 +33,9 @@ def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], flo
         for (values, counts), start, sign in zip(
             counted, (mean * scale, (1 - mean) * scale, scale), (1, 1, -1), strict=True
         ):
-            total += sign * (
-                gammaln(values[:, None] + start) - gammaln(start)
-            ).T @ counts  # log of start (start + 1) ... (start + value - 1)
+            total += (
+                sign * (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+            )  # log of start (start + 1) ... (start + value - 1)
         plain = (wins.sum()) * np.log(mean) + (rows - wins).sum() * np.log1p(-mean)
         return np.where(correlation > 0, total, plain)
 

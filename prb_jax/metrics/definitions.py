@@ -58,7 +58,9 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
 def definitions(clusters: Clusters) -> dict[str, str]:
     """Return the meaning of each key of a summary of these rows."""
     over = clusters.over
-    what = {OVER_USERS: "a user", OVER_DERIVED_USERS: "a derived user", OVER_COMPARISONS: "a comparison"}[over]
+    what = {OVER_USERS: "a user", OVER_DERIVED_USERS: "a derived user", OVER_COMPARISONS: "a comparison"}[
+        over
+    ]
     score = _SCORE.format(over=what)
     if over == OVER_USERS and any(user is None for user in clusters.users):
         over = "users (a row without a user is a cluster of its own)"

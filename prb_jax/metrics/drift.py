@@ -14,7 +14,8 @@ from prb_jax.metrics.uncertainty import paired_difference
 
 DRIFT_DEFINITION: Final = (
     "against the reference on the same comparisons: its accuracy; difference = accuracy minus the reference's, with a "
-    "95 % t interval, paired, clustered as ci95 (null, with difference_ci95_reason, under six clusters); flips = comparisons whose verdict (win, tie, loss) is another one; "
+    "95 % t interval, paired, clustered as ci95 (null, with difference_ci95_reason, under six clusters); "
+    "flips = comparisons whose verdict (win, tie, loss) is another one; "
     "drift of every response's score: mean, rms (root mean square) and max_abs of score minus reference score, each "
     "also relative to the standard deviation of the reference's scores (null where that is 0); Pearson and Spearman "
     "correlation of the two (null where either is constant)"

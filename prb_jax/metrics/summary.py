@@ -73,7 +73,9 @@ def summarise(
     return summary
 
 
-def _figures(rows: Sequence[ScoredRow], clusters: Clusters, *, undefined: str | None = None) -> dict[str, Any]:
+def _figures(
+    rows: Sequence[ScoredRow], clusters: Clusters, *, undefined: str | None = None
+) -> dict[str, Any]:
     result = outcomes(rows)
     figures = _accuracy(result, clusters)
     # exact sums here and below: not even the last bit depends on the order of the rows

@@ -27,7 +27,7 @@ SCORE: Final = "score"
 TWO_WAY: Final = "two-way"
 PAIRED: Final = "paired t"
 
-_STEPS: Final = 40  # of bisection
+_STEPS: Final = 28  # of bisection
 _LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can be estimated
 
 

@@ -20,6 +20,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
 
+PROFILE_OVERLAP: Final = "baseline:profile-overlap"
+
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -38,6 +40,13 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINES)}")
     return score(comparisons)
+
+
+def undefined_on(name: str, comparisons: Sequence[Comparison]) -> str | None:
+    """Return why a baseline says nothing of these comparisons; None where it does."""
+    if name == PROFILE_OVERLAP and not any(comparison.profile for comparison in comparisons):
+        return "no comparison has a profile"
+    return None
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -116,7 +125,7 @@ BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]
     {
         "baseline:length": _length,
         "baseline:random": _random,
-        "baseline:profile-overlap": _profile_overlap,
+        PROFILE_OVERLAP: _profile_overlap,
     }
 )
 """The built-in baselines by name, in the order in which they are shown."""

@@ -65,7 +65,7 @@ def evaluate(
         comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
-      seed: of the bootstrap.
+      seed: of the resampling of benchmark scores.
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
         `model` is a name.
       reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the

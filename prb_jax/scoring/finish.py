@@ -9,9 +9,11 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, finish_scores
-from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.baselines import BASELINES, score_baseline, undefined_on
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
@@ -23,6 +25,9 @@ from prb_jax.trees.tree import Truncation
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
+UNKNOWN_USERS_DEFINITION = (
+    "users that the model was not trained with; what it learned for anybody stands for them"
+)
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
 
@@ -33,7 +38,7 @@ def finish_run(
     scorer: Scorer,
     reader: Reader | None,
     inputs: Inputs,
-    baselines: Mapping[str, Sequence[ScoredRow]],
+    baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
@@ -46,7 +51,7 @@ def finish_run(
       scorer: the model.
       reader: of the model, if it reads tokens.
       inputs: of the run.
-      baselines: by name, rows in the order of the inputs.
+      baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
       reference: the unquantised model's rows, if there are any.
@@ -57,11 +62,13 @@ def finish_run(
     folder = run.folder
     assert folder is not None
     rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
+    clusters = clusters_of(inputs.comparisons)
+    write_clusters(folder.path, rows, clusters)
     summary = {
         "model": name,
         **shown_view(identity.view),
         "limit": identity.limit,
-        **summarise(rows, baselines=baselines, seed=identity.seed),
+        **summarise(rows, baselines=baselines, clusters=clusters, model=identity.model.get("name")),
     }
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
@@ -70,10 +77,11 @@ def finish_run(
         summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer, rows, reference, seed=identity.seed)
+        summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     if reader is not None and (unknown := reader.unknown_users(inputs.comparisons)) is not None:
         summary["unknown_users"] = unknown
+        summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
     if left_out is not None:
         left_out.write(folder.path)
         for benchmark, count in left_out.benchmarks.items():
@@ -85,10 +93,13 @@ def finish_run(
     return rows, summary
 
 
-def score_baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
-    """Return the rows of every baseline, in the order of the comparisons."""
-    baselines: dict[str, list[ScoredRow]] = {}
+def score_baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow] | str]:
+    """Return the rows of every baseline, in the order of the comparisons, or why it is not defined on them."""
+    baselines: dict[str, list[ScoredRow] | str] = {}
     for baseline in BASELINES:
+        if reason := undefined_on(baseline, comparisons):
+            baselines[baseline] = reason
+            continue
         scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
         baselines[baseline] = [
             scored_row(comparison, scores, 0, Truncation()) for comparison, scores in scored
