@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.scoring.benchmarks import check_benchmarks
-from prb_jax.scoring.finish import finish_run, score_baselines
+from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
@@ -44,7 +46,7 @@ class Evaluation:
 
     out: Path | None
     summary: dict[str, Any]
-    rows: list[ScoredRow]
+    rows: Sequence[ScoredRow]
 
     def __repr__(self) -> str:
         shown = {name: self.summary.get(name) for name in ("model", "n", "accuracy", "ci95", "user_accuracy")}
@@ -141,7 +143,7 @@ def run_evaluation(
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
-    facts = {
+    recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
             "command": list(options.command),
@@ -156,11 +158,12 @@ def run_evaluation(
         "options": shown_view(view)
         | ({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     }
+    facts = Facts(inputs.comparisons)
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
-        run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **facts))
+        run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
         try:
-            run.score(scorer, inputs.comparisons, label=name, **scoring)
+            run.score(scorer, inputs.comparisons, facts, label=name, **scoring)
         except TooLongError as error:
             raise DataError(
                 f"{error}; --too-long skip leaves such comparisons out, and names them"
@@ -170,11 +173,12 @@ def run_evaluation(
             assert isinstance(scorer, Quantized)
             scorer = scorer.without_weights()  # both models are never in memory at once
             plain_run = stack.enter_context(
-                open_scored_run(kept / UNQUANTIZED, inputs=plain_identity.to_json(), **facts)
+                open_scored_run(kept / UNQUANTIZED, inputs=plain_identity.to_json(), **recorded)
             )
-            if plain_run.lacks(inputs.comparisons):
+            if plain_run.lacks(facts):
                 plain_scorer = _accepting(open_scorer(replace(options.loading, quantize=None)), view)
-                plain_run.score(plain_scorer, inputs.comparisons, label=f"{name}, unquantized", **scoring)
+                label = f"{name}, unquantized"
+                plain_run.score(plain_scorer, inputs.comparisons, facts, label=label, **scoring)
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
@@ -183,7 +187,8 @@ def run_evaluation(
                 scorer=scorer,
                 reader=reader,
                 inputs=inputs,
-                baselines=score_baselines(inputs.comparisons),
+                facts=facts,
+                baselines=facts.baselines(),
                 name=name,
                 left_out=left_out,
             )
@@ -191,7 +196,7 @@ def run_evaluation(
             return finished(run, identity=identity, reference=reference)[1]
 
         summary = on_first_process(finish)
-    rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
+    rows = RowView(run.rows, facts.ids)
     return Evaluation(out=options.out, summary=summary, rows=rows)
 
 
