@@ -16,6 +16,8 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.reports.comparison import compare
+    from prb_jax.reports.page import report
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -37,8 +39,10 @@ _HOMES = {
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
+    "report": "prb_jax.reports.page",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "compare": "prb_jax.reports.comparison",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -58,9 +62,11 @@ __all__ = [
     "RunError",
     "TrainResult",
     "__version__",
+    "compare",
     "evaluate",
     "load",
     "read_comparisons",
+    "report",
     "train",
 ]
 

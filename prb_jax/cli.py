@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     bench,
+    compare,
     completion,
     convert,
     evaluate,
@@ -18,6 +19,7 @@ from prb_jax.commands import (
     prepare,
     quickstart,
     rank_profiles,
+    report,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -31,7 +33,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, compare, report, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
+    completion,
 )  # fmt: skip
 
 

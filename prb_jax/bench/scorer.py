@@ -103,7 +103,7 @@ def load_for_bench(
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=choose_attention(devices, kind, attention).name,
+        attention=choose_attention(devices, kind, attention, scored=config).name,
     )
 
 

@@ -117,7 +117,8 @@ def add_attention(sub: Parser) -> None:
         "--attention",
         choices=ATTENTIONS,
         default="auto",
-        help="the machine's own choice (default), the block-wise XLA program, or the machine's kernel",
+        help="the machine's own choice (default), the block-wise XLA program, or our own kernel for GPUs "
+        "(on TPUs: the splash kernel)",
     )
 
 

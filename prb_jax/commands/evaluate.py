@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
-        from prb_jax.report.table import render_summary
+        from prb_jax.reports.table import render_summary
         from prb_jax.scoring.by_name import evaluate
 
         result = evaluate(

@@ -51,7 +51,7 @@ def make_score_fn(
         logits = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
         shardings = encoder_shardings(config, mesh)
     else:
-        attend = wanted_attention(mesh, dtype, attention)
+        attend = wanted_attention(mesh, dtype, attention, scored=config)
         logits = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
         shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from prb_jax.data.reading import parse_json, read_json
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
@@ -183,23 +183,44 @@ def _line(row: ScoredRow) -> bytes:
 
 def _read_scores(path: Path) -> RowTable:
     """The whole rows of the file; a torn last line is cut off the file."""
-    rows, whole = RowTable(), 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    with writing(path):
-                        os.truncate(path, whole)
-                    break
-                row = _read_row(line[:-1], where=f"{path}:{number}")
-                if row.id in rows:
-                    raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
-                rows[row.id] = row
-                whole += len(line)
+            rows = parse_scores(_whole_lines(file, path), path=path)
     except FileNotFoundError:
-        pass
+        return RowTable()
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    return rows
+
+
+def _whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a file; a torn last one is cut off it instead."""
+    whole = 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            with writing(path):
+                os.truncate(path, whole)
+            return
+        yield line
+        whole += len(line)
+
+
+def parse_scores(lines: Iterable[bytes], *, path: Path) -> RowTable:
+    """Return the rows of a `scores.jsonl` by id, in its order.
+
+    Args:
+      lines: whole ones, of which one is held at a time.
+      path: of the file, for messages.
+
+    Raises:
+      RunError: a line that is no row of scores, or a second row of one comparison.
+    """
+    rows = RowTable()
+    for number, line in enumerate(lines, start=1):
+        row = _read_row(line.removesuffix(b"\n"), where=f"{path}:{number}")
+        if row.id in rows:
+            raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
+        rows[row.id] = row
     return rows
 
 

@@ -69,8 +69,8 @@ def load(
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
-      attention: "auto", the machine's own choice; "blockwise", the XLA program; or "kernel", the machine's
-        kernel: see :func:`prb_jax.models.attention.choice.choose_attention`.
+      attention: "auto", the machine's own choice; "blockwise", the XLA program; or "kernel", our own kernel for
+        GPUs (on TPUs the splash kernel): see :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
@@ -113,7 +113,8 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         loaded = load_params(
             path, config, dtype=dtype, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
         )
-        params, shown_attention = loaded.params, choose_attention(mesh, dtype, attention).name
+        params = loaded.params
+        shown_attention = choose_attention(mesh, dtype, attention, scored=config).name
         if saved is not None:
             embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}

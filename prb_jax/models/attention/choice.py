@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,34 +11,49 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError, PrbWarning, quote
 from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
+from prb_jax.models.config.decoder import DecoderConfig
 
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
 
+CUDNN = "cuDNN"
+"""What the attention of :mod:`prb_jax.models.attention.cudnn` is called."""
+
+
 @dataclass(frozen=True)
 class AttentionChoice:
-    """An implementation and what it is called in logs and reports."""
+    """An implementation of attention.
+
+    Attributes:
+        name: in logs and reports.
+        attend: the implementation.
+        refused: the reason why it is not cuDNN's, where it would have been; None elsewhere.
+    """
 
     name: str
     attend: Attention
+    refused: str | None = None
 
 
-def choose_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto") -> AttentionChoice:
+def choose_attention(
+    mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto", *, scored: DecoderConfig | None = None
+) -> AttentionChoice:
     """The implementation for programs on ``mesh``, whose devices need not be present.
 
-    By itself ("auto") it is the splash kernel on TPUs in bfloat16, and a block-wise program everywhere else: in
-    float32 the splash kernel would round the factors of its products to bfloat16, and the kernel for GPUs has
-    been checked, but not timed.
+    By itself ("auto") it is, in bfloat16, the splash kernel on TPUs and cuDNN on GPUs for scoring, and a block-wise
+    program everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, cuDNN
+    computes in two bytes alone, and our own kernel for GPUs has been checked, but not timed.
 
     Args:
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
-        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" the
-            machine's own kernel.
+        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" our own
+            kernel for GPUs, and on TPUs the splash kernel.
+        scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
         CheckpointError: no such name, or a machine or dtype without a kernel.
@@ -61,16 +77,32 @@ def choose_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto") 
 
         check_kernel_mesh(mesh)
         return AttentionChoice("tree kernel (Pallas, Triton)", functools.partial(triton_attention, mesh=mesh))
+    refused = None
+    if platform == "gpu" and dtype == jnp.bfloat16 and wanted == "auto" and scored is not None:
+        from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
+
+        refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
+        if refused is None:
+            return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
     in_turn = platform == "cpu"
     order = "head by head" if in_turn else "all heads at once"
-    return AttentionChoice(
-        f"block-wise XLA, {order}", functools.partial(blockwise_attention, sequential=in_turn)
-    )
+    attend = functools.partial(blockwise_attention, sequential=in_turn)
+    return AttentionChoice(f"block-wise XLA, {order}", attend, refused)
 
 
-def wanted_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str) -> Attention | None:
+def wanted_attention(
+    mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, scored: DecoderConfig | None = None
+) -> Attention | None:
     """What :func:`prb_jax.readouts.score_tree.score_tree` is given: None where it is to choose by itself.
 
-    Arguments and errors as of :func:`choose_attention`.
+    Arguments and errors as of :func:`choose_attention`. Where cuDNN refuses a model, a warning says why.
     """
-    return None if wanted == "auto" else choose_attention(mesh, dtype, wanted).attend
+    choice = choose_attention(mesh, dtype, wanted, scored=scored)
+    if choice.refused is not None:
+        warnings.warn(
+            f"attention: cuDNN does not take this model ({choice.refused}): scored by {choice.name}, "
+            "which is slower",
+            PrbWarning,
+            stacklevel=3,
+        )
+    return None if wanted == "auto" and choice.name != CUDNN else choice.attend

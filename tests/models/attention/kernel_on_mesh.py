@@ -1,7 +1,7 @@
 """An attention kernel on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh KERNEL``.
 
-Prints the largest differences of the output and of the three gradients, how the output is split, and for the
-kernels of NVIDIA GPUs how many of them the program for CUDA has.
+Prints the largest differences of the output and of the three gradients (not of cuDNN's, which only scores), how the
+output is split, and for NVIDIA GPUs how many kernels or calls of cuDNN the program for CUDA has.
 """
 
 import functools
@@ -46,6 +46,7 @@ def main(kernel: str) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
 
     from prb_jax.commands.compilation_cache import enable_compilation_cache
+    from prb_jax.models.attention.cudnn import cudnn_attention
     from prb_jax.models.attention.splash import splash_attention
     from prb_jax.models.attention.triton import triton_attention
     from prb_jax.models.attention.triton_kernels import KernelBlocks
@@ -61,8 +62,11 @@ def main(kernel: str) -> None:
         mesh, axes = make_mesh("data=2,sequence=2,tensor=2"), ("batch", "tokens", "heads", None)
     else:
         layout, lengths, window, head_dim = TreeLayout(64, 2, 24), [64, 20, 0, 33], 40, 16
-        function, options = triton_attention, {"blocks": (KernelBlocks(32, 16, warps=4, stages=1),) * 2}
         mesh, axes = make_mesh("data=2,fsdp=2,tensor=2"), ("batch", None, "heads", None)
+        if kernel == "triton":
+            function, options = triton_attention, {"blocks": (KernelBlocks(32, 16, warps=4, stages=1),) * 2}
+        else:
+            function, options = _by_xla(cudnn_attention), {}
     q, k, v = (
         jnp.asarray(rng.normal(size=(len(lengths), layout.tokens, heads, head_dim)), jnp.float32) / 4
         for heads in (4, 2, 2)
@@ -77,6 +81,8 @@ def main(kernel: str) -> None:
             out = attend(q, k, v, mesh=mesh, interpret=interpret)
             return jnp.sum(out * towards), out
 
+        if kernel == "cudnn":  # for scoring
+            return loss(q, k, v), ()
         return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
 
     run = jax.jit(both, static_argnames=("mesh", "interpret"))
@@ -97,7 +103,36 @@ def main(kernel: str) -> None:
             traced = run.trace(*shapes, mesh=away, interpret=False)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
         found["kernels"] = len(re.findall(r"custom_call @\S*triton", text))
+    if kernel == "cudnn":
+        found["calls"] = _calls_of_cudnn(cudnn_attention, placed, mesh, layout, window)
     print(json.dumps(found))
+
+
+def _by_xla(function: Any) -> Any:
+    """cuDNN's function with the arguments of a kernel: interpreted, it runs by XLA."""
+
+    def attend(*arrays: Any, interpret: bool, **options: Any) -> Any:
+        return function(*arrays, implementation="xla" if interpret else "cudnn", **options)
+
+    return attend
+
+
+def _calls_of_cudnn(function: Any, placed: Any, mesh: Any, layout: Any, window: int) -> int:
+    import jax
+    import jax.numpy as jnp
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    fused_attention_stablehlo.check_cudnn_version = lambda: 91_000
+
+    def program(q, k, v, lengths):
+        return function(q, k, v, layout=layout, prefix_lengths=lengths, window=window, mesh=mesh)
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding) for x in placed]
+    lengths = jax.ShapeDtypeStruct(placed[0].shape[:1], jnp.int32)
+    names = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaScaleBiasSoftmax")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    export = jax.export.export(jax.jit(program), platforms=("cuda",), disabled_checks=checks)
+    return len(re.findall(r"custom_call @__cudnn", export(*shapes, lengths).mlir_module()))
 
 
 if __name__ == "__main__":

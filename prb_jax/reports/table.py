@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from prb_jax.report.style import facts_table, new_table
+from prb_jax.reports.style import facts_table, new_table
 
 NONE = "–"
 

@@ -1,0 +1,32 @@
+"""`prb compare`: paired differences between finished runs."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.terminal import print_table
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "compare",
+        run,
+        about="compare finished runs on the same data: paired differences, tests, ranks",
+    )
+    sub.add_argument("runs", metavar="RUN", nargs="+", help="run folders of `prb evaluate`, two or more")
+    sub.add_argument("--out", metavar="DIR", help="folder for compare.json")
+    sub.add_argument(
+        "--across-protocols", action="store_true", help="compare runs with different protocols nevertheless"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, and print the ranks and the differences."""
+    from prb_jax.reports.comparison import COMPARE, compare, render_comparison
+
+    compared = compare(*options.runs, out=options.out, across_protocols=options.across_protocols)
+    print_table(render_comparison(compared))
+    if options.out is not None:
+        print(f"written to {options.out}/{COMPARE}")
+    return 0

@@ -1,0 +1,157 @@
+"""Several models on the same comparisons: paired differences, exact tests, and ranks that the data can tell apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.errors import DataError, quote
+from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
+from prb_jax.metrics.uncertainty import bootstrap_interval
+
+LEVEL: Final = 0.05
+
+COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
+    "accuracy": "strict wins / n; a tie is not a win",
+    "ci95": "95 % percentile bootstrap over users (a row without a user is a cluster of its own); null where there "
+    "are too few",
+    "rank_group": "1 for the best. The runs stand in the order of accuracy, and a new group begins with the first run "
+    "that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05 and "
+    "the interval of their difference, where there is one, leaves out 0",
+    "difference": "accuracy of a minus accuracy of b on the same comparisons",
+    "p": "two-sided exact McNemar test: how often only one of the two wins, against an even split",
+    "p_holm": "p adjusted for all pairs by the method of Holm (1979)",
+    "n": "comparisons",
+    "users": "distinct users among them",
+}
+"""What the figures of a comparison mean."""
+
+
+def mcnemar_p(only_a: np.ndarray | int, only_b: np.ndarray | int) -> np.ndarray:
+    """Two-sided exact p-values of McNemar's test (McNemar 1947, the binomial form).
+
+    Args:
+      only_a: how many comparisons only the first of two models wins.
+      only_b: how many only the second one wins.
+
+    Returns:
+      float64 of the shape of both: twice P(X <= the smaller) for X ~ Binomial(both, 1/2), at most 1.
+    """
+    from scipy.special import bdtr  # scipy takes long to import
+
+    a, b = np.asarray(only_a, np.int64), np.asarray(only_b, np.int64)
+    return np.minimum(2 * bdtr(np.minimum(a, b).astype(np.float64), a + b, 0.5), 1.0)
+
+
+def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """[M] p-values adjusted by the step-down method of Holm (1979), in the order of ``p_values``."""
+    p = np.asarray(p_values, np.float64)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted
+
+
+def compare_rows(runs: Mapping[str, Sequence[ScoredRow]], *, seed: int = 0) -> dict[str, Any]:
+    """Compare every two of several models that scored the same comparisons.
+
+    Args:
+      runs: by name, the rows of each model; two or more, each comparison once, in any order.
+      seed: of the bootstrap.
+
+    Returns:
+      {"runs": [{name, accuracy, ci95, rank_group}] from the best to the worst,
+       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "n", "users"}] in the order of "runs"},
+      plain JSON values, as ``COMPARISON_DEFINITIONS`` explains them.
+
+    Raises:
+      DataError: fewer than two runs, or two that do not hold the same comparisons with the same users and labels.
+    """
+    if len(runs) < 2:
+        raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
+    wins, users = _wins(runs)
+    names = sorted(runs, key=lambda name: (-int(wins[name].sum()), name))
+    pairs = []
+    for a, b in itertools.combinations(names, 2):
+        gains = wins[a].astype(np.int64) - wins[b]
+        pairs.append(
+            {
+                "a": a,
+                "b": b,
+                "difference": float(gains.mean()),
+                "ci95": _interval(gains, users, seed=seed),
+                "p": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
+                "p_holm": 1.0,
+                "n": len(gains),
+                "users": len({user for user in users if user is not None}),
+            }
+        )
+    for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
+        pair["p_holm"] = float(adjusted)
+    groups = _rank_groups(names, {(pair["a"], pair["b"]) for pair in pairs if _apart(pair)})
+    standings = [
+        {
+            "name": name,
+            "accuracy": float(wins[name].mean()),
+            "ci95": _interval(wins[name].astype(np.int64), users, seed=seed),
+            "rank_group": groups[name],
+        }
+        for name in names
+    ]
+    return {"runs": standings, "pairs": pairs}
+
+
+def _wins(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, np.ndarray], list[str | None]]:
+    """The wins [n] of each run in one order of the comparisons, and the user of each comparison."""
+    (first, rows), *others = runs.items()
+    place = _places(first, rows)
+    wins = {first: outcomes(rows).wins}
+    for name, theirs in others:
+        found = _places(name, theirs)
+        if odd := found.keys() ^ place.keys():
+            one, other = (name, first) if min(odd) in found else (first, name)
+            raise DataError(f"comparison {quote(min(odd))} is in {one} only, and not in {other}")
+        matched = [theirs[found[row.id]] for row in rows]
+        for ours, row in zip(rows, matched, strict=True):
+            if ours.user_id != row.user_id or list(ours.labels) != list(row.labels):
+                raise DataError(
+                    f"comparison {quote(row.id)}: user {quote(ours.user_id)} and labels {quote(list(ours.labels))} "
+                    f"in {first}, user {quote(row.user_id)} and labels {quote(list(row.labels))} in {name}"
+                )
+        wins[name] = outcomes(matched).wins
+    return wins, [row.user_id for row in rows]
+
+
+def _places(name: str, rows: Sequence[ScoredRow]) -> dict[str, int]:
+    places = {row.id: place for place, row in enumerate(rows)}
+    if not rows or len(places) != len(rows):
+        raise DataError(f"{name}: expected at least one comparison, and each once")
+    return places
+
+
+def _interval(values: np.ndarray, users: Sequence[str | None], *, seed: int) -> list[float] | None:
+    """The interval of the mean of ``values`` [n], clustered by user."""
+    counts = group_counts(values, users)
+    return bootstrap_interval(counts.wins, counts.rows, seed=seed)
+
+
+def _apart(pair: Mapping[str, Any]) -> bool:
+    interval = pair["ci95"]
+    return pair["p_holm"] <= LEVEL and (interval is None or not interval[0] <= 0 <= interval[1])
+
+
+def _rank_groups(names: Sequence[str], apart: set[tuple[str, str]]) -> dict[str, int]:
+    """The group of each name, from 1: no two of a group are in ``apart``."""
+    groups: dict[str, int] = {}
+    members: list[str] = []
+    group = 1
+    for name in names:
+        if any((member, name) in apart for member in members):
+            group, members = group + 1, []
+        members.append(name)
+        groups[name] = group
+    return groups

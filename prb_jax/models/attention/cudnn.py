@@ -1,0 +1,236 @@
+"""Attention over trees on NVIDIA GPUs by cuDNN's fused attention, for scoring.
+
+cuDNN knows causal masks, windows, lengths and masks that are written down, but no trees. A tree is two kinds of calls:
+the prefix with itself, causal; and every response with its own tokens and its prefix, under a written mask of only
+``R x (R + P)`` numbers. The keys of the prefix are copied for the second kind, a few responses at a time. The other
+way, a call with the prefix and a call with the response merged by the logarithms of their denominators, copies
+nothing, but :func:`jax.nn.dot_product_attention` rounds these logarithms to bfloat16: of a sum between exp(8) and
+exp(16) that is up to 3 %.
+
+Lengths cut off what stands on the right, so prefixes are moved to the left of their columns first.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.sharding import RULES
+from prb_jax.trees.mask import TreeLayout
+
+COPIED_TOKENS = 65_536
+"""The most keys of copied prefixes and of responses that exist at a time: 256 MiB at 8 heads of 128 numbers."""
+
+COLUMNS = 64  # copied keys come in multiples of it: a mask whose rows are not aligned is slow, or refused
+
+
+def cudnn_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    layout: TreeLayout,
+    prefix_lengths: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+    copied_tokens: int = COPIED_TOKENS,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+    """The same as :func:`prb_jax.models.attention.blockwise.blockwise_attention`, by cuDNN.
+
+    Products have factors of q's dtype and float32 sums, the softmax is float32. Padding left of a prefix gets zeros.
+
+    Args:
+        mesh: over which trees and heads are split; None for one device.
+        copied_tokens: see :data:`COPIED_TOKENS`.
+        implementation: of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks.
+
+    Raises:
+        NotImplementedError: a softcap, or of JAX: a dtype or a head dim that cuDNN does not know.
+        RuntimeError: of JAX: there is no cuDNN.
+    """
+    if softcap is not None:
+        raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
+    attend: Any = functools.partial(
+        _attend, layout=layout, window=window, copied_tokens=copied_tokens, implementation=implementation
+    )
+    if mesh is not None and mesh.size > 1:
+        # Every device calls cuDNN for its own trees and heads.
+        split = PartitionSpec(RULES["batch"], None, RULES["heads"])
+        attend = jax.shard_map(
+            attend,
+            mesh=mesh,
+            in_specs=(split, split, split, PartitionSpec(RULES["batch"])),
+            out_specs=split,
+            check_vma=False,
+        )
+    return attend(q, k, v, prefix_lengths.astype(jnp.int32))
+
+
+def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype) -> str | None:
+    """Return why cuDNN does not compute the attention of a model on this machine, or None where it does.
+
+    A small program is compiled for the process's own GPU, so what JAX and cuDNN ask of head sizes, versions and
+    chips is asked of them, not listed here.
+    """
+    if mesh is not None and mesh.shape["sequence"] > 1:
+        return f"it has all tokens of a tree on one device, found sequence={mesh.shape['sequence']}"
+    shards = 1 if mesh is None else mesh.shape["tensor"]
+    return _refusal(
+        config.num_attention_heads // shards,
+        config.num_key_value_heads // shards,
+        config.head_dim,
+        config.attn_logit_softcapping,
+        any(config.layer_windows) and config.sliding_window is not None,
+        jnp.dtype(dtype).name,
+    )
+
+
+@functools.cache
+def _refusal(
+    heads: int, kv_heads: int, head_dim: int, softcap: float | None, slides: bool, dtype: str
+) -> str | None:
+    layout = TreeLayout(64, 2, 32)
+    q, k = (jax.ShapeDtypeStruct((1, layout.tokens, n, head_dim), dtype) for n in (heads, kv_heads))
+    lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def program(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
+        attend = functools.partial(cudnn_attention, layout=layout, prefix_lengths=lengths, softcap=softcap)
+        return [attend(q, k, v, window=window) for window in ((None, 48) if slides else (None,))]
+
+    try:
+        jax.jit(program).lower(q, k, k, lengths).compile()
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return None
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    *,
+    layout: TreeLayout,
+    window: int | None,
+    copied_tokens: int,
+    implementation: Literal["cudnn", "xla"],
+) -> jax.Array:
+    """As :func:`cudnn_attention`, of the trees and heads of one device."""
+    call = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
+    prefix = layout.prefix
+    parts: list[jax.Array] = []
+    if prefix:
+        parts.append(_prefixes(call, q[:, :prefix], k[:, :prefix], v[:, :prefix], lengths, window=window))
+    if layout.tokens > prefix:
+        rest = _responses(call, q, k, v, lengths, layout=layout, window=window, copied_tokens=copied_tokens)
+        parts.append(rest)
+    return jnp.concatenate(parts, axis=1)
+
+
+def _prefixes(
+    call: Any, q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, *, window: int | None
+) -> jax.Array:
+    """Prefixes with themselves: q [B, P, N, H], k and v [B, P, G, H] -> [B, P, N, H]."""
+    gaps = q.shape[1] - lengths
+    real = jnp.maximum(lengths, 1)  # no call gets a row without a key
+    out = call(
+        *(_moved_left(x, gaps) for x in (q, k, v)),
+        is_causal=True,
+        query_seq_lengths=real,
+        key_value_seq_lengths=real,
+        local_window_size=None if window is None else (window - 1, 0),
+    )
+    # A library may leave anything at padding, also what is no number.
+    padding = jnp.arange(q.shape[1])[None] < gaps[:, None]
+    return jnp.where(padding[:, :, None, None], 0, _moved_left(out, -gaps))
+
+
+def _responses(
+    call: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    *,
+    layout: TreeLayout,
+    window: int | None,
+    copied_tokens: int,
+) -> jax.Array:
+    """Responses with themselves and their prefixes: [B, T, N or G, H] -> [B, K * R, N, H]."""
+    rows, prefix, count, length = len(q), layout.prefix, layout.responses, layout.response_length
+    # A window never reaches further back into the prefix than from a response's first token.
+    near = prefix if window is None else min(prefix, window - 1)
+    lengths = jnp.minimum(lengths, near)
+    near_k, near_v = (_moved_left(x[:, prefix - near : prefix], near - lengths) for x in (k, v))
+    filling = -(length + near) % COLUMNS
+    mask = _response_mask(length, near, lengths, window=window)
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, filling)))
+    at_once = _divisor(count, max(1, copied_tokens // (rows * (length + near))))
+    rounds = count // at_once
+
+    def some(arrays: tuple[jax.Array, ...]) -> jax.Array:
+        """q, k and v [B, c, R, N or G, H] of c responses of every tree -> [B, c, R, N, H]."""
+        q, k, v = arrays
+
+        def keys(own: jax.Array, shared: jax.Array) -> jax.Array:
+            copied = jnp.broadcast_to(shared[:, None], (rows, at_once, *shared.shape[1:]))
+            joined = jnp.concatenate([own, copied], axis=2)
+            joined = jnp.pad(joined, ((0, 0), (0, 0), (0, filling), (0, 0), (0, 0)))
+            return joined.reshape(rows * at_once, *joined.shape[2:])
+
+        out = call(
+            q.reshape(rows * at_once, *q.shape[2:]),
+            keys(k, near_k),
+            keys(v, near_v),
+            mask=mask if len(mask) == 1 else jnp.repeat(mask, at_once, axis=0),
+            key_value_seq_lengths=jnp.repeat(lengths + length, at_once),
+        )
+        return out.reshape(q.shape)
+
+    def dealt(x: jax.Array) -> jax.Array:
+        """[B, T, n, H] -> [rounds, B, c, R, n, H]."""
+        own = x[:, prefix:].reshape(rows, rounds, at_once, length, *x.shape[2:])
+        return jnp.moveaxis(own, 1, 0)
+
+    arrays = (dealt(q), dealt(k), dealt(v))
+    if rounds == 1:
+        out = some(tuple(x[0] for x in arrays))[None]
+    else:
+        out = jax.lax.map(some, arrays)
+    return jnp.moveaxis(out, 0, 1).reshape(rows, count * length, *q.shape[2:])
+
+
+def _response_mask(length: int, near: int, lengths: jax.Array, *, window: int | None) -> jax.Array:
+    """Who of a response sees whom: bool [1 or B, 1, R, R + near], own tokens first, then the prefix from the left.
+
+    Padding right of the prefix is seen: the number of keys cuts it off.
+    """
+    query, key, before = jnp.arange(length)[:, None], jnp.arange(length), jnp.arange(near)
+    own = key <= query
+    if window is None:
+        return jnp.concatenate([own, jnp.ones((length, near), bool)], axis=1)[None, None]
+    own &= query - key < window
+    seen = query + lengths[:, None, None] - before < window
+    own = jnp.broadcast_to(own, (len(lengths), length, length))
+    return jnp.concatenate([own, seen], axis=2)[:, None]
+
+
+def _moved_left(x: jax.Array, places: jax.Array) -> jax.Array:
+    """x [B, S, n, H] with row b turned by places[b] to the left along S."""
+    size = x.shape[1]
+    if not size:
+        return x
+    index = (jnp.arange(size)[None] + places[:, None]) % size
+    return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``."""
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)

@@ -1,0 +1,142 @@
+"""`prb compare`: finished runs on the same data, every two of them, with intervals, exact tests and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prb_jax.data.writing import refuse_file, write_json, writing
+from prb_jax.errors import RunError
+from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.processes.agreement import differences
+from prb_jax.reports.style import new_table
+from prb_jax.reports.table import NONE, interval
+from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.runs.folder import RUN
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+COMPARE: Final = "compare.json"
+_DIFFERENCES_SHOWN: Final = 4
+
+
+def compare(
+    *runs: str | Path, out: str | Path | None = None, across_protocols: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Compare every two of several finished runs of `prb evaluate` on the same data.
+
+    Args:
+      runs: the run folders, two or more.
+      out: folder in which `compare.json` is written; without one nothing is.
+      across_protocols: compare runs with different protocols, which show the models different texts.
+      seed: of the bootstrap.
+
+    Returns:
+      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, rank_group; model, protocol,
+      profile_posts, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users) and "definitions", which explains
+      them. A run is called by the name of its folder, or by its path as given where two folders share a name.
+
+    Raises:
+      RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on
+        different data or, if they are not asked for, with different protocols: each difference is named.
+      DataError: runs that do not hold the same comparisons.
+    """
+    if len(runs) < 2:
+        raise RunError(f"compare: expected two runs or more, found {len(runs)}")
+    if out is not None:
+        refuse_file(out)
+    named = _named([Path(run) for run in runs])
+    found = {name: read_finished(path) for name, path in named.items()}
+    (first, reference), *others = found.items()
+    for name, run in others:
+        _check_comparable(first, reference, name, run, across_protocols=across_protocols)
+    compared = compare_rows({name: run.rows for name, run in found.items()}, seed=seed)
+    for standing in compared["runs"]:
+        run = found[standing["name"]]
+        inputs = run.record["inputs"]
+        standing |= {
+            "model": run.summary.get("model"),
+            "protocol": inputs.get("protocol"),
+            "profile_posts": inputs.get("profile_posts"),
+            "path": str(run.path),
+        }
+    compared["definitions"] = dict(COMPARISON_DEFINITIONS)
+    if out is not None:
+        with writing(Path(out)):
+            Path(out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(out) / COMPARE, compared)
+    return compared
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        before = seen.setdefault(path.resolve(), path)
+        if before is not path:
+            raise RunError(f"{path}: given twice, also as {before}; expected different runs")
+    short = [path.resolve().name for path in paths]
+    shared = len(set(short)) < len(short)
+    return {str(path) if shared else name: path for name, path in zip(short, paths, strict=True)}
+
+
+def _check_comparable(
+    a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
+) -> None:
+    ours, theirs = run_a.record["inputs"], run_b.record["inputs"]
+    data = [{name: inputs.get(name) for name in ("data", "limit")} for inputs in (ours, theirs)]
+    if changed := differences(*data):
+        named = [f"{field}: {old} and {new}" for field, (old, new) in changed.items()]
+        more = len(named) - _DIFFERENCES_SHOWN
+        shown = "; ".join(named[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        raise RunError(
+            f"{a} and {b} are runs on different data, which cannot be compared; their {RUN} differ: {shown}"
+        )
+    protocols = ours.get("protocol"), theirs.get("protocol")
+    if protocols[0] != protocols[1] and not across_protocols:
+        raise RunError(
+            f"{a} and {b} have different protocols, {protocols[0]} and {protocols[1]}, which show the models different "
+            "texts; --across-protocols compares them nevertheless"
+        )
+
+
+def render_comparison(compared: Mapping[str, Any]) -> Group:
+    """Return tables of what `compare` gives: the runs in their groups, and every pair."""
+    from rich.console import Group
+    from rich.markup import escape
+
+    runs, pairs = compared["runs"], compared["pairs"]
+    ranks = new_table("Runs, the best first", ("rank", "run", "model", "accuracy"), left=3)
+    for run in runs:
+        cells = [
+            str(run["rank_group"]),
+            run["name"],
+            str(run["model"]),
+            interval(run["accuracy"], run["ci95"]),
+        ]
+        ranks.add_row(*map(escape, cells))
+    first = pairs[0]
+    users = f" of {first['users']:,} users" if first["users"] else ""
+    ranks.caption = escape(
+        f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart"
+    )
+    table = new_table("Differences", ("run", "minus", "difference", "p", "p, Holm"), left=2)
+    for column in (*ranks.columns[-1:], *table.columns[2:]):
+        column.no_wrap = True  # of a narrow table the names are folded, not the figures
+    for pair in pairs:
+        cells = [pair["a"], pair["b"], signed(pair["difference"], pair["ci95"])]
+        table.add_row(*map(escape, [*cells, _p(pair["p"]), _p(pair["p_holm"])]))
+    table.caption = escape("[..] 95 % interval of the paired difference; p: exact McNemar test")
+    return Group(ranks, table)
+
+
+def signed(value: float | None, bounds: Sequence[float] | None) -> str:
+    """``+0.012 [-0.003..+0.027]``: a difference with its interval, where there is one."""
+    if value is None:
+        return NONE
+    return f"{value:+.3f}" if bounds is None else f"{value:+.3f} [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"

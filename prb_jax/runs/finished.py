@@ -1,0 +1,63 @@
+"""A finished evaluation, read and never written: what was run, its rows and its summary."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.reading import open_file, read_object
+from prb_jax.errors import RunError, short_repr
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY, parse_scores, read_record
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run folder of `prb evaluate` holds.
+
+    Attributes:
+      path: the folder.
+      record: what `run.json` says.
+      summary: what `summary.json` says.
+      rows: of `scores.jsonl`, in its order, at least one.
+    """
+
+    path: Path
+    record: dict[str, Any]
+    summary: dict[str, Any]
+    rows: list[ScoredRow]
+
+    __repr__ = short_repr
+
+
+def read_finished(folder: str | Path) -> FinishedRun:
+    """Return the run in a folder.
+
+    Raises:
+      RunError: there is no run of `prb evaluate` in it, or it is not finished, or its files cannot be read or do not
+        belong together.
+    """
+    path = Path(folder)
+    record = read_record(path, RUN, kind=KIND, command="prb evaluate", others=(SCORES, SUMMARY))
+    if record is None:
+        raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it")
+    if not (path / SUMMARY).exists():
+        raise RunError(
+            f"{path}: the run is not finished: it has no {SUMMARY}; the command that began it finishes it"
+        )
+    summary = read_object(path / SUMMARY, error=RunError)
+    try:
+        with open_file(path / SCORES) as file:
+            data = file.read()
+    except OSError as error:
+        raise RunError(f"cannot read {path / SCORES}: {error.strerror or error}") from error
+    whole = (line for line in io.BytesIO(data) if line.endswith(b"\n"))
+    rows = list(parse_scores(whole, path=path / SCORES).values())
+    if not rows or summary.get("n") != len(rows) or not data.endswith(b"\n"):
+        raise RunError(
+            f"{path / SCORES}: holds {len(rows)} whole rows, but {SUMMARY} is of {summary.get('n')}; the files of a "
+            "run belong together: put back the whole folder, or evaluate again in another one"
+        )
+    return FinishedRun(path, record, summary, rows)

@@ -1,0 +1,132 @@
+"""Paired differences of several models: tests and adjustments against scipy, statsmodels and their definitions."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from prb_jax.errors import DataError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.paired import compare_rows, holm, mcnemar_p
+from prb_jax.metrics.uncertainty import paired_difference
+
+
+def rows(wins, *, users=None, labels=(1.0, 0.0), start=0):
+    return [
+        ScoredRow(str(start + i), None, f"u{i % users}" if users else None, [float(win), 0.5], list(labels))
+        for i, win in enumerate(wins)
+    ]
+
+
+def test_mcnemar_equals_scipys_exact_binomial_test_on_1000_random_cases():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 60, (2, 1000))
+    a[:5], b[:5] = [0, 0, 7, 2000, 1000], [0, 9, 7, 1500, 1000]
+    found = mcnemar_p(a, b)
+    expected = [binomtest(int(x), int(x + y)).pvalue if x + y else 1.0 for x, y in zip(a, b)]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_mcnemar_equals_statsmodels_on_1000_random_cases():
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    rng = np.random.default_rng(1)
+    for a, b in rng.integers(0, 200, (1000, 2)):
+        expected = tables.mcnemar([[3, a], [b, 5]], exact=True).pvalue
+        assert float(mcnemar_p(a, b)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_holm_equals_its_definition_in_exact_fractions():
+    rng = np.random.default_rng(2)
+    for _ in range(1000):
+        p = rng.choice(1 + rng.integers(64), rng.integers(1, 12)) / 64  # exact in binary, with equal ones
+        order = sorted(range(len(p)), key=lambda i: p[i])
+        expected, highest = {}, Fraction(0)
+        for place, i in enumerate(order):
+            highest = max(highest, Fraction(float(p[i])) * (len(p) - place))
+            expected[i] = float(min(highest, Fraction(1)))
+        assert holm(p).tolist() == [expected[i] for i in range(len(p))]
+    assert holm([]).tolist() == []
+
+
+def test_holm_equals_statsmodels_on_1000_random_cases():
+    multiple = pytest.importorskip("statsmodels.stats.multitest")
+    rng = np.random.default_rng(3)
+    for _ in range(1000):
+        p = rng.random(rng.integers(1, 20)) ** 3
+        np.testing.assert_allclose(holm(p), multiple.multipletests(p, method="holm")[1], rtol=1e-12)
+
+
+def test_every_pair_is_compared_once_on_the_same_comparisons():
+    rng = np.random.default_rng(4)
+    wins = {name: rng.random(300) < rate for name, rate in (("x", 0.9), ("y", 0.5), ("z", 0.52))}
+    runs = {name: rows(won, users=30) for name, won in wins.items()}
+    runs["y"] = runs["y"][::-1]  # rows belong together by their ids
+    found = compare_rows(runs)
+    accuracy = {name: won.mean() for name, won in wins.items()}
+    assert [run["name"] for run in found["runs"]] == sorted(accuracy, key=lambda name: -accuracy[name])
+    assert {run["name"]: run["accuracy"] for run in found["runs"]} == pytest.approx(accuracy)
+    assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == list(
+        itertools.combinations([run["name"] for run in found["runs"]], 2)
+    )
+    assert [pair["p_holm"] for pair in found["pairs"]] == holm(
+        [pair["p"] for pair in found["pairs"]]
+    ).tolist()
+    for pair in found["pairs"]:
+        a, b = wins[pair["a"]], wins[pair["b"]]
+        assert pair["difference"] == pytest.approx(a.mean() - b.mean())
+        assert pair["p"] == pytest.approx(binomtest(int((a & ~b).sum()), int((a ^ b).sum())).pvalue)
+        assert (pair["n"], pair["users"]) == (300, 30)
+        expected = paired_difference(runs[pair["a"]], runs[pair["b"]])
+        assert pair["ci95"] == expected["ci95"]
+    groups = {run["name"]: run["rank_group"] for run in found["runs"]}
+    assert groups == {"x": 1, "y": 2, "z": 2}
+
+
+def test_no_two_of_a_rank_are_told_apart():
+    rng = np.random.default_rng(5)
+    base = rng.random(400)
+    runs = {
+        f"m{k}": rows(base < 0.8 - 0.02 * k) for k in range(12)
+    }  # each a little worse than the one before
+    found = compare_rows(runs)
+    group = {run["name"]: run["rank_group"] for run in found["runs"]}
+    assert [run["rank_group"] for run in found["runs"]] == sorted(group.values())
+    assert set(group.values()) == set(range(1, max(group.values()) + 1))
+    assert 1 < max(group.values()) < 12
+    told_apart = 0
+    for pair in found["pairs"]:
+        low, high = pair["ci95"]
+        apart = pair["p_holm"] <= 0.05 and not low <= 0 <= high
+        told_apart += apart
+        assert not (apart and group[pair["a"]] == group[pair["b"]])
+    assert told_apart
+
+
+def test_equal_runs_differ_in_nothing():
+    found = compare_rows({"b": rows([1, 0, 1] * 20), "a": rows([1, 0, 1] * 20)})
+    (pair,) = found["pairs"]
+    assert (pair["a"], pair["b"]) == ("a", "b")
+    assert (pair["difference"], pair["p"], pair["p_holm"], pair["users"]) == (0, 1, 1, 0)
+    assert [run["rank_group"] for run in found["runs"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (rows([1, 0, 1], start=1), "comparison '0' is in x only, and not in y"),
+        (rows([1, 0, 1, 1]), "comparison '3' is in y only, and not in x"),
+        (rows([1, 0, 1], users=2), "comparison '0': user None and labels .* in x, user 'u0'"),
+        (rows([1, 0, 1], labels=(0.0, 1.0)), r"labels \[1.0, 0.0\] in x, user None and labels \[0.0, 1.0\]"),
+        (rows([1, 0, 1]) + rows([1]), "y: expected at least one comparison, and each once"),
+    ],
+)
+def test_other_comparisons_are_refused_by_name(other, message):
+    with pytest.raises(DataError, match=message):
+        compare_rows({"x": rows([1, 0, 1]), "y": other})
+
+
+def test_one_run_alone_is_refused():
+    with pytest.raises(DataError, match="at least two to compare, found 1"):
+        compare_rows({"x": rows([1])})
