@@ -22,10 +22,12 @@ from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
+from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
 from prb_jax.scoring.scored import Quantized, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import open_scored_run
-from prb_jax.scoring.too_long import check_too_long, leave_out
+from prb_jax.scoring.stored import stored_comparisons
+from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
@@ -138,8 +140,12 @@ def run_evaluation(
         too_long=options.too_long,
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
-    left_out = None
-    if options.too_long == "skip":
+    left_out, stored = None, None
+    if inputs.prepared is not None and reader is not None:
+        stored = stored_comparisons(inputs.comparisons, inputs.prepared, reader, view, split=SPLIT)
+    if options.too_long == "skip" and stored is not None:
+        left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
+    elif options.too_long == "skip":
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
@@ -158,12 +164,13 @@ def run_evaluation(
         "options": shown_view(view)
         | ({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     }
-    facts = Facts(inputs.comparisons)
+    comparisons = inputs.comparisons if stored is None else stored
+    facts = Facts(comparisons) if stored is None else stored.facts()
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
         run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
         try:
-            run.score(scorer, inputs.comparisons, facts, label=name, **scoring)
+            run.score(scorer, comparisons, facts, label=name, **scoring)
         except TooLongError as error:
             raise DataError(
                 f"{error}; --too-long skip leaves such comparisons out, and names them"
@@ -178,7 +185,7 @@ def run_evaluation(
             if plain_run.lacks(facts):
                 plain_scorer = _accepting(open_scorer(replace(options.loading, quantize=None)), view)
                 label = f"{name}, unquantized"
-                plain_run.score(plain_scorer, inputs.comparisons, facts, label=label, **scoring)
+                plain_run.score(plain_scorer, comparisons, facts, label=label, **scoring)
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)

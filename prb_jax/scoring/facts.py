@@ -55,9 +55,10 @@ class Facts:
 
     Args:
       comparisons: of the run. Those of a list are there at once; large ones are read by :meth:`advance`.
+      baselines: whether the baselines score what is read.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison]) -> None:
+    def __init__(self, comparisons: Sequence[Comparison], *, baselines: bool = True) -> None:
         self._comparisons = comparisons
         self._text: Any = bytearray()
         self._starts: Any = array("q", [0])
@@ -65,6 +66,7 @@ class Facts:
         self._labels = Lists()
         self._margins: Any = array("d")
         self._baselines = [Lists() for _ in BASELINES]
+        self._with_baselines = baselines
         self._noted: dict[int, Fact] = {}
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
@@ -77,6 +79,9 @@ class Facts:
     def __len__(self) -> int:
         """How many comparisons are known."""
         return len(self._starts) - 1
+
+    def __bool__(self) -> bool:
+        return True
 
     def id(self, index: int) -> str:
         """Return the id of a comparison; of equal records without one, the second has "ID#2"."""
@@ -217,7 +222,7 @@ class Facts:
     def _note(self, read: Read) -> None:
         if read.index < len(self):
             return
-        scores = baseline_scores(read.comparison)
+        scores = baseline_scores(read.comparison) if self._with_baselines else ()
         with self._lock:
             self._noted[read.index] = fact_of(read.comparison, named=read.named, baselines=scores)
 
@@ -237,6 +242,8 @@ class Facts:
             name = f"{fact.id}#{count}"
         if name == fact.id:
             return fact
+        if not fact.baselines:
+            return replace(fact, id=name, named=True)
         assert isinstance(self._comparisons, LargeComparisons)
         row = {**self._comparisons[len(self)].to_row(), "id": name}
         renamed = Comparison.from_row(row, where="")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
@@ -20,6 +21,7 @@ class Inputs:
       subset: which subset of the sources was asked for.
       benchmarks: positions of the comparisons of each benchmark that the sources name.
       describe: gives what a named source is made of now.
+      prepared: the folder that they all come from, where `prb prepare` wrote their tokens too.
       stamps: of the sources that are large, what changes with their files: while it does not, they need not be
         described again.
       stamp: gives the stamp of a source now.
@@ -31,6 +33,7 @@ class Inputs:
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     describe: Callable[[str], Mapping[str, Any]] = field(kw_only=True, repr=False)
+    prepared: Path | None = None
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
     stamp: Callable[[str], Sequence[Any]] = field(default=lambda name: (), repr=False)
 

@@ -12,7 +12,13 @@ from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.sources.large import LargeComparisons, stamp
-from prb_jax.sources.reading import benchmark_of, describe_source, large_files, open_comparisons
+from prb_jax.sources.reading import (
+    benchmark_of,
+    describe_source,
+    large_files,
+    open_comparisons,
+    prepared_tokens,
+)
 
 SPLIT = "test"
 """The split that is read of sources that have several."""
@@ -76,6 +82,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         subset=subset,
         benchmarks=benchmarks,
         describe=describe_source,
+        prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
         stamps=stamps,
         stamp=lambda name: stamp(large_files(name, split=SPLIT)),
     )

@@ -21,6 +21,7 @@ from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose_view, length_limit
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.token_store import TokenisedComparison
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -92,13 +93,18 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
-        limited = replace(view, max_length=self.limit(view))
-        trees = encode_comparisons(
-            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
-        )
+        stored = [one.tree for one in comparisons if isinstance(one, TokenisedComparison)]
+        trees = stored if len(stored) == len(comparisons) else self.encode_text(comparisons, view=view)
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(comparison, tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
+
+    def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""
+        limited = replace(view, max_length=self.limit(view))
+        return encode_comparisons(
+            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
+        )
 
     def encode_each(
         self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None

@@ -90,6 +90,11 @@ class LargeComparisons(Sequence[Comparison]):
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._chosen is None else len(self._chosen)
 
+    @property
+    def places(self) -> np.ndarray:
+        """int64: which of all records these are."""
+        return np.arange(len(self)) if self._chosen is None else self._chosen
+
     @overload
     def __getitem__(self, index: int) -> Comparison: ...
     @overload

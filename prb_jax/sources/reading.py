@@ -27,6 +27,7 @@ from prb_jax.sources.prepared import (
     metadata,
     read_prepared,
     source_description,
+    tokens_folder,
 )
 
 __all__ = ["benchmark_of", "describe_source", "file_digest", "open_comparisons", "read_comparisons"]
@@ -152,6 +153,19 @@ def open_comparisons(
     return Opened(whole.only(str(source), subset=subset, limit=limit), digests, found)
 
 
+def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
+    """The comparisons that ``read_comparisons`` gives, one after another; of large files one is held at a time.
+
+    Raises:
+      DataError: as ``read_comparisons``.
+    """
+    found = open_comparisons(source, split=split).comparisons
+    if not isinstance(found, LargeComparisons):
+        yield from found
+        return
+    yield from _distinct(read_records(found.row(index) for index in range(len(found))))
+
+
 def large_files(source: str | Path, *, split: str) -> list[Path]:
     """The files of a source that is read by windows; none for any other source.
 
@@ -166,7 +180,8 @@ def large_files(source: str | Path, *, split: str) -> list[Path]:
         return [path] if is_large(path) else []
     if resolved.kind is _Kind.PREPARED:
         files = sorted(_files(resolved, path, split=split))
-        return files if sum(file.stat().st_size for file in files) > blocks.LARGE else []
+        size = sum(file.stat().st_size for file in files)
+        return files if size > blocks.LARGE or tokens_folder(path) is not None else []
     if resolved.kind is not _Kind.FOLDER:
         return []
     configs = list(folder_layout(path).values())
@@ -227,6 +242,13 @@ def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
     if source.benchmark is None:
         return folder_files(folder, split=split)
     return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
+
+
+def prepared_tokens(source: str | Path) -> Path | None:
+    """The prepared folder that the source is, if it holds tokens beside the text."""
+    resolved = _resolve(source, split="")
+    folder = Path(resolved.name)
+    return folder if resolved.kind is _Kind.PREPARED and tokens_folder(folder) is not None else None
 
 
 def benchmark_of(source: str | Path) -> str | None:
