@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.reports.comparison import compare
+    from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
+    from prb_jax.reports.push import push
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
+    from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -40,9 +43,12 @@ _HOMES = {
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "report": "prb_jax.reports.page",
+    "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "compare": "prb_jax.reports.comparison",
+    "leaderboard": "prb_jax.reports.leaderboard",
+    "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -64,9 +70,12 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "leaderboard",
     "load",
+    "push",
     "read_comparisons",
     "report",
+    "split",
     "train",
 ]
 

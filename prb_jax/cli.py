@@ -14,12 +14,15 @@ from prb_jax.commands import (
     convert,
     evaluate,
     inspect,
+    leaderboard,
     personas,
     plan,
     prepare,
+    push,
     quickstart,
     rank_profiles,
     report,
+    split,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -33,8 +36,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, report, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
-    completion,
+    evaluate, compare, leaderboard, report, push, train, convert, inspect, personas, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.scoring.benchmarks import check_benchmarks
+from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.inputs import Inputs, check_unchanged
@@ -25,7 +26,7 @@ from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
 from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
 from prb_jax.scoring.scored import Quantized, ReadsTokens, Scorer
-from prb_jax.scoring.scored_run import open_scored_run
+from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.stored import stored_comparisons
 from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import TextProtocol
@@ -69,6 +70,7 @@ class EvaluateOptions:
     view: ViewOptions
     loading: LoadOptions
     too_long: str
+    controls: str | None
     limit: int | None
     seed: int
     reference: bool | None
@@ -149,6 +151,7 @@ def run_evaluation(
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
+    controls = choose_controls(options.controls, inputs.comparisons, reader, view=view, seed=options.seed)
     recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
@@ -169,8 +172,19 @@ def run_evaluation(
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
         run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
+        controlled: dict[str, ScoredRun] = {}
         try:
             run.score(scorer, comparisons, facts, label=name, **scoring)
+            for control in controls:
+                opened = stack.enter_context(
+                    open_scored_run(
+                        kept / FOLDER / control.name,
+                        inputs=replace(identity, control=control.name).to_json(),
+                        **recorded,
+                    )
+                )
+                opened.score(scorer, control.shown, facts, label=f"{name}, {control.name}", **scoring)
+                controlled[control.name] = opened
         except TooLongError as error:
             raise DataError(
                 f"{error}; --too-long skip leaves such comparisons out, and names them"
@@ -195,12 +209,26 @@ def run_evaluation(
                 reader=reader,
                 inputs=inputs,
                 facts=facts,
-                baselines=facts.baselines(),
                 name=name,
                 left_out=left_out,
             )
+            figures = {}
+            for control in controls:
+                scored, summed = finished(
+                    controlled[control.name], identity=replace(identity, control=control.name), baselines={}
+                )
+                figures[control.name] = control_figures(
+                    [run.rows[row.id] for row in scored],
+                    scored,
+                    summary=summed,
+                    control=control,
+                    comparisons=inputs.comparisons,
+                    facts=facts,
+                    seed=identity.seed,
+                )
+            finished = functools.partial(finished, baselines=facts.baselines())
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
-            return finished(run, identity=identity, reference=reference)[1]
+            return finished(run, identity=identity, reference=reference, controls=figures)[1]
 
         summary = on_first_process(finish)
     rows = RowView(run.rows, facts.ids)
@@ -225,6 +253,7 @@ def _check_processes(inputs: Inputs, contents: Callable[[], Any], options: Evalu
             "attention": loading.attention,
             "quantize": loading.quantize,
             "reference": options.reference,
+            "controls": options.controls,
             "batch_tokens": options.batch_tokens,
             "data": inputs.to_json(),
             "model": contents(),

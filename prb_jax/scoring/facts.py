@@ -38,6 +38,7 @@ class Fact:
       id: of it; a digest of its contents where its record has none.
       named: whether its record has one.
       subset, user, labels, margin: of it.
+      told: whether it says anything of its user: a name or a profile.
       baselines: scores of its responses by each baseline.
     """
 
@@ -47,6 +48,7 @@ class Fact:
     user: str | None
     labels: Sequence[float]
     margin: float | None
+    told: bool
     baselines: Sequence[Sequence[float]]
 
 
@@ -65,6 +67,7 @@ class Facts:
         self._subsets, self._users = Names(), Names()
         self._labels = Lists()
         self._margins: Any = array("d")
+        self._told: Any = array("B")
         self._baselines = [Lists() for _ in BASELINES]
         self._with_baselines = baselines
         self._noted: dict[int, Fact] = {}
@@ -118,6 +121,7 @@ class Facts:
             "subset_names": _json_array(self._subsets.names),
             "user_names": _json_array(self._users.names),
             "labels": self._labels.values(),
+            "told": np.asarray(self._told, np.uint8),
             "margins": np.asarray(self._margins, np.float64),
             "baselines": np.stack([scores.values() for scores in self._baselines]),
         }
@@ -131,6 +135,7 @@ class Facts:
         facts._subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
         facts._users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
         starts, facts._margins = columns["response_starts"], columns["margins"]
+        facts._told = columns["told"]
         facts._labels = Lists.of(columns["labels"], starts)
         facts._baselines = [Lists.of(scores, starts) for scores in columns["baselines"]]
         return facts
@@ -149,10 +154,15 @@ class Facts:
                     self.user(place),
                     self.labels(place),
                     self.margin(place),
+                    bool(self._told[place]),
                     scores,
                 )
             )
         return found
+
+    def told(self) -> int:
+        """Return of how many comparisons the user is known, by a name or a profile."""
+        return int(np.asarray(self._told).sum(dtype=np.int64))
 
     def margin(self, index: int) -> float | None:
         """Return the margin of a comparison, if it has one."""
@@ -260,6 +270,7 @@ class Facts:
         self._subsets.append(fact.subset)
         self._users.append(fact.user)
         self._labels.append(fact.labels)
+        self._told.append(fact.told)
         self._margins.append(math.nan if fact.margin is None else fact.margin)
         for column, scores in zip(self._baselines, fact.baselines):
             column.append(scores)
@@ -296,7 +307,8 @@ class _BaselineRows(Sequence[ScoredRow]):
 def fact_of(comparison: Comparison, *, named: bool, baselines: Sequence[Sequence[float]]) -> Fact:
     """Return the fact of one comparison."""
     one = comparison
-    return Fact(one.id, named, one.subset, one.user_id, one.labels or (), one.margin, baselines)
+    told = bool(one.profile) or one.user_id is not None
+    return Fact(one.id, named, one.subset, one.user_id, one.labels or (), one.margin, told, baselines)
 
 
 def baseline_scores(comparison: Comparison) -> list[list[float]]:

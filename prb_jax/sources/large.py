@@ -173,6 +173,25 @@ class LargeComparisons(Sequence[Comparison]):
         return self._parts[part].row(place - int(self._starts[part]))
 
 
+class Changed(Sequence[Comparison]):
+    """Comparisons that are changed one by one when they are asked for."""
+
+    def __init__(self, comparisons: Sequence[Comparison], change: Callable[[Comparison], Comparison]) -> None:
+        self._comparisons, self._change = comparisons, change
+
+    def __len__(self) -> int:
+        return len(self._comparisons)
+
+    @overload
+    def __getitem__(self, index: int) -> Comparison: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Comparison]: ...
+    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+        if isinstance(index, slice):
+            return [self._change(comparison) for comparison in self._comparisons[index]]
+        return self._change(self._comparisons[index])
+
+
 def chosen(comparisons: Sequence[Comparison], indices: Sequence[int]) -> Sequence[Comparison]:
     """Return the comparisons at these places, as a list or, of large files, unread."""
     if isinstance(comparisons, LargeComparisons):

@@ -30,7 +30,9 @@ from prb_jax.sources.prepared import (
     tokens_folder,
 )
 
-__all__ = ["benchmark_of", "describe_source", "file_digest", "open_comparisons", "read_comparisons"]
+__all__ = [
+    "benchmark_of", "describe_source", "file_digest", "open_comparisons", "read_comparisons", "source_rows"
+]  # fmt: skip
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
@@ -188,6 +190,25 @@ def large_files(source: str | Path, *, split: str) -> list[Path]:
     files = list(configs[0].get(split, ())) if len(configs) == 1 else []
     known = all(file.name.endswith(LARGE_SUFFIXES) for file in files)
     return files if known and any(map(is_large, files)) else []
+
+
+def source_rows(source: str | Path) -> list[Row]:
+    """Return the records of a source as they stand there, in JSON files fields outside the schema too.
+
+    Raises:
+      DataError: as `read_comparisons`; of a file only what is no record at all.
+    """
+    path = Path(source)
+    if has_known_suffix(path):
+        rows = list(read_rows(path))
+    else:
+        found = read_comparisons(source)
+        rows = [
+            Row(f"{source}: record {number}", each.to_row()) for number, each in enumerate(found, start=1)
+        ]
+    if not rows:
+        raise DataError(f"{source}: no comparisons in it")
+    return rows
 
 
 def describe_source(

@@ -46,6 +46,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "cuts": "int32",  # [n, 3] what was left out: see Truncation
     "checks": "uint32",  # [n] crc32 of all tokens of a comparison
     "labels": "float64",  # of the responses
+    "told": "uint8",  # [n] 1 where there is a user or a profile
     "margins": "float64",  # [n], NaN where there is none
     "ids": "uint8",  # UTF-8
     "id_starts": "int64",  # [n + 1]

@@ -5,19 +5,18 @@ python -m tests.scoring.large_process VERB ...
 Its last line tells the records and their bytes that it read, and how many comparisons it held at a time.
 """
 
-import gc
 import json
 import sys
 
 from prb_jax import cli
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import Row
 from prb_jax.data.lines import JsonLines
 from prb_jax.sources.large import LargeComparisons, Read
 
-EVERY = 97
-
 counts = {"records": 0, "bytes": 0, "held": 0}
+gone = [0]
 
 
 def counting() -> None:
@@ -26,18 +25,19 @@ def counting() -> None:
 
     def counted(self: LargeComparisons, index: int) -> Read:
         counts["records"] += 1
-        if counts["records"] % EVERY == 0:
-            held = sum(isinstance(each, Comparison) for each in gc.get_objects())
-            counts["held"] = max(counts["held"], held)
+        counts["held"] = max(counts["held"], counts["records"] - gone[0])
         return read(self, index)
 
-    def counted_row(self: JsonLines, index: int):
+    def counted_row(self: JsonLines, index: int) -> Row:
         before = self.bytes_read
         found = row(self, index)
         counts["bytes"] += self.bytes_read - before
         return found
 
-    LargeComparisons.read, JsonLines.row = counted, counted_row
+    def count_gone(self: Comparison) -> None:
+        gone[0] += 1
+
+    LargeComparisons.read, JsonLines.row, Comparison.__del__ = counted, counted_row, count_gone
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(model: Path, data: Path, out: Path, *options: str) -> list[str]:
-    shared = ["--max-length", "64", "--no-progress", "--profile-posts", "1"]
+    shared = ["--max-length", "64", "--no-progress", "--profile-posts", "1", "--controls", "none"]
     return ["evaluate", str(model), "--data", str(data), "--out", str(out), *shared, *options]
 
 

@@ -82,26 +82,28 @@ def copy(prepared: Path, tmp_path: Path) -> Path:
 
 
 def test_scores_are_those_of_the_text_and_no_text_is_read(model, data, prepared, tmp_path, monkeypatch):
-    expected = evaluate(model, str(data), out=tmp_path / "text", progress=False, **VIEW)
+    options = {**VIEW, "controls": "none", "progress": False}
+    expected = evaluate(model, str(data), out=tmp_path / "text", **options)
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("text was tokenised")
 
     monkeypatch.setattr(Reader, "encode_text", never)
     monkeypatch.setattr("prb_jax.sources.prepared.to_row", never)
-    found = evaluate(model, str(prepared), out=tmp_path / "tokens", progress=False, **VIEW)
+    found = evaluate(model, str(prepared), out=tmp_path / "tokens", **options)
     for name in ("scores.jsonl", "summary.json"):
         assert (tmp_path / "text" / name).read_bytes() == (tmp_path / "tokens" / name).read_bytes()
     assert found.rows[42].id == f"{found.rows[41].id}#2"
-    same = evaluate(model, str(prepared), limit=7, progress=False, too_long="skip", **VIEW)
+    same = evaluate(model, str(prepared), limit=7, too_long="skip", **options)
     assert [row.id for row in same.rows] == [row.id for row in expected.rows[:7]]
     for row, other in zip(same.rows, expected.rows[:7], strict=True):
         np.testing.assert_allclose(row.scores, other.scores, atol=1e-5)
     # The run of one may be continued with the other: their data is the same.
-    assert (
-        evaluate(model, str(prepared), out=tmp_path / "text", progress=False, **VIEW).summary
-        == expected.summary
-    )
+    assert evaluate(model, str(prepared), out=tmp_path / "text", **options).summary == expected.summary
+    monkeypatch.undo()
+    blind = evaluate(model, str(prepared), out=tmp_path / "blind", progress=False, **VIEW)
+    figures = blind.summary["controls"]["blind"]
+    assert (figures["n"], figures["shown_otherwise"]) == (COUNT, COUNT)
 
 
 def test_pages_of_a_profile_are_stored_once(model, data, prepared):
