@@ -44,8 +44,8 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "of the tests",
     "coverage_benjamini_hochberg": "the share served after the correction of Benjamini and Hochberg over the "
     "testable users, at 0.05",
-    "crossed": "null where no two users judge the same responses; else the number of clusters of responses, and "
-    "whether a cluster is a whole set of responses or a single response",
+    "crossed": "null where no two users judge the same responses (not looked for in data that are read by windows); "
+    "else the number of clusters of responses, and whether a cluster is a whole set of responses or a single one",
     "truncated": "comparisons of which any text was cut",
     "truncation": "how much was cut in all, by kind",
     "length_baseline": "accuracy of always preferring the longest response (characters), same rows",

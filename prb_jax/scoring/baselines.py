@@ -19,6 +19,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.metrics.accuracy import ScoredRow
 
 PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 
@@ -42,11 +43,15 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     return score(comparisons)
 
 
-def undefined_on(name: str, comparisons: Sequence[Comparison]) -> str | None:
-    """Return why a baseline says nothing of these comparisons; None where it does."""
-    if name == PROFILE_OVERLAP and not any(comparison.profile for comparison in comparisons):
-        return "no comparison has a profile"
-    return None
+def where_defined(
+    baselines: Mapping[str, Sequence[ScoredRow]],
+) -> dict[str, Sequence[ScoredRow] | str]:
+    """Return the rows of each baseline, or why it says nothing of the comparisons."""
+    found: dict[str, Sequence[ScoredRow] | str] = dict(baselines)
+    overlap = baselines.get(PROFILE_OVERLAP)
+    if overlap is not None and not any(any(row.scores) for row in overlap):
+        found[PROFILE_OVERLAP] = "no response shares a word with a profile"
+    return found
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
