@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
+    from prb_jax.reports.push import push
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -42,6 +43,7 @@ _HOMES = {
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "report": "prb_jax.reports.page",
+    "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "compare": "prb_jax.reports.comparison",
@@ -70,6 +72,7 @@ __all__ = [
     "evaluate",
     "leaderboard",
     "load",
+    "push",
     "read_comparisons",
     "report",
     "split",

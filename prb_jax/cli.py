@@ -18,6 +18,7 @@ from prb_jax.commands import (
     personas,
     plan,
     prepare,
+    push,
     quickstart,
     rank_profiles,
     report,
@@ -35,7 +36,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, train, convert, inspect, personas, prepare, split, rank_profiles,
+    evaluate, compare, leaderboard, report, push, train, convert, inspect, personas, prepare, split, rank_profiles,
     quickstart, bench, plan, completion,
 )  # fmt: skip
 
