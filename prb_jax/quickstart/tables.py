@@ -9,20 +9,26 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
+WORDING = "test-unseen-wording"
 """Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
-the training part, on new topics; personas that do not."""
+the training part, on new topics; personas that do not; and other ones who, like the answers to them, speak in
+sentences that occur nowhere in training."""
 
 KEYS = {
     GENERIC: "generic_accuracy",
     SEEN: "personalised_accuracy_seen",
     UNSEEN: "personalised_accuracy_unseen",
+    WORDING: "personalised_accuracy_unseen_wording",
 }
 """The accuracy on each part, as it is called in `summary.json`."""
 
-NAMES = {"user_blind": "trained, user-blind", "persona": "trained, profile in context"}
+NAMES = {"user_blind": "user-blind", "persona": "profile in context"}
 """What the trained models are called in tables."""
 
-_HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas"}
+_HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas", WORDING: "new wording"}
+
+BOUNDED = (SEEN, UNSEEN, WORDING)
+"""Parts for which it is known what is possible at best."""
 
 _NOTES = """\
 [..] 95 % interval, bootstrap over personas; coverage: share of the test personas served better than
@@ -38,13 +44,13 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     from prb_jax.reports.style import new_table
 
     headings = [f"{heading}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()]
-    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=4)
+    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
     costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
     costs.caption = escape(_NOTES.strip())
     for name, figures in summary["models"].items():
         model, *cells = map(escape, _cells(name, figures))
-        table.add_row(model, *cells[:3])
-        costs.add_row(model, *cells[3:])
+        table.add_row(model, *(cell.replace(" ", "\n") for cell in cells[: len(headings)]))
+        costs.add_row(model, *cells[len(headings) :])
     table.add_section()
     for bound, figures in summary["bounds"].items():
         table.add_row(*_bound_cells(bound, figures))
@@ -96,7 +102,7 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 
 def _bound_cells(name: str, figures: Mapping[str, float]) -> list[str]:
-    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in (SEEN, UNSEEN))]
+    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in BOUNDED)]
 
 
 def _markdown(headings: list[str], rows: list[list[str]]) -> list[str]:
