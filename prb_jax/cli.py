@@ -22,6 +22,7 @@ from prb_jax.commands import (
     quickstart,
     rank_profiles,
     report,
+    sample,
     split,
     train,
 )
@@ -36,8 +37,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, convert, inspect, personas, prepare, split, rank_profiles,
-    quickstart, bench, plan, completion,
+    evaluate, compare, leaderboard, report, push, train, sample, convert, inspect, personas, prepare, split,
+    rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

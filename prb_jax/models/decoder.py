@@ -176,12 +176,10 @@ def _decode(
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
     attend_trees = choose_attention(mesh, dtype).attend if attention is None else attention
     positions = tree_positions(batch)
-    x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
+    x = embedded(params, tree_tokens(batch), dtype)
     if soft_prompt is not None:
         x = _with_soft_prompt(x, soft_prompt, layout, jnp.asarray(batch.prefix_lengths))
-    if config.embedding_scale is not None:
-        # The factor is rounded to the activations' dtype, as Gemma was trained.
-        x = x * jnp.asarray(config.embedding_scale, dtype)
+    x = scaled_embedding(x, config)
     x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
@@ -191,7 +189,7 @@ def _decode(
     if window is not None and window >= layout.prefix + layout.response_length:
         window = None  # no two tokens that see each other are that far apart
     layer = functools.partial(
-        _layer,
+        decoder_layer,
         config=config,
         layout=layout,
         prefix_lengths=jnp.asarray(batch.prefix_lengths),
@@ -271,12 +269,25 @@ def _with_soft_prompt(
     return jnp.concatenate([prefix, x[:, layout.prefix :]], axis=1)
 
 
-def _layer(
+def embedded(params: Params, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows of the embedding for tokens int32 [B, T], before Gemma's factor: [B, T, D] in ``dtype``."""
+    return jnp.take(params["embed"], tokens, axis=0).astype(dtype)
+
+
+def scaled_embedding(x: jax.Array, config: DecoderConfig) -> jax.Array:
+    """x times the factor that Gemma's embeddings have; x itself in other families."""
+    if config.embedding_scale is None:
+        return x
+    # The factor is rounded to the activations' dtype, as Gemma was trained.
+    return x * jnp.asarray(config.embedding_scale, x.dtype)
+
+
+def decoder_layer(
     x: jax.Array,
     w: Params,
     *,
     config: DecoderConfig,
-    layout: TreeLayout,
+    layout: TreeLayout | None,
     prefix_lengths: jax.Array,
     angles: tuple[jax.Array, jax.Array],
     attend: Attention,
@@ -285,6 +296,8 @@ def _layer(
     places: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given.
+
+    ``layout`` and ``prefix_lengths`` are for ``attend`` alone.
 
     Returns:
         The states, and the layer's keys and values [B, T, G, H].
