@@ -160,7 +160,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in (
         "profile-overlap",
-        "unseen personas",
+        "unseen",
         "new wording",
         "best, user known",
         "summary.json",
@@ -170,7 +170,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     figures = result.summary["models"]["persona"]
     assert f"{figures['generic_accuracy']:.3f}" in shown
     low, high = figures["personalised_accuracy_unseen_wording_ci95"]
-    assert f"[{low:.3f}..{high:.3f}]" in shown  # whole, in 80 columns
+    assert f" {low:.3f}..{high:.3f} " in shown  # whole, in 80 columns
     assert max(map(len, shown.splitlines()[:30])) <= 80
     assert quickstart_table(result.summary).renderables[0].row_count == 7
 

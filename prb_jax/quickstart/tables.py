@@ -43,13 +43,15 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
     from prb_jax.reports.style import new_table
 
-    headings = [f"{heading}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()]
+    headings = [
+        f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()
+    ]
     table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
     costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
     costs.caption = escape(_NOTES.strip())
     for name, figures in summary["models"].items():
-        model, *cells = map(escape, _cells(name, figures))
-        table.add_row(model, *(cell.replace(" ", "\n") for cell in cells[: len(headings)]))
+        model, *cells = _cells(name, figures)
+        table.add_row(model, *map(_on_two_lines, cells[: len(headings)]))
         costs.add_row(model, *cells[len(headings) :])
     table.add_section()
     for bound, figures in summary["bounds"].items():
@@ -99,6 +101,12 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"
     shown = NAMES.get(name, name.removeprefix("baseline:"))
     return [shown, *accuracies, coverage, f"{figures['train_pairs']:,}", f"{figures['ms_per_pair']:.3g}"]
+
+
+def _on_two_lines(cell: str) -> str:
+    """A figure with its interval below it, so that four of them are whole in 80 columns."""
+    value, _, bounds = cell.partition(" ")
+    return f"{value}\n{bounds.strip('[]')}".rstrip()
 
 
 def _bound_cells(name: str, figures: Mapping[str, float]) -> list[str]:
