@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def read_finished(folder: str | Path) -> FinishedRun:
             data = file.read()
     except OSError as error:
         raise RunError(f"cannot read {path / SCORES}: {error.strerror or error}") from error
-    rows = list(parse_scores(data, path=path / SCORES).values())
+    whole = (line for line in io.BytesIO(data) if line.endswith(b"\n"))
+    rows = list(parse_scores(whole, path=path / SCORES).values())
     if not rows or summary.get("n") != len(rows) or not data.endswith(b"\n"):
         raise RunError(
             f"{path / SCORES}: holds {len(rows)} whole rows, but {SUMMARY} is of {summary.get('n')}; the files of a "

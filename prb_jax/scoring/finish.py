@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.folder import SUMMARY, finish_scores
-from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
+from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
 from prb_jax.scoring.scored import Quantized, Scorer
-from prb_jax.scoring.scored_run import ScoredRun, scored_row
+from prb_jax.scoring.scored_run import ScoredRun
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
-from prb_jax.trees.tree import Truncation
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
@@ -34,12 +32,13 @@ def finish_run(
     scorer: Scorer,
     reader: Reader | None,
     inputs: Inputs,
+    facts: Facts,
     baselines: Mapping[str, Sequence[ScoredRow]],
     name: str,
     left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
     controls: Mapping[str, Any] | None = None,
-) -> tuple[list[ScoredRow], dict[str, Any]]:
+) -> tuple[Sequence[ScoredRow], dict[str, Any]]:
     """Put the rows of a run in order, and write the summary and what else belongs to the folder.
 
     Args:
@@ -48,6 +47,7 @@ def finish_run(
       scorer: the model.
       reader: of the model, if it reads tokens.
       inputs: of the run.
+      facts: of all comparisons.
       baselines: by name, rows in the order of the inputs.
       name: of the model in tables.
       left_out: comparisons that were not scored.
@@ -59,7 +59,7 @@ def finish_run(
     """
     folder = run.folder
     assert folder is not None
-    rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
+    rows = finish_scores(folder, ids=facts.ids)
     summary = {
         "model": name,
         **shown_view(identity.view),
@@ -78,7 +78,7 @@ def finish_run(
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
         summary["quantization"] = quantization_figures(scorer, rows, reference, seed=identity.seed)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
-    if reader is not None and (unknown := reader.unknown_users(inputs.comparisons)) is not None:
+    if reader is not None and (unknown := reader.unknown_users(rows)) is not None:
         summary["unknown_users"] = unknown
     if left_out is not None:
         left_out.write(folder.path)
@@ -90,14 +90,3 @@ def finish_run(
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
     return rows, summary
-
-
-def score_baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
-    """Return the rows of every baseline, in the order of the comparisons."""
-    baselines: dict[str, list[ScoredRow]] = {}
-    for baseline in BASELINES:
-        scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
-        baselines[baseline] = [
-            scored_row(comparison, scores, 0, Truncation()) for comparison, scores in scored
-        ]
-    return baselines

@@ -18,7 +18,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.scored import ScoredBatch
-from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts
+from prb_jax.scoring.tokenising import Encode, Part, encode_part, encode_pieces, gather_parts
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
@@ -90,27 +90,25 @@ def stream_scores(
 
         def part_of(indices: Sequence[int]) -> Part:
             if not divide:
-                return encode([comparisons[index] for index in indices])
+                return encode_pieces(comparisons, indices, encode)
             return encode_part(comparisons, indices, encode)
 
         shapes, known = _choose_shapes(len(comparisons), part_of, options, skip)
-        wanted = [part for part in parts if not skip(part)]
-        encoded: deque[Future[Part]] = deque()
-        upcoming = iter(wanted)
+        upcoming = (part for part in parts if not skip(part))  # asked for one after another
+        encoded: deque[tuple[range, Future[Part]]] = deque()
 
         def prepare() -> None:
             part = next(upcoming, None)
             if part is not None:
-                encoded.append(pool.submit(part_of, _missing(part, known)))
+                encoded.append((part, pool.submit(part_of, _missing(part, known))))
 
         try:
             prepare()
-            for part in wanted:
+            while encoded:
                 prepare()
+                part, tokenised = encoded.popleft()
                 # Gathered here and not in the thread: all processes must start their collectives in one order.
-                fresh = dict(
-                    zip(_missing(part, known), gather_parts(encoded.popleft().result()), strict=True)
-                )
+                fresh = dict(zip(_missing(part, known), gather_parts(tokenised.result()), strict=True))
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
                 for dealt in shapes.deal([tree.shape for tree in trees], part):
                     if skip(dealt.members):
@@ -123,7 +121,7 @@ def stream_scores(
             while waiting:
                 yield _finish(waiting.popleft())
         finally:
-            for future in encoded:
+            for _, future in encoded:
                 future.cancel()
 
 

@@ -105,11 +105,11 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(split) for split in self._splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        from prb_jax.sources.reading import read_comparisons
+        from prb_jax.sources.reading import each_comparison
 
         place: dict[str, str] = {}
         for source in self._sources:
-            for comparison in read_comparisons(source, split=split):
+            for comparison in each_comparison(source, split=split):
                 if comparison.id in place:
                     found = f"in {place[comparison.id]} and in {source}"
                     raise DataError(f"comparison id {quote(comparison.id)} occurs twice: {found}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,9 +15,12 @@ import prb_jax as prb
 from prb_jax.generation.sample import sample_data
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.models.config.decoder import read_raw_config
+from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
+ROOT = Path(__file__).resolve().parents[2]
+MESHES = ("fsdp=2,tensor=2", "data=2,sequence=2")
 OPTIONS = SampleOptions(n=3, temperature=0.9, top_k=60, max_new_tokens=12, seed=5)
 
 
@@ -46,10 +49,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def tokens(found: list[list[prb.Sample]]) -> list[list[list[int]]]:
-    return [[sample.token_ids.tolist() for sample in samples] for samples in found]
 
 
 def test_a_run_is_written_continued_and_refused(
@@ -99,19 +98,20 @@ def test_a_run_is_written_continued_and_refused(
     assert "sampling.min_p: 0.0 -> 0.5" in refused.stderr
 
 
-def test_a_sample_depends_on_its_prompt_place_and_seed_alone(folder: Path, policy: prb.Policy) -> None:
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(4, 400, size).tolist() for size in (5, 70, 21, 3)]
-    options = {"n": 4, "max_new_tokens": 10, "stop_ids": [END], "seed": 9}
-    found = policy.sample(prompts, **options)
-    assert len({tuple(each) for samples in tokens(found) for each in samples}) == 16  # all different
-    assert tokens(policy.sample(prompts, rows=3, **options)) == tokens(found)  # rows are filled again, S < n
-    others = [[7, 8], prompts[1], [9] * 90, prompts[3]]
-    assert tokens(policy.sample(others, **options))[1::2] == tokens(found)[1::2]
-    assert tokens(policy.sample(prompts, **(options | {"seed": 10}))) != tokens(found)
-    if len(jax.devices()) >= 4:
-        split = prb.load_policy(folder, mesh="fsdp=2,tensor=2")
-        assert tokens(split.sample(prompts, **options)) == tokens(found)
+def test_a_sample_depends_on_its_prompt_place_and_seed_alone(
+    folder: Path, policy: prb.Policy, tmp_path: Path
+) -> None:
+    found = policy.sample(PROMPTS, **SAMPLING)
+    assert len({tuple(each) for samples in tokens(found) for each in samples}) == 12  # all different
+    others = [[7, 8], PROMPTS[1], [9] * 60, PROMPTS[3]]
+    assert tokens(policy.sample(others, **SAMPLING))[1::2] == tokens(found)[1::2]
+    assert tokens(policy.sample(PROMPTS, **(SAMPLING | {"seed": 10}))) != tokens(found)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "tests.generation.mesh_samples", folder, tmp_path / "out.json", *MESHES]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for mesh, each in json.loads((tmp_path / "out.json").read_text()).items():
+        assert each == tokens(found), mesh
 
 
 def test_texts_conversations_and_comparisons_are_prompts(policy: prb.Policy) -> None:
@@ -167,8 +167,9 @@ def test_a_policy_needs_a_causal_head_and_a_stop(tmp_path: Path, folder: Path) -
         prb.load_policy(endless).sample([[5]], max_new_tokens=2)
 
 
-def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(tmp_path: Path, folder: Path) -> None:
+def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder: Path) -> None:
     policy = prb.load_policy(folder, chat_template="plain")
-    ((sample,),) = policy.sample("What should I cook?", max_new_tokens=1)
-    text = policy.tokenizer.tokenizer.decode(sample.prompt_token_ids)
+    comparison = prb.Comparison(id="1", question="What should I cook?", responses=["a", "b"])
+    (prompt,) = policy.encode([comparison], profile_posts=0, limit=100)
+    text = policy.tokenizer.tokenizer.decode(prompt.ids)
     assert text == "<|bos|>User: What should I cook?\n\nAssistant: "
