@@ -161,7 +161,7 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     for text in (
         "profile-overlap",
         "unseen",
-        "new wording",
+        "wording",
         "best, user known",
         "summary.json",
         "report.md",

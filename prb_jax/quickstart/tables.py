@@ -44,7 +44,8 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     from prb_jax.reports.style import new_table
 
     headings = [
-        f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()
+        f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
+        for part, heading in _HEADINGS.items()
     ]
     table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
     costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
