@@ -126,7 +126,9 @@ def write_result_files(
 
 
 def _conversations(comparison: Comparison, view: View) -> list[tuple[Message, ...]]:
-    seen = visible(comparison, profile_posts=view.profile_posts, protocol=view.protocol)
+    seen = visible(
+        comparison, profile_posts=view.profile_posts, protocol=view.protocol, order_claim=view.order_claim
+    )
     return [(*seen.prefix_messages, Message("assistant", response)) for response in seen.responses]
 
 

@@ -157,7 +157,12 @@ def with_other_users(
         donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
         for place, row in enumerate(rows):
             given = comparisons[donor[place % len(donor)]]
-            shown[row] = replace(comparisons[row], profile=given.profile, user_id=given.user_id)
+            shown[row] = replace(
+                comparisons[row],
+                profile=given.profile,
+                profile_order=given.profile_order,
+                user_id=given.user_id,
+            )
     return shown
 
 

@@ -140,6 +140,7 @@ def run_evaluation(
         seed=options.seed,
         versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
+        wording=view.wording if reader else {},
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
     left_out, stored = None, None
