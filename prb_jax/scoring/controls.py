@@ -99,7 +99,7 @@ def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: 
     if reader is None:  # it is given the whole comparison
         return profiles or bool(users)
     unknown = reader.unknown_users(comparisons)
-    return (view.profile_posts > 0 and profiles) or (unknown is not None and unknown < len(users))
+    return (view.profile_posts > 0 and profiles) or (unknown is not None and len(unknown) < len(users))
 
 
 def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:

@@ -10,6 +10,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, finish_scores
+from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
@@ -87,8 +88,11 @@ def finish_run(
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
         summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
-    if reader is not None and (unknown := reader.unknown_users(rows)) is not None:
-        summary["unknown_users"] = unknown
+    unknown = None if reader is None else reader.unknown_users(rows)
+    if write_users(folder.path, rows, clusters, unknown=unknown):
+        summary["definitions"] = summary["definitions"] | {USERS: USERS_DEFINITION}
+    if unknown is not None:
+        summary["unknown_users"] = len(unknown)
         summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
     if left_out is not None:
         left_out.write(folder.path)

@@ -57,7 +57,13 @@ def test_the_three_files_and_the_result_agree(tmp_path):
     assert [row.id for row in result.rows] == [item.id for item in items]
     assert result.rows[3].scores == rows[3]["scores"]
     # two users judge equal responses: the clusters are kept beside the rows
-    assert sorted(os.listdir(tmp_path)) == ["clusters.jsonl", "run.json", "scores.jsonl", "summary.json"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "clusters.jsonl",
+        "run.json",
+        "scores.jsonl",
+        "summary.json",
+        "users.csv",
+    ]
     assert (summary["crossed"] or {})["by"] == "response"
 
 
