@@ -100,7 +100,7 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         type=not_negative,
         default=0,
-        help="of the bootstrap and of --controls swap (default: 0)",
+        help="of the resampling of benchmark scores and of --controls swap (default: 0)",
     )
     sub.add_argument(
         "--wandb", metavar="PROJECT", help="write the summary to this project of Weights & Biases too"

@@ -12,6 +12,8 @@ from rich.table import Table
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
+_MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
+_BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 
 
@@ -72,7 +74,7 @@ def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
         if with_users:
             cells.append(escape(interval(summary.get("user_accuracy"), summary.get("user_accuracy_ci95"))))
             cells.append(_number(summary.get("coverage"), "{:.3f}"))
-        cells += [f"{summary['ties']:,}", _number(summary.get("mean_margin"), "{:.3g}")]
+        cells += [_number(summary["ties"], "{:,}"), _number(summary.get("mean_margin"), "{:.3g}")]
         table.add_row(*cells)
     table.caption = "\n".join(_notes(shown))
     return table
@@ -80,17 +82,34 @@ def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
 
 def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the columns do not say: how many, over whom, what was cut."""
-    sizes = {(summary["n"], summary.get("users") or 0) for summary in shown.values()}
-    notes = [escape("[..] 95 % interval, bootstrap over users")]
+    # a baseline of votes speaks of some of the comparisons alone
+    models = {name: summary for name, summary in shown.items() if "baselines" in summary} or shown
+    sizes = {(summary["n"], summary.get("users") or 0) for summary in models.values()}
+    notes = [escape(f"[..] 95 % interval{_over(shown)}")]
     if len(sizes) == 1:
         n, users = sizes.pop()
         notes.append(
             f"{n:,} comparisons" + (f" of {users:,} users" if users else "") + "; a tie is not a win"
         )
     else:
-        for name, summary in shown.items():
+        for name, summary in models.items():
             notes.append(f"{_label(name)}: {summary['n']:,} comparisons")
+    most = max(summary["n"] for summary in models.values())
+    notes += [
+        f"{_label(name)}: the {summary['n']:,} comparisons that other users judge too"
+        for name, summary in shown.items()
+        if name not in models and summary["n"] < most
+    ]
+    notes += _reasons(shown)
     for name, summary in shown.items():
+        ties, n = summary["ties"] or 0, summary["n"]
+        if ties > _MANY_TIES * n:
+            half = summary["half_credit_accuracy"]
+            notes.append(f"{_label(name)}: accuracy {half:.3f} if each of its {ties:,} ties counts half")
+        if summary.get("coverage") is not None and not name.startswith(_BASELINE):
+            notes.append(_coverage(name, summary))
+        if summary.get("unknown_users"):
+            notes.append(f"{_label(name)}: {summary['unknown_users']:,} users are unknown to it")
         if summary.get("truncated"):
             notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
         readout = summary.get("readout")
@@ -104,10 +123,47 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
         notes += [f"{_label(name)}: {escape(note)}" for note in gains(summary.get("controls") or {})]
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
-            if "difference" in figures:
+            if figures.get("difference") is not None:
                 difference = interval(figures["difference"], figures.get("difference_ci95"))
                 notes.append(f"{_label(name)} minus {_label(baseline)}: {escape(difference)}")
     return notes
+
+
+def _over(shown: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the intervals are taken over, where it is the same for all."""
+    over = set()
+    for summary in shown.values():
+        if "definitions" in summary:
+            unit = "users" if summary.get("users") else "comparisons"
+            if summary.get("users_derived"):
+                unit = f"{summary['users']:,} users derived from shared posts"
+            over.add(f" over {unit} and responses" if summary.get("crossed") else f" over {unit}")
+    return over.pop() if len(over) == 1 else ""
+
+
+def _reasons(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why figures and intervals of the table are missing, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for name, summary in shown.items():
+        for key, what in (("ci95", "interval"), ("user_accuracy_ci95", "interval"), ("coverage", "coverage")):
+            reason = summary.get(f"{key}_reason")
+            if reason and (summary.get("users") or key == "ci95"):
+                what = "figure" if summary["accuracy"] is None else what
+                reasons.setdefault(f"no {what}: {reason}", []).append(_label(name))
+    return [
+        escape(reason)
+        if set(names) == {_label(name) for name in shown}
+        else f"{', '.join(dict.fromkeys(names))}: {escape(reason)}"
+        for reason, names in reasons.items()
+    ]
+
+
+def _coverage(name: str, summary: Mapping[str, Any]) -> str:
+    served = escape(interval(summary["coverage"], summary.get("coverage_ci95")))
+    return (
+        f"{_label(name)}: serves {served} of {summary['users_testable']:,} testable users, "
+        f"{summary['coverage_benjamini_hochberg']:.3f} after correction; {summary['coverage_by_chance']:.3f} by chance"
+    )
 
 
 def gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -122,11 +178,21 @@ def gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _few_baselines(shown: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The results that have a column of their own: a table has no place for every baseline."""
+    return {
+        name: figures
+        for name, figures in shown.items()
+        if not name.startswith(_BASELINE) or name in _BASELINES_BY_SUBSET or next(iter(shown)) == name
+    }
+
+
 def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
     table = new_table("Accuracy by subset")
     table.show_header = True
     table.add_column("subset", overflow="fold")
     table.add_column("n", justify="right")
+    shown = _few_baselines(shown)
     for name in shown:
         header = name.removeprefix(_BASELINE)  # the first table says that it is a baseline
         width = min(len(header), 8) if name.startswith(_BASELINE) else _INTERVAL_WIDTH
@@ -177,6 +243,7 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     for result in list(shown.values()):
         for name, compared in result["baselines"].items():
             shown.setdefault(name, compared)
+    shown = _few_baselines(shown)
     table = new_table(benchmark)
     table.show_header = True
     table.add_column("", overflow="fold")

@@ -19,9 +19,11 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.scoring.votes import nearest_users, popularity
 
 FIRST: Final = "baseline:first"
+PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
 
 _WORD: Final = re.compile(r"\w+")
@@ -49,6 +51,20 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINE_NAMES)}")
     return score(comparisons)
+
+
+def where_defined(
+    baselines: Mapping[str, Sequence[ScoredRow]],
+) -> dict[str, Sequence[ScoredRow] | str]:
+    """Return the rows of each baseline, or why it says nothing of the comparisons."""
+    found: dict[str, Sequence[ScoredRow] | str] = dict(baselines)
+    overlap = baselines.get(PROFILE_OVERLAP)
+    if overlap is not None and not any(any(row.scores) for row in overlap):
+        found[PROFILE_OVERLAP] = "no response shares a word with a profile"
+    first = baselines.get(FIRST)
+    if first is not None and not any(any(row.scores) for row in first):
+        found[FIRST] = "the responses are given as chosen and rejected, so that their places say nothing"
+    return found
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -142,7 +158,7 @@ BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]
         "baseline:shorter": _shorter,
         FIRST: _first,
         "baseline:random": _random,
-        "baseline:profile-overlap": profile_overlap,
+        PROFILE_OVERLAP: profile_overlap,
     }
 )
 """The built-in baselines that look at one comparison at a time, by name, in the order in which they are shown."""

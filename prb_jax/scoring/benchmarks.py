@@ -51,14 +51,14 @@ def check_benchmarks(inputs: Inputs) -> None:
 
 
 def benchmark_scores(
-    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow]]
+    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow] | str]
 ) -> dict[str, Any]:
     """The entry "benchmarks" of a summary.
 
     Args:
       inputs: of the run.
       rows: in the order of the comparisons.
-      baselines: by name, rows in the same order.
+      baselines: by name, rows in the same order, or why it is not defined.
 
     Raises:
       DataError: for rows that are not of the form that a benchmark's rule needs.
@@ -72,6 +72,7 @@ def benchmark_scores(
             "baselines": {
                 baseline: benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
+                if not isinstance(scored, str) and len(scored) == len(rows)
             },
         }
     return scores

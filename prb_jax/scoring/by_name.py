@@ -76,7 +76,7 @@ def evaluate(
         its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
-      seed: of the bootstrap, and of the other users of "swap".
+      seed: of the resampling of benchmark scores, and of the other users of "swap".
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
         `model` is a name.
       reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the

@@ -18,6 +18,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
+from prb_jax.scoring.clusters import clusters_of, derived_users
 from prb_jax.scoring.facts import Facts
 from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
@@ -118,8 +119,9 @@ def with_other_users(
     """Return the comparisons with profile and name of another user: one other user for each.
 
     The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
-    are shown), by the seed and the user's name alone. Rows without a user belong to one person where they have the
-    same profile, and never get a profile that shares a post with their own. A comparison without a profile stays so.
+    are shown), by the seed and the user's name. Rows without a user belong to one person where their profiles share
+    posts (`prb_jax.scoring.clusters.derived_users`), and never get a profile that shares a post with their own. A
+    comparison without a profile stays so.
 
     Args:
       comparisons: of two users or more.
@@ -169,14 +171,13 @@ def with_other_users(
 def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
     """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
     people: dict[str, list[int]] = {}
+    derived = derived_users([each for each in comparisons if each.user_id is None])
+    unnamed = iter(derived)
     for row, comparison in enumerate(comparisons):
-        if profiles and not comparison.profile:
-            continue
-        if comparison.user_id is not None:
-            people.setdefault(f"user {comparison.user_id}", []).append(row)
-        elif comparison.profile:
-            texts = "\0".join(sorted(post.text for post in comparison.profile))
-            people.setdefault(f"profile {hashlib.sha256(texts.encode()).hexdigest()}", []).append(row)
+        user = comparison.user_id
+        name = next(unnamed) if user is None else f"user {user}"
+        if name is not None and (comparison.profile or not profiles):
+            people.setdefault(name, []).append(row)
     return people
 
 
@@ -207,7 +208,6 @@ def control_figures(
     comparisons: Sequence[Comparison],
     facts: Facts,
     summary: Mapping[str, Any],
-    seed: int,
 ) -> dict[str, Any]:
     """Return what a summary says of one control.
 
@@ -218,9 +218,8 @@ def control_figures(
       comparisons: of the run.
       facts: of them.
       summary: of the control's own run.
-      seed: of the bootstrap.
     """
-    paired = paired_difference(rows, scored, seed=seed)
+    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, facts))
     return {
         **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
         "shown_otherwise": facts.told()
@@ -231,4 +230,5 @@ def control_figures(
         ),
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],
+        "difference_ci95_reason": paired["ci95_reason"],
     }

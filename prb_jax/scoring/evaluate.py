@@ -16,10 +16,12 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.finish import finish_run
+from prb_jax.scoring.further_baselines import further_baselines
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
@@ -225,9 +227,12 @@ def run_evaluation(
                     control=control,
                     comparisons=inputs.comparisons,
                     facts=facts,
-                    seed=identity.seed,
                 )
-            finished = functools.partial(finished, baselines=facts.baselines())
+            posts = view.profile_posts if reader else None
+            baselines = where_defined(facts.baselines()) | further_baselines(
+                inputs.comparisons, facts, posts=posts
+            )
+            finished = functools.partial(finished, baselines=baselines)
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
             return finished(run, identity=identity, reference=reference, controls=figures)[1]
 

@@ -23,7 +23,7 @@ class RunIdentity:
       data: what the comparisons are made of.
       view: what is shown of them.
       limit: comparisons of each source.
-      seed: of the bootstrap.
+      seed: of the resampling of benchmark scores.
       versions: of the packages that compute.
       too_long: what happens to a response that leaves no room for its prompt.
       wording: what else the prompt says, beside the view: `View.wording`.
