@@ -58,7 +58,7 @@ def test_the_three_files_and_the_result_agree(tmp_path):
     assert result.rows[3].scores == rows[3]["scores"]
     # two users judge equal responses: the clusters are kept beside the rows
     assert sorted(os.listdir(tmp_path)) == ["clusters.jsonl", "run.json", "scores.jsonl", "summary.json"]
-    assert (summary["crossed"] or {})["by"] == "set of responses"
+    assert (summary["crossed"] or {})["by"] == "response"
 
 
 def test_baselines_stand_beside_every_model(tmp_path):
