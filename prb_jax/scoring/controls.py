@@ -178,7 +178,14 @@ def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, l
         name = next(unnamed) if user is None else f"user {user}"
         if name is not None and (comparison.profile or not profiles):
             people.setdefault(name, []).append(row)
-    return people
+
+    def lasting(name: str, rows: list[int]) -> str:
+        """A name that does not depend on the order of the rows: that of a user, or a post that is theirs alone."""
+        if comparisons[rows[0]].user_id is not None:
+            return name
+        return "posts " + min(f"{post.id}\0{post.text}" for row in rows for post in comparisons[row].profile)
+
+    return {lasting(name, rows): rows for name, rows in people.items()}
 
 
 def _may_be_one(a: Comparison, b: Comparison) -> bool:
