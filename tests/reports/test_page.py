@@ -281,7 +281,7 @@ def test_a_sweep_of_posts_is_drawn(runs, tmp_path):
         (sweep / f"posts-{posts}").mkdir(parents=True)
         for file in ("run.json", "scores.jsonl", "summary.json"):
             (sweep / f"posts-{posts}" / file).write_bytes((runs / name / file).read_bytes())
-        points.append({"profile_posts": posts, "difference": 0.25 if posts else None} | summary)
+        points.append(summary | {"profile_posts": posts, "difference": 0.25 if posts else None})
     (sweep / "posts.json").write_text(json.dumps({"points": points}))
     page = report(sweep, out=tmp_path / "page.html", data=runs / "pairs.jsonl")
     text = Elements(page).texts["main"]
