@@ -10,6 +10,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
+from prb_jax.scoring.baselines import VOTES
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
@@ -75,7 +76,9 @@ def finish_run(
         "model": name,
         **shown_view(identity.view),
         "limit": identity.limit,
-        **summarise(rows, baselines=baselines, clusters=clusters, model=identity.model.get("name")),
+        **summarise(
+            rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.model.get("name")
+        ),
     }
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
