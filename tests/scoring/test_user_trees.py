@@ -42,9 +42,9 @@ def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.C
     return [found[index] for index in rng.permutation(len(found))]
 
 
-def alone(model: RewardModel, comparisons: list[prb.Comparison], **options: int) -> list[np.ndarray]:
+def alone(model: RewardModel, comparisons: list[prb.Comparison]) -> list[np.ndarray]:
     """Scores of every comparison as a tree of its own, by the program for padded trees."""
-    trees = model.encode(comparisons, **options)
+    trees = model.encode(comparisons)
     scores = []
     for start in range(0, len(trees), 4):
         some = trees[start : start + 4]
