@@ -80,7 +80,9 @@ def finish_run(
         summary["controls"] = dict(controls)
         summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
     if inputs.benchmarks:
-        summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
+        summary["benchmarks"] = benchmark_scores(
+            inputs, rows, baselines, clusters=clusters, seed=identity.seed
+        )
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
         summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
