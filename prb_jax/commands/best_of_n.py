@@ -83,7 +83,6 @@ def run(options: argparse.Namespace) -> int:
             profile_posts=options.profile_posts,
             protocol=options.protocol,
             max_length=options.max_length,
-            seed=options.seed,
             progress=not options.no_progress,
             command=options.command,
         )

@@ -23,9 +23,8 @@ from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_jso
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
 from prb_jax.generation.sample import SAMPLES, read_sample_run, row_key
-from prb_jax.metrics.best_of import Point, curve, sizes_up_to
+from prb_jax.metrics.best_of import Point, curve, mean_interval, sizes_up_to
 from prb_jax.metrics.overlap import rouge_l
-from prb_jax.metrics.uncertainty import bootstrap_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
@@ -44,7 +43,7 @@ _DEFINITIONS = {
     "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
     "then over prompts; equal rewards are drawn from at random",
     "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
-    "ci95": "95 % percentile bootstrap over users (a prompt without a user is a cluster of its own) of `quality`",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with one",
     "oracle": "takes the best quality itself: no selector is above it",
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
@@ -72,7 +71,7 @@ class _Candidates:
     comparison: Comparison
     numbers: tuple[int, ...]
     reference: str
-    cluster: str | None
+    user: str | None
 
 
 def best_of_n(
@@ -86,7 +85,6 @@ def best_of_n(
     profile_posts: int | None = None,
     protocol: str | None = None,
     max_length: int | None = None,
-    seed: int = 0,
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> BestOfN:
@@ -103,7 +101,6 @@ def best_of_n(
       data: the data of the samples, where it has another name now.
       loading: how models are opened.
       profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
-      seed: of the bootstrap.
       progress: shows progress on standard error.
       command: the command line, for the record.
 
@@ -130,7 +127,6 @@ def best_of_n(
         "quality": quality,
         **({} if given is None else {"quality_sha256": sha256(Path(quality).read_bytes()).hexdigest()}),
         "view": view,
-        "seed": seed,
         "versions": computing_versions(plain=False),
     }
     with held_folder(path):
@@ -151,7 +147,7 @@ def best_of_n(
         selectors = {name: scores[name] for name in rewards}
         selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(each)) for each in truth]}
         curves = {name: curve(own, truth, sizes) for name, own in selectors.items()}
-        clusters = [each.cluster for each in found]
+        users = [each.user for each in found]
         summary = {
             "samples": str(samples),
             "policy": run.get("model"),
@@ -160,9 +156,7 @@ def best_of_n(
             "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
             "empty": empty,
             "left_out": left_out,
-            "curves": {
-                name: [_point(point, clusters, seed) for point in points] for name, points in curves.items()
-            },
+            "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
             "definitions": _DEFINITIONS,
         }
         _draw(path / CURVES, summary)
@@ -288,14 +282,8 @@ def _key(row: Row) -> tuple[str, str]:
     return row["scorer"], row["id"]
 
 
-def _point(point: Point, clusters: Sequence[str | None], seed: int) -> dict[str, Any]:
-    sums: dict[str | int, list[float]] = {}
-    for number, (cluster, value) in enumerate(zip(clusters, point.by_prompt, strict=True)):
-        own = sums.setdefault(number if cluster is None else cluster, [0.0, 0])
-        own[0] += float(value)
-        own[1] += 1
-    totals = np.asarray(list(sums.values()))
-    interval = bootstrap_interval(totals[:, 0], totals[:, 1], seed=seed)
+def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
+    interval = mean_interval(point.by_prompt, users)
     return {"k": point.k, "quality": point.quality, "ci95": interval, "first": point.first}
 
 
