@@ -6,6 +6,7 @@ else is in the file. Responses with equal texts get equal scores.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -21,6 +22,8 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
 
 _WORD: Final = re.compile(r"\w+")
+_RECENT: Final = 64
+"""Profiles whose words are kept for the next call: records are often in the order of their users."""
 
 
 def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -73,9 +76,14 @@ def _profile_overlap(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
     for comparison in comparisons:
         profile = vectors.get(comparison.profile)
         if profile is None:
-            profile = vectors[comparison.profile] = _profile_vector(comparison.profile)
+            profile = vectors[comparison.profile] = _recent_vector(comparison.profile)
         scores.append(np.array([_cosine(text, profile) for text in comparison.responses], np.float32))
     return scores
+
+
+@functools.lru_cache(maxsize=_RECENT)
+def _recent_vector(posts: tuple[Post, ...]) -> _ProfileVector:
+    return _profile_vector(posts)
 
 
 def _profile_vector(posts: Sequence[Post]) -> _ProfileVector:
