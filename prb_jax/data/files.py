@@ -35,6 +35,7 @@ RECORD_FIELDS: Final = (
     "labels",
     "user_id",
     "profile",
+    "profile_order",
     "category",
     "subset",
     "margin",

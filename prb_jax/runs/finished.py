@@ -10,6 +10,8 @@ from typing import Any
 from prb_jax.data.reading import open_file, read_object
 from prb_jax.errors import RunError, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.runs.clusters import read_clusters
 from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY, parse_scores, read_record
 
 
@@ -22,12 +24,14 @@ class FinishedRun:
       record: what `run.json` says.
       summary: what `summary.json` says.
       rows: of `scores.jsonl`, in its order, at least one.
+      clusters: of these rows: over what intervals are taken.
     """
 
     path: Path
     record: dict[str, Any]
     summary: dict[str, Any]
     rows: list[ScoredRow]
+    clusters: Clusters
 
     __repr__ = short_repr
 
@@ -60,4 +64,4 @@ def read_finished(folder: str | Path) -> FinishedRun:
             f"{path / SCORES}: holds {len(rows)} whole rows, but {SUMMARY} is of {summary.get('n')}; the files of a "
             "run belong together: put back the whole folder, or evaluate again in another one"
         )
-    return FinishedRun(path, record, summary, rows)
+    return FinishedRun(path, record, summary, rows, read_clusters(path, rows))

@@ -51,14 +51,14 @@ def check_benchmarks(inputs: Inputs) -> None:
 
 
 def benchmark_scores(
-    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow]]
+    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow] | str]
 ) -> dict[str, Any]:
     """The entry "benchmarks" of a summary.
 
     Args:
       inputs: of the run.
       rows: in the order of the comparisons.
-      baselines: by name, rows in the same order.
+      baselines: by name, rows in the same order, or why it is not defined.
 
     Raises:
       DataError: for rows that are not of the form that a benchmark's rule needs.
@@ -72,6 +72,7 @@ def benchmark_scores(
             "baselines": {
                 baseline: benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
+                if not isinstance(scored, str)
             },
         }
     return scores
@@ -126,7 +127,9 @@ def write_result_files(
 
 
 def _conversations(comparison: Comparison, view: View) -> list[tuple[Message, ...]]:
-    seen = visible(comparison, profile_posts=view.profile_posts, protocol=view.protocol)
+    seen = visible(
+        comparison, profile_posts=view.profile_posts, protocol=view.protocol, order_claim=view.order_claim
+    )
     return [(*seen.prefix_messages, Message("assistant", response)) for response in seen.responses]
 
 

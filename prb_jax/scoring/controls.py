@@ -18,6 +18,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.facts import Facts
 from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
@@ -157,7 +158,12 @@ def with_other_users(
         donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
         for place, row in enumerate(rows):
             given = comparisons[donor[place % len(donor)]]
-            shown[row] = replace(comparisons[row], profile=given.profile, user_id=given.user_id)
+            shown[row] = replace(
+                comparisons[row],
+                profile=given.profile,
+                profile_order=given.profile_order,
+                user_id=given.user_id,
+            )
     return shown
 
 
@@ -202,7 +208,6 @@ def control_figures(
     comparisons: Sequence[Comparison],
     facts: Facts,
     summary: Mapping[str, Any],
-    seed: int,
 ) -> dict[str, Any]:
     """Return what a summary says of one control.
 
@@ -213,9 +218,8 @@ def control_figures(
       comparisons: of the run.
       facts: of them.
       summary: of the control's own run.
-      seed: of the bootstrap.
     """
-    paired = paired_difference(rows, scored, seed=seed)
+    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, facts))
     return {
         **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
         "shown_otherwise": facts.told()
@@ -226,4 +230,5 @@ def control_figures(
         ),
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],
+        "difference_ci95_reason": paired["ci95_reason"],
     }

@@ -16,6 +16,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
@@ -140,6 +141,7 @@ def run_evaluation(
         seed=options.seed,
         versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
+        wording=view.wording if reader else {},
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
     left_out, stored = None, None
@@ -224,9 +226,8 @@ def run_evaluation(
                     control=control,
                     comparisons=inputs.comparisons,
                     facts=facts,
-                    seed=identity.seed,
                 )
-            finished = functools.partial(finished, baselines=facts.baselines())
+            finished = functools.partial(finished, baselines=where_defined(facts.baselines()))
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
             return finished(run, identity=identity, reference=reference, controls=figures)[1]
 

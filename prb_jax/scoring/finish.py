@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, finish_scores
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.inputs import Inputs
@@ -22,6 +24,9 @@ from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
+UNKNOWN_USERS_DEFINITION = (
+    "users that the model was not trained with; what it learned for anybody stands for them"
+)
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
 
@@ -33,7 +38,7 @@ def finish_run(
     reader: Reader | None,
     inputs: Inputs,
     facts: Facts,
-    baselines: Mapping[str, Sequence[ScoredRow]],
+    baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
@@ -48,7 +53,7 @@ def finish_run(
       reader: of the model, if it reads tokens.
       inputs: of the run.
       facts: of all comparisons.
-      baselines: by name, rows in the order of the inputs.
+      baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
       reference: the unquantised model's rows, if there are any.
@@ -60,11 +65,13 @@ def finish_run(
     folder = run.folder
     assert folder is not None
     rows = finish_scores(folder, ids=facts.ids)
+    clusters = clusters_of(inputs.comparisons, facts)
+    write_clusters(folder.path, rows, clusters)
     summary = {
         "model": name,
         **shown_view(identity.view),
         "limit": identity.limit,
-        **summarise(rows, baselines=baselines, seed=identity.seed),
+        **summarise(rows, baselines=baselines, clusters=clusters, model=identity.model.get("name")),
     }
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
@@ -76,10 +83,11 @@ def finish_run(
         summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer, rows, reference, seed=identity.seed)
+        summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     if reader is not None and (unknown := reader.unknown_users(rows)) is not None:
         summary["unknown_users"] = unknown
+        summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
     if left_out is not None:
         left_out.write(folder.path)
         for benchmark, count in left_out.benchmarks.items():

@@ -86,6 +86,7 @@ def store_key(reader: Reader, view: View) -> dict[str, Any]:
         "template": reader.tokenizer.template_hash,
         "protocol": view.protocol.value,
         "profile_posts": view.profile_posts,
+        **view.wording,
         "max_length": reader.limit(view),
         "truncation_side": tokenizer.truncation_side if view.protocol is TextProtocol.PAPER else None,
         "pad_token_id": pad,

@@ -18,7 +18,7 @@ from prb_jax.errors import DataError, quote
 NAME: Final = "prb_comparisons"
 """Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
 
-OPTIONAL: Final = ("user_id", "category", "subset", "margin", "narrative")
+OPTIONAL: Final = ("user_id", "profile_order", "category", "subset", "margin", "narrative")
 """Fields that a record may lack, beside lists, which may be empty."""
 
 DIGESTS: Final = "digests.json"
@@ -149,7 +149,7 @@ def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
         row |= {"responses": responses, "labels": [float(label) for label in example["labels"]]}
     absent = {name.decode() for name in example["absent"]}
     for name in OPTIONAL:
-        if name not in absent:
+        if name not in absent and name in example:  # earlier versions had fewer fields
             row[name] = float(example[name]) if name == "margin" else example[name].decode()
     for name in ("profile", "rubric_aspects"):
         row[name] = _objects(example[name])
