@@ -15,17 +15,22 @@ import numpy as np
 from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.choice import STREAM_ATTENTION, choose_attention
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.flops import stream_flops, tree_flops
 from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
+from prb_jax.scoring.batch_shapes import uses_streams
+from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 
@@ -35,13 +40,18 @@ class TreePass:
 
     Attributes:
       seconds: wall time from the first tree to the last score.
-      padded_tokens: tokens computed.
+      padded_tokens: tokens computed, padding too.
+      needed_tokens: of them, without padding; a beginning that several trees share counts once where it is computed
+        once.
+      flops: of these tokens, on paper.
       compiles: programs the scorer holds after the pass, less those before it.
       scores: of each tree, in order.
     """
 
     seconds: float
     padded_tokens: int
+    needed_tokens: int
+    flops: float
     compiles: int
     scores: list[np.ndarray]
 
@@ -83,6 +93,9 @@ def load_for_bench(
     score_fn = make_score_fn(
         config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
     )
+    stream_fn = None
+    if uses_streams(devices):
+        stream_fn = make_stream_fn(config, mesh=devices, dtype=kind, readout=readout, shardings=shardings)
     if isinstance(model, DecoderConfig):
 
         def make() -> Params:
@@ -99,23 +112,30 @@ def load_for_bench(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
         score_fn=score_fn,
+        stream_fn=stream_fn,
         mesh=devices,
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=choose_attention(devices, kind, attention, scored=config).name,
+        attention=STREAM_ATTENTION
+        if stream_fn
+        else choose_attention(devices, kind, attention, scored=config).name,
     )
 
 
 def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
     """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
-    padded = 0
-    before = cast(Any, model.score_fn)._cache_size()
+    padded = needed = 0
+    flops = 0.0
+    program = cast(Any, model.stream_fn or model.score_fn)
+    before = program._cache_size()
 
     def dispatch(batch: Any) -> jax.Array:
-        nonlocal padded
-        padded += batch.prefix.size + batch.responses.size
-        return model.score_fn(model.params, model.place(batch))
+        nonlocal padded, flops
+        padded += sum(x.size for x in _token_arrays(batch))
+        if isinstance(batch, StreamBatch):
+            flops += stream_flops(batch, model.decoder)
+        return model.dispatch(batch)
 
     scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
     start = time.perf_counter()
@@ -124,9 +144,16 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         cast(Sequence[Comparison], workload.trees),
         encode=lambda trees: list(cast(Sequence[Tree], trees)),
         dispatch=dispatch,
-        options=model.shape_options(batch_tokens),
+        options=model.batch_options(batch_tokens),
     ):
+        needed += scored.computed or 0
         for index, row in zip(scored.indices, scored.scores, strict=True):
             scores[index] = row
     seconds = time.perf_counter() - start
-    return TreePass(seconds, padded, cast(Any, model.score_fn)._cache_size() - before, scores)
+    if model.stream_fn is None:
+        flops = tree_flops(workload.trees, model.decoder)
+    return TreePass(seconds, padded, needed, flops, program._cache_size() - before, scores)
+
+
+def _token_arrays(batch: Batch) -> tuple[Any, ...]:
+    return (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)

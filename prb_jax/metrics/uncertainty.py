@@ -85,7 +85,18 @@ def clustered_interval(
     clusters = len(rows)
     if clusters < LEAST_CLUSTERS:
         return _none(_too_few(clusters, what), SCORE, clusters)
-    weights = np.full(clusters, 1 / clusters) if per_cluster else rows / rows.sum()
+    estimate, excess = score_test(wins, rows, per_cluster=per_cluster, level=level)
+    return Interval(_end(excess, estimate, 0.0), _end(excess, estimate, 1.0), None, SCORE, clusters)
+
+
+def score_test(
+    wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95
+) -> tuple[float, Callable[[float], float]]:
+    """Return the accuracy, and a function of a mean that is above 0 for a mean outside the interval.
+
+    Arguments as of `clustered_interval`.
+    """
+    weights = np.full(len(rows), 1 / len(rows)) if per_cluster else rows / rows.sum()
     lost, won = int((rows - wins).sum()), int(wins.sum())
     estimate = math.fsum(weights * (wins / rows)) if lost and won else float(won > 0)
     # the variance is m (1 - m) (single + shared * correlation)
@@ -104,7 +115,7 @@ def clustered_interval(
         degrees = min(max(1.5 * (effective - 1) / share**2, 1.0), most) if share > 1e-6 else most
         return (estimate - mean) ** 2 - _quantile(degrees, level) ** 2 * mean * (1 - mean) * variance
 
-    return Interval(_end(excess, estimate, 0.0), _end(excess, estimate, 1.0), None, SCORE, clusters)
+    return estimate, excess
 
 
 def accuracy_interval(

@@ -25,13 +25,8 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import (
-    Params,
-    decode_tree_keeping,
-    decoder_layer,
-    embedded,
-    scaled_embedding,
-)
+from prb_jax.models.decoder import decode_tree_keeping
+from prb_jax.models.decoder_layer import Params, decoder_layer, embedded, scaled_embedding
 from prb_jax.models.gathering import gatherer
 from prb_jax.models.layers import matmul_precision, rms_norm
 from prb_jax.models.rope import rotary_angles
@@ -184,10 +179,8 @@ def extend(
             x,
             gather(weights),
             config=config,
-            layout=None,
-            prefix_lengths=prefix.lengths,
             angles=sliding_angles if slides else angles,
-            attend=lambda q, k, v, *, softcap, attend=attend, **_: attend(q, k, v, softcap=softcap),
+            attend=attend,
             constrain=constrain,
             lora_scale=lora_scale,
         )

@@ -230,6 +230,9 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     for name in shown:
         table.add_column(escape(name.removeprefix(_BASELINE)), overflow="fold", justify="right")
     table.add_row("score", *(_number(result["score"], "{:.4f}") for result in shown.values()))
+    if any(result.get("score_ci95") for result in shown.values()):
+        bounds = [result.get("score_ci95") for result in shown.values()]
+        table.add_row("95 % interval", *(escape(f"[{b[0]:.3f}..{b[1]:.3f}]") if b else NONE for b in bounds))
     for figure in dict.fromkeys(figure for result in shown.values() for figure in result["figures"]):
         cells = [_number(result["figures"].get(figure), "{:.4f}") for result in shown.values()]
         table.add_row(escape(figure), *cells)

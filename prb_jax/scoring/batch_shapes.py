@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from jax.sharding import Mesh
 
 from prb_jax.sharding import mesh_shape
-from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.shapes import ShapeOptions, round_up
+from prb_jax.trees.stream_blocks import BLOCK
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -30,3 +32,16 @@ def shape_options(
         multiple=MULTIPLE.get(platform, 16),
         attention_length=config.attention_length,
     )
+
+
+def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> StreamOptions:
+    """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
+    which each part that the mesh splits batches into computes one at a time."""
+    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    tokens = batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192)
+    return StreamOptions(tokens=round_up(tokens, BLOCK), streams=shards, window=config.sliding_window)
+
+
+def uses_streams(mesh: Mesh) -> bool:
+    """Whether decoders on these devices are scored over packed streams: CPUs; kernels want trees in buckets."""
+    return mesh.devices.flat[0].platform == "cpu"

@@ -9,7 +9,7 @@ from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.folder import SUMMARY, finish_scores
+from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
@@ -24,6 +24,10 @@ from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
+TOKENS_DEFINITION = (
+    "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
+    "that begin alike share their beginning (computed); the difference (saved)"
+)
 UNKNOWN_USERS_DEFINITION = (
     "users that the model was not trained with; what it learned for anybody stands for them"
 )
@@ -76,11 +80,17 @@ def finish_run(
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
         summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
+    if (computed := computed_tokens(folder)) is not None:
+        alone = sum(row.tokens for row in rows)
+        summary["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
+        summary["definitions"] = summary["definitions"] | {"tokens": TOKENS_DEFINITION}
     if controls:
         summary["controls"] = dict(controls)
         summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
     if inputs.benchmarks:
-        summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
+        summary["benchmarks"] = benchmark_scores(
+            inputs, rows, baselines, clusters=clusters, seed=identity.seed
+        )
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
         summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
@@ -97,4 +107,5 @@ def finish_run(
     if identity.control is None:
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
+    forget_computed(folder)
     return rows, summary

@@ -14,7 +14,7 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
 from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
-from prb_jax.runs.folder import RunFolder, append_rows, open_run
+from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.scored import Scorer
@@ -61,8 +61,10 @@ class ScoredRun:
         )
         for batch in batches:
             if self.folder is not None:
-                append_rows(self.folder, batch)
-            self.rows.update((row.id, row) for row in batch)
+                if batch.computed is not None:
+                    append_computed(self.folder, member=batch.first, tokens=batch.computed)
+                append_rows(self.folder, batch.rows)
+            self.rows.update((row.id, row) for row in batch.rows)
         facts.advance(len(comparisons))
 
 
@@ -94,6 +96,15 @@ def open_scored_run(
         yield ScoredRun(opened[0] if opened else None, rows)
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """The new rows of one batch, the id of its first comparison, and the tokens that it took."""
+
+    rows: list[ScoredRow]
+    first: str
+    computed: int | None
+
+
 def _batches(
     scorer: Scorer,
     comparisons: Sequence[Comparison],
@@ -103,7 +114,7 @@ def _batches(
     label: str,
     progress: bool,
     options: Mapping[str, Any],
-) -> Generator[list[ScoredRow]]:
+) -> Generator[_Batch]:
     """The rows of one batch after another, without the batches whose rows are all known."""
     before = len(known)
 
@@ -126,7 +137,7 @@ def _batches(
                 )
                 if not is_finished(index)
             ]
-            yield rows
+            yield _Batch(rows, facts.id(batch.indices[0]), batch.computed)
             display.advance(len(rows), sum(row.tokens for row in rows))
 
 

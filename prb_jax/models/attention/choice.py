@@ -19,6 +19,9 @@ from prb_jax.models.config.decoder import DecoderConfig
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
+STREAM_ATTENTION = "block-wise XLA over packed streams"
+"""What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
+
 
 CUDNN = "cuDNN"
 """What the attention of :mod:`prb_jax.models.attention.cudnn` is called."""
