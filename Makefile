@@ -12,7 +12,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 PYTEST_ARGS ?=
 
-.PHONY: quickstart install install-check install-test install-docs docs test test-all test-newest lint format types clean
+.PHONY: quickstart install install-check install-test install-docs docs test test-all test-newest lint format types clean intervals
 
 quickstart: install
 	$(VENV)/bin/prb quickstart --out $(OUT)
@@ -52,6 +52,10 @@ types: install-test
 docs: install-docs
 	$(RUN) -m mkdocs build --quiet
 	@echo "written to build/docs/index.html"
+
+# The table of docs/statistics.md: what share of the intervals holds the true value; about half an hour.
+intervals: install-test
+	$(RUN) -m tests.metrics.simulation --repeats 1000
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

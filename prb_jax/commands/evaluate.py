@@ -38,7 +38,8 @@ def add(verbs: Verbs) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="hub id, Hugging Face folder, or baseline:length, baseline:random, baseline:profile-overlap",
+        help="hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "
+        "popularity, nearest-users",
     )
     sub.add_argument(
         "--data",

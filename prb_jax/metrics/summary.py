@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from prb_jax.errors import DataError
@@ -24,6 +24,7 @@ def summarise(
     baselines: Mapping[str, Sequence[ScoredRow] | str] | None = None,
     clusters: Clusters | None = None,
     model: str | None = None,
+    partial: Collection[str] = (),
 ) -> dict[str, Any]:
     """All figures of one run, as plain JSON values (None where a figure does not exist, never NaN).
 
@@ -32,6 +33,8 @@ def summarise(
       baselines: by name, the rows of each baseline on the same comparisons, or a sentence that says why the
         baseline is not defined on them. "baseline:length" among them gives ``length_baseline``.
       clusters: of the rows, in their order; by their users where it is not given.
+      partial: baselines that have rows for some of the comparisons alone; their figures, and the difference, are over
+        these.
       model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
 
     Returns:
@@ -54,8 +57,12 @@ def summarise(
             figures = _figures(rows, clusters, undefined=found)
             difference = {"difference": None, "ci95": None, "ci95_reason": found}
         else:
+            compared_rows, over = rows, clusters
+            if name in partial:
+                index = [positions[row.id] for row in found]
+                compared_rows, over = [rows[i] for i in index], clusters.take(index)
             # first, because it refuses other comparisons
-            difference = paired_difference(rows, found, clusters=clusters)
+            difference = paired_difference(compared_rows, found, clusters=over)
             figures = _figures(found, clusters.take([positions[row.id] for row in found]))
             if name == model:
                 difference = {"difference": None, "ci95": None, "ci95_reason": ITSELF}

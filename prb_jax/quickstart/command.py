@@ -31,8 +31,9 @@ from prb_jax.quickstart.recipe import (
 )
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
 from prb_jax.runs.folder import SUMMARY
-from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.by_name import evaluate
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.load import load as load_model
 from prb_jax.sources.personas import generate, load
 from prb_jax.training.record import computing_versions
@@ -41,6 +42,9 @@ from prb_jax.training.train import train
 BOUNDS = {"best, user unknown": "user_blind_expected", "best, user known": "persona_aware"}
 """Known from how the benchmark is made: no scorer that ignores the profile is expected above the first (the Bayes
 value), and none at all is above the second."""
+
+SHOWN_BASELINES = ("baseline:length", "baseline:random", "baseline:profile-overlap")
+"""In the tables of the quickstart."""
 
 TIMED_PAIRS = 256
 """Pairs that the latency is measured with."""
@@ -82,8 +86,8 @@ def quickstart(
     call continues what was killed and does nothing for what is finished. `models` in `summary.json` holds
     for each model and baseline its accuracy on generic pairs and on personalised pairs of seen personas, of
     unseen ones, and of unseen ones in new wording (each with its 95 % interval), the share of personas covered, the
-    number of different
-    pairs it was trained on, and milliseconds of scoring for each pair. `bounds` holds what is possible.
+    number of different pairs it was trained on, the number of pairs it was shown in all steps, and milliseconds of
+    scoring for each pair. `bounds` holds what is possible.
 
     Args:
       out: the folder.
@@ -147,17 +151,20 @@ class _Steps:
         for name in (USER_BLIND, PERSONA):
             model = load_model(self.folder / name)
             scored[name] = self._rows(name, model, parts)
-            models[name] = _figures(scored[name]) | {
+            schedule = {USER_BLIND: self.recipe.user_blind, PERSONA: self.recipe.persona}[name]
+            models[name] = _figures(scored[name], parts) | {
                 "train_pairs": train_pairs,
+                "presentations": schedule.steps * schedule.comparisons,
                 "ms_per_pair": _milliseconds(model.score, parts[SEEN][:TIMED_PAIRS]),
             }
-        for name in BASELINES:
+        for name in SHOWN_BASELINES:
 
             def score_simply(pairs: Sequence[Comparison], name: str = name) -> object:
                 return score_baseline(name, pairs)
 
-            models[name] = _figures(self._rows(name, name, parts)) | {
+            models[name] = _figures(self._rows(name, name, parts), parts) | {
                 "train_pairs": 0,
+                "presentations": 0,
                 "ms_per_pair": _milliseconds(score_simply, parts[SEEN][:TIMED_PAIRS]),
             }
         ceilings = generate().ceilings
@@ -166,8 +173,10 @@ class _Steps:
             "profile_posts": PROFILE_POSTS,
             "models": models,
             "persona_minus_user_blind": {
-                KEYS[part]: paired_difference(scored[PERSONA][part], scored[USER_BLIND][part])
-                for part in parts
+                KEYS[part]: paired_difference(
+                    scored[PERSONA][part], scored[USER_BLIND][part], clusters=clusters_of(comparisons)
+                )
+                for part, comparisons in parts.items()
             },
             "bounds": {
                 bound: {KEYS[part]: getattr(ceilings[part], attribute) for part in BOUNDED}
@@ -199,13 +208,17 @@ class _Steps:
         self.seconds[name] = round(time.perf_counter() - start, 1)
 
 
-def _figures(scored: Mapping[str, Sequence[ScoredRow]]) -> dict[str, Any]:
+def _figures(
+    scored: Mapping[str, Sequence[ScoredRow]], parts: Mapping[str, Sequence[Comparison]]
+) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for part, key in KEYS.items():
-        summary = summarise(scored[part])
+        summary = summarise(scored[part], clusters=clusters_of(parts[part]))
         figures[key] = summary["accuracy"]
         figures[f"{key}_ci95"] = summary["ci95"]
-    figures["coverage"] = summarise([*scored[SEEN], *scored[UNSEEN]])["coverage"]
+    figures["coverage"] = summarise([*scored[SEEN], *scored[UNSEEN]])[
+        "coverage"
+    ]  # by user: no clusters needed
     return figures
 
 

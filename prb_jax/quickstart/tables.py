@@ -30,9 +30,13 @@ _HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas
 BOUNDED = (SEEN, UNSEEN, WORDING)
 """Parts for which it is known what is possible at best."""
 
+_COSTS = ("coverage", "pairs", "shown", "ms/pair")
+
 _NOTES = """\
-[..] 95 % interval, bootstrap over personas; coverage: share of the test personas served better than
-chance; ms/pair: scoring one pair in batches on this machine, tokenisation included.
+[..] 95 % interval over personas and, where several of them judge the same answers, over the answers too;
+best, user unknown: the Bayes accuracy; coverage: share of the test personas served better than chance; pairs:
+different ones trained on; shown: pairs in all steps of training; ms/pair: scoring one pair in batches on this
+machine, tokenisation included.
 """
 
 
@@ -48,7 +52,7 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
         for part, heading in _HEADINGS.items()
     ]
     table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
-    costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
+    costs = new_table(headings=("model", *_COSTS))
     costs.caption = escape(_NOTES.strip())
     for name, figures in summary["models"].items():
         model, *cells = _cells(name, figures)
@@ -70,15 +74,17 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
     parts = " ".join(f"personas:{part}" for part in KEYS)
     headings = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS)]
     rows = [_cells(name, figures) for name, figures in summary["models"].items()]
-    rows += [[*_bound_cells(name, figures), "", "", ""] for name, figures in summary["bounds"].items()]
+    rows += [
+        [*_bound_cells(name, figures), *[""] * len(_COSTS)] for name, figures in summary["bounds"].items()
+    ]
     lines = [
         "# Accuracy on the generated benchmark",
         "",
-        *_markdown([*headings, "coverage", "pairs trained on", "ms/pair"], rows),
+        *_markdown([*headings, *_COSTS], rows),
         "",
         _NOTES.strip(),
         "",
-        "Knowing the profile gains, on the same pairs (paired, 95 % interval over personas):",
+        "Knowing the profile gains, on the same pairs (paired, 95 % interval as above):",
         "",
     ]
     for part, key in KEYS.items():
@@ -101,7 +107,8 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
     coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"
     shown = NAMES.get(name, name.removeprefix("baseline:"))
-    return [shown, *accuracies, coverage, f"{figures['train_pairs']:,}", f"{figures['ms_per_pair']:.3g}"]
+    trained = [f"{figures[key]:,}" for key in ("train_pairs", "presentations")]
+    return [shown, *accuracies, coverage, *trained, f"{figures['ms_per_pair']:.3g}"]
 
 
 def _on_two_lines(cell: str) -> str:

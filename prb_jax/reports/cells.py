@@ -41,6 +41,17 @@ def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, 
     return {name: summary, **controls, **(summary.get("baselines") or {})}
 
 
+def missing(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return why figures and intervals of some summaries are missing, each reason once, with the names."""
+    reasons: dict[str, list[str]] = {}
+    for name, summary in shown.items():
+        for key in ("ci95", "user_accuracy_ci95", "coverage", "coverage_ci95", "difference_ci95"):
+            if reason := summary.get(f"{key}_reason"):
+                names = reasons.setdefault(str(reason), [])
+                names += [] if name in names else [name]
+    return [f"Not shown for {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+
+
 def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: str) -> PageTable:
     """Return the table of the main figures of some summaries, by name."""
     rows = [
@@ -49,7 +60,7 @@ def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: st
             figure_cell(summary.get("n"), form="{:,}"),
             figure_cell(summary.get("accuracy"), summary.get("ci95")),
             figure_cell(summary.get("user_accuracy"), summary.get("user_accuracy_ci95")),
-            figure_cell(summary.get("coverage")),
+            figure_cell(summary.get("coverage"), summary.get("coverage_ci95")),
             figure_cell(summary.get("ties"), form="{:,}"),
             figure_cell(summary.get("mean_margin"), form="{:.3g}"),
         ]

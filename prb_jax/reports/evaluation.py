@@ -10,7 +10,7 @@ from typing import Any
 
 from prb_jax.metrics.accuracy import group_counts, outcomes
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
-from prb_jax.reports.cells import any_cell, figure_cell, headline, scorers
+from prb_jax.reports.cells import any_cell, figure_cell, headline, missing, scorers
 from prb_jax.reports.drawings import draw_users
 from prb_jax.reports.pairs import pairs_to_read
 from prb_jax.reports.scores import length_blocks, posts_blocks, score_blocks
@@ -59,6 +59,7 @@ def _result(run: FinishedRun) -> Iterator[Block]:
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
     shown = scorers(summary, name=model)
     yield headline(shown, title="The model, its controls and the baselines", note=note)
+    yield from (Paragraph(reason, True) for reason in missing(shown))
     for gain in gains(summary.get("controls") or {}):
         yield Paragraph(f"{gain[0].upper()}{gain[1:]}.")
     differences = [
@@ -116,7 +117,9 @@ def _users(run: FinishedRun) -> Iterator[Block]:
     shown = NONE if coverage is None else f"{coverage:.3f}"
     yield Paragraph(
         f"{len(counts.rows):,} users; {summary.get('users_testable', NONE)} with enough comparisons to be tested. "
-        f"Coverage {shown}: {definitions.get('coverage', 'see summary.json')}."
+        f"Coverage {shown}: {definitions.get('coverage', 'see summary.json')}. "
+        f"{_rate(summary, 'coverage_benjamini_hochberg')} after correction for the number of users "
+        f"(Benjamini-Hochberg); {_rate(summary, 'coverage_by_chance')} would be covered by chance."
     )
     unknown = summary.get("unknown_users")
     if unknown is not None:
@@ -132,6 +135,11 @@ def _users(run: FinishedRun) -> Iterator[Block]:
     ]
     cells.sort(key=lambda row: (row[2].value or 0, row[0].text))
     yield _bounded("Users", ("user", "comparisons", "accuracy", "ties"), cells, place=2)
+
+
+def _rate(summary: Mapping[str, Any], key: str) -> str:
+    value = summary.get(key)
+    return NONE if value is None else f"{value:.3f}"
 
 
 def _bounded(title: str, heads: Sequence[str], rows: list[list[Cell]], *, place: int) -> PageTable:

@@ -11,18 +11,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
 from prb_jax.reports.cells import figure_cell, headline, last_figures
-from prb_jax.reports.drawings import draw_curves
+from prb_jax.reports.drawings import draw_curves, draw_points
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
 from prb_jax.reports.style import signed
 from prb_jax.reports.texts import TextReader
 from prb_jax.runs.finished import FinishedRun, read_finished
 
 _TRAINING = "train.json"
+_SWEEP = "posts.json"
 _ROOM = 1_200_000  # bytes of texts of pairs, of all runs together
 
 
@@ -39,7 +41,8 @@ def report(
     run; where those are gone or have changed, the page says so and shows the figures alone.
 
     Args:
-      runs: folders of `prb evaluate`, and of `prb train` for learning curves; one or several.
+      runs: folders of `prb evaluate` (also with several numbers of posts), and of `prb train` for learning curves; one
+        or several.
       out: the file, with a name that ends in .html; it is replaced where it exists.
       data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
         if there are none.
@@ -65,10 +68,15 @@ def report(
         raise RunError(f"{twice[0]}: given twice as a run")
     places = [data] if isinstance(data, str | Path) else list(data)
     reader = TextReader([str(place) for place in places])
+    sweeps = [folder for folder in folders if (folder / _SWEEP).is_file()]
+    folders = [
+        part for folder in folders for part in ([folder] if folder not in sweeps else _of_sweep(folder))
+    ]
     trainings = [folder for folder in folders if (folder / _TRAINING).is_file()]
     finished = [read_finished(folder) for folder in folders if folder not in trainings]
     names = _names([*trainings, *(run.path for run in finished)])
     chapters = [_several(finished, names)] if len(finished) > 1 else []
+    chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
     for number, run in enumerate(finished, start=1):
         chapters.append(
             evaluation_chapter(
@@ -90,6 +98,42 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     """The last part of each path, or the whole path where that is not enough to tell them apart."""
     last = [folder.resolve().name for folder in folders]
     return {folder: name if last.count(name) == 1 else str(folder) for folder, name in zip(folders, last)}
+
+
+def _of_sweep(folder: Path) -> list[Path]:
+    """The run folders of `prb evaluate --profile-posts` with several numbers."""
+    return [folder / f"posts-{point['profile_posts']}" for point in _points(folder)]
+
+
+def _points(folder: Path) -> list[dict[str, Any]]:
+    points = read_object(folder / _SWEEP, error=RunError).get("points")
+    if not isinstance(points, list) or not all(isinstance(p, dict) and "profile_posts" in p for p in points):
+        raise RunError(
+            f"{folder / _SWEEP}: not of `prb evaluate --profile-posts`: expected points with profile_posts"
+        )
+    return points
+
+
+def _sweep(folder: Path, name: str) -> Chapter:
+    points, title = _points(folder), f"{folder.resolve().name}: accuracy by posts shown"
+    rows = [
+        [
+            Cell(str(point["profile_posts"]), point["profile_posts"]),
+            figure_cell(point.get("accuracy"), point.get("ci95")),
+            Cell(signed(point.get("difference"), point.get("difference_ci95")), point.get("difference")),
+            figure_cell(point.get("truncated"), form="{:,}"),
+        ]
+        for point in points
+    ]
+    heads = ("posts", "accuracy", "minus the fewest posts", "comparisons with cut text")
+    drawing = draw_points(
+        "Accuracy by posts shown",
+        [(str(point["profile_posts"]), point.get("accuracy"), point.get("ci95")) for point in points],
+        xlabel="posts of the profile that the model is shown",
+        description="The same model and the same comparisons at each point; bars are 95 % intervals.",
+    )
+    table = PageTable("Accuracy by posts shown", heads, rows, note="The differences are paired.")
+    return Chapter(title, name, [Section("The same model, shown more of the profile", [drawing, table])])
 
 
 def _several(runs: Sequence[FinishedRun], names: dict[Path, str]) -> Chapter:
@@ -114,7 +158,7 @@ def _several(runs: Sequence[FinishedRun], names: dict[Path, str]) -> Chapter:
 
 def _compared(runs: Sequence[FinishedRun], names: dict[Path, str]) -> list[Block]:
     """Tables of what `prb compare` finds in runs on the same data."""
-    found = compare_rows({names[run.path]: run.rows for run in runs})
+    found = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
     standings = [
         [
             Cell(str(run["rank_group"]), run["rank_group"]),

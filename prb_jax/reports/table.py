@@ -13,6 +13,7 @@ from prb_jax.reports.style import NONE, facts_table, new_table, signed
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
+_BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 
 
@@ -81,7 +82,9 @@ def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
 
 def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the columns do not say: how many, over whom, what was cut."""
-    sizes = {(summary["n"], summary.get("users") or 0) for summary in shown.values()}
+    # a baseline of votes speaks of some of the comparisons alone
+    models = {name: summary for name, summary in shown.items() if "baselines" in summary} or shown
+    sizes = {(summary["n"], summary.get("users") or 0) for summary in models.values()}
     notes = [escape(f"[..] 95 % interval{_over(shown)}")]
     if len(sizes) == 1:
         n, users = sizes.pop()
@@ -89,8 +92,14 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{n:,} comparisons" + (f" of {users:,} users" if users else "") + "; a tie is not a win"
         )
     else:
-        for name, summary in shown.items():
+        for name, summary in models.items():
             notes.append(f"{_label(name)}: {summary['n']:,} comparisons")
+    most = max(summary["n"] for summary in models.values())
+    notes += [
+        f"{_label(name)}: the {summary['n']:,} comparisons that other users judge too"
+        for name, summary in shown.items()
+        if name not in models and summary["n"] < most
+    ]
     notes += _reasons(shown)
     for name, summary in shown.items():
         ties, n = summary["ties"] or 0, summary["n"]
@@ -169,11 +178,21 @@ def gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _few_baselines(shown: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The results that have a column of their own: a table has no place for every baseline."""
+    return {
+        name: figures
+        for name, figures in shown.items()
+        if not name.startswith(_BASELINE) or name in _BASELINES_BY_SUBSET or next(iter(shown)) == name
+    }
+
+
 def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
     table = new_table("Accuracy by subset")
     table.show_header = True
     table.add_column("subset", overflow="fold")
     table.add_column("n", justify="right")
+    shown = _few_baselines(shown)
     for name in shown:
         header = name.removeprefix(_BASELINE)  # the first table says that it is a baseline
         width = min(len(header), 8) if name.startswith(_BASELINE) else _INTERVAL_WIDTH
@@ -224,6 +243,7 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     for result in list(shown.values()):
         for name, compared in result["baselines"].items():
             shown.setdefault(name, compared)
+    shown = _few_baselines(shown)
     table = new_table(benchmark)
     table.show_header = True
     table.add_column("", overflow="fold")

@@ -1,7 +1,7 @@
 """Scorers without a model, always shown beside one: length, chance, and word overlap with the profile.
 
-Each score is a pure function of its own comparison, so it does not depend on order, batch or what
-else is in the file. Responses with equal texts get equal scores.
+Each score but that of a vote is a pure function of its own comparison, so it does not depend on order, batch or what
+else is in the file. Responses with equal texts get equal scores, but for the first position.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.scoring.votes import nearest_users, popularity
 
+FIRST: Final = "baseline:first"
 PROFILE_OVERLAP: Final = "baseline:profile-overlap"
+SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
 
 _WORD: Final = re.compile(r"\w+")
 _RECENT: Final = 64
@@ -33,16 +36,23 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     """Scores of a built-in baseline, one float32 [K] array per comparison.
 
     * ``baseline:length``: characters of the response.
+    * ``baseline:shorter``: the same, negative: the shortest response wins.
+    * ``baseline:first``: the first response wins. Of a pair given as chosen and rejected the place says nothing: a tie.
     * ``baseline:random``: uniform in [0, 1), from a hash of the comparison's id and the text.
     * ``baseline:profile-overlap``: cosine between the TF-IDF vectors of the response and of the
       user's whole profile, in [0, 1]; without a profile every response scores 0, a tie.
+    * ``baseline:popularity`` and ``baseline:nearest-users``: votes of other users on the same prompt and responses
+      among ``comparisons`` (`prb_jax.scoring.votes`); where there are none every response scores 0, a tie.
 
     Raises:
-      CheckpointError: for a name that is not in ``BASELINES``.
+      CheckpointError: there is no such baseline.
     """
+    if (vote := VOTES.get(name)) is not None:
+        nothing = (np.zeros(len(comparison.responses), np.float32) for comparison in comparisons)
+        return [zeros if found is None else found for found, zeros in zip(vote(comparisons), nothing)]
     score = BASELINES.get(name)
     if score is None:
-        raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINES)}")
+        raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINE_NAMES)}")
     return score(comparisons)
 
 
@@ -54,11 +64,25 @@ def where_defined(
     overlap = baselines.get(PROFILE_OVERLAP)
     if overlap is not None and not any(any(row.scores) for row in overlap):
         found[PROFILE_OVERLAP] = "no response shares a word with a profile"
+    first = baselines.get(FIRST)
+    if first is not None and not any(any(row.scores) for row in first):
+        found[FIRST] = "the responses are given as chosen and rejected, so that their places say nothing"
     return found
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
     return [np.array([len(text) for text in c.responses], np.float32) for c in comparisons]
+
+
+def _shorter(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
+    return [-scores for scores in _length(comparisons)]
+
+
+def _first(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
+    return [
+        np.zeros(2, np.float32) if c.is_pair else np.arange(len(c.responses), 0, -1, dtype=np.float32)
+        for c in comparisons
+    ]
 
 
 def _random(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -84,13 +108,15 @@ class _ProfileVector:
     norm: float
 
 
-def _profile_overlap(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
+def profile_overlap(comparisons: Sequence[Comparison], *, posts: int | None = None) -> list[np.ndarray]:
+    """Return the scores of ``baseline:profile-overlap``, from the first posts of each profile or all of them."""
     vectors: dict[tuple[Post, ...], _ProfileVector] = {}  # a user's rows share one profile
     scores = []
     for comparison in comparisons:
-        profile = vectors.get(comparison.profile)
+        read = comparison.profile[:posts]
+        profile = vectors.get(read)
         if profile is None:
-            profile = vectors[comparison.profile] = _recent_vector(comparison.profile)
+            profile = vectors[read] = _recent_vector(read)
         scores.append(np.array([_cosine(text, profile) for text in comparison.responses], np.float32))
     return scores
 
@@ -137,8 +163,17 @@ def _words(text: str) -> list[str]:
 BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]] = MappingProxyType(
     {
         "baseline:length": _length,
+        "baseline:shorter": _shorter,
+        FIRST: _first,
         "baseline:random": _random,
-        PROFILE_OVERLAP: _profile_overlap,
+        PROFILE_OVERLAP: profile_overlap,
     }
 )
-"""The built-in baselines by name, in the order in which they are shown."""
+"""The built-in baselines that look at one comparison at a time, by name, in the order in which they are shown."""
+
+VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | None]]]] = MappingProxyType(
+    {"baseline:popularity": popularity, "baseline:nearest-users": nearest_users}
+)
+"""Those that count votes of other users, None where there are none."""
+
+BASELINE_NAMES: Final = (*BASELINES, *VOTES)

@@ -12,6 +12,7 @@ from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.view import View
@@ -90,6 +91,7 @@ def benchmark_scores(
                 if isinstance(scored, str)
                 else benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
+                if baseline in BASELINES  # votes speak of some comparisons, and a rule needs all
             },
         }
     return scores

@@ -29,7 +29,7 @@ def clusters_of(comparisons: Sequence[Comparison], facts: Facts | None = None) -
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = False
     if not any(user is not None for user in users) and any(c.profile for c in comparisons):
-        users, derived = _derived_users(comparisons), True
+        users, derived = derived_users(comparisons), True
     sets = [_response_keys(comparison) for comparison in comparisons]
     if shared_rows(users, sets) < max(1, _LEAST_SHARED * len(comparisons)):
         return Clusters(users, None, derived)
@@ -41,7 +41,7 @@ def _response_keys(comparison: Comparison) -> list[str]:
     return [sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]
 
 
-def _derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
+def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
     """Return a name for each connected component of shared posts; None where there is no profile."""
     texts: dict[str, set[str]] = {}
     for post in _posts(comparisons):

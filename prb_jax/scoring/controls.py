@@ -18,7 +18,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.clusters import clusters_of, derived_users
 from prb_jax.scoring.facts import Facts
 from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
@@ -99,7 +99,7 @@ def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: 
     if reader is None:  # it is given the whole comparison
         return profiles or bool(users)
     unknown = reader.unknown_users(comparisons)
-    return (view.profile_posts > 0 and profiles) or (unknown is not None and unknown < len(users))
+    return (view.profile_posts > 0 and profiles) or (unknown is not None and len(unknown) < len(users))
 
 
 def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
@@ -119,8 +119,9 @@ def with_other_users(
     """Return the comparisons with profile and name of another user: one other user for each.
 
     The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
-    are shown), by the seed and the user's name alone. Rows without a user belong to one person where they have the
-    same profile, and never get a profile that shares a post with their own. A comparison without a profile stays so.
+    are shown), by the seed and the user's name. Rows without a user belong to one person where their profiles share
+    posts (`prb_jax.scoring.clusters.derived_users`), and never get a profile that shares a post with their own. A
+    comparison without a profile stays so.
 
     Args:
       comparisons: of two users or more.
@@ -170,15 +171,21 @@ def with_other_users(
 def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
     """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
     people: dict[str, list[int]] = {}
+    derived = derived_users([each for each in comparisons if each.user_id is None])
+    unnamed = iter(derived)
     for row, comparison in enumerate(comparisons):
-        if profiles and not comparison.profile:
-            continue
-        if comparison.user_id is not None:
-            people.setdefault(f"user {comparison.user_id}", []).append(row)
-        elif comparison.profile:
-            texts = "\0".join(sorted(post.text for post in comparison.profile))
-            people.setdefault(f"profile {hashlib.sha256(texts.encode()).hexdigest()}", []).append(row)
-    return people
+        user = comparison.user_id
+        name = next(unnamed) if user is None else f"user {user}"
+        if name is not None and (comparison.profile or not profiles):
+            people.setdefault(name, []).append(row)
+
+    def lasting(name: str, rows: list[int]) -> str:
+        """A name that does not depend on the order of the rows: that of a user, or a post that is theirs alone."""
+        if comparisons[rows[0]].user_id is not None:
+            return name
+        return "posts " + min(f"{post.id}\0{post.text}" for row in rows for post in comparisons[row].profile)
+
+    return {lasting(name, rows): rows for name, rows in people.items()}
 
 
 def _may_be_one(a: Comparison, b: Comparison) -> bool:

@@ -21,6 +21,7 @@ from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.finish import finish_run
+from prb_jax.scoring.further_baselines import further_baselines
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
@@ -227,7 +228,11 @@ def run_evaluation(
                     comparisons=inputs.comparisons,
                     facts=facts,
                 )
-            finished = functools.partial(finished, baselines=where_defined(facts.baselines()))
+            posts = view.profile_posts if reader else None
+            baselines = where_defined(facts.baselines()) | further_baselines(
+                inputs.comparisons, facts, posts=posts
+            )
+            finished = functools.partial(finished, baselines=baselines)
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
             return finished(run, identity=identity, reference=reference, controls=figures)[1]
 

@@ -10,6 +10,8 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
+from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
+from prb_jax.scoring.baselines import VOTES
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
@@ -75,7 +77,9 @@ def finish_run(
         "model": name,
         **shown_view(identity.view),
         "limit": identity.limit,
-        **summarise(rows, baselines=baselines, clusters=clusters, model=identity.model.get("name")),
+        **summarise(
+            rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.model.get("name")
+        ),
     }
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
@@ -95,8 +99,11 @@ def finish_run(
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
         summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
-    if reader is not None and (unknown := reader.unknown_users(rows)) is not None:
-        summary["unknown_users"] = unknown
+    unknown = None if reader is None else reader.unknown_users(rows)
+    if write_users(folder.path, rows, clusters, unknown=unknown):
+        summary["definitions"] = summary["definitions"] | {USERS: USERS_DEFINITION}
+    if unknown is not None:
+        summary["unknown_users"] = len(unknown)
         summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
     if left_out is not None:
         left_out.write(folder.path)

@@ -12,13 +12,21 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
-from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.baselines import BASELINE_NAMES, score_baseline
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 _BATCH = 4096
 
-BaselineName = Literal["baseline:length", "baseline:random", "baseline:profile-overlap"]
+BaselineName = Literal[
+    "baseline:length",
+    "baseline:shorter",
+    "baseline:first",
+    "baseline:random",
+    "baseline:profile-overlap",
+    "baseline:popularity",
+    "baseline:nearest-users",
+]
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
@@ -70,8 +78,8 @@ def baseline_scorer(name: str, **options: Any) -> PlainScorer:
     Raises:
       RunError: there is no such baseline, or an option is given: a baseline has none.
     """
-    if name not in BASELINES:
-        raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(sorted(BASELINES))}")
+    if name not in BASELINE_NAMES:
+        raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(BASELINE_NAMES)}")
     refuse_options(name, **options)
     return PlainScorer(name, functools.partial(score_baseline, name), {}, one_by_one=False)
 

@@ -15,9 +15,12 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import check_folder
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.by_name import evaluate
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.evaluate import Evaluation
+from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.sources.large import LargeComparisons
 
 POSTS: Final = "posts.json"
 PICTURE: Final = "posts.png"
@@ -97,7 +100,7 @@ def evaluate_posts(
         )
         for number in numbers
     }
-    points = _points(found)
+    points = _points(found, inputs)
     sweep = {"model": found[numbers[0]].summary["model"], "data": list(inputs.sources), "points": points}
     if folder is not None:
 
@@ -109,14 +112,18 @@ def evaluate_posts(
     return PostsSweep(folder, points, found)
 
 
-def _points(found: Mapping[int, Evaluation]) -> list[dict[str, Any]]:
-    fewest = next(iter(found))
+def _points(found: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[str, Any]]:
+    fewest, first = next(iter(found.items()))
+    clusters = None  # comparisons that are read by windows are clustered by their users
+    if not isinstance(inputs.comparisons, LargeComparisons):
+        by_id = {comparison.id: comparison for comparison in inputs.comparisons}
+        clusters = clusters_of([by_id[row.id] for row in first.rows])
     points = []
     for number, one in found.items():
         figures = {key: one.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
         gain: Mapping[str, Any] = {"difference": None, "ci95": None}
         if number != fewest:
-            gain = paired_difference(one.rows, found[fewest].rows)
+            gain = paired_difference(one.rows, first.rows, clusters=clusters)
         points.append(
             {
                 "profile_posts": number,

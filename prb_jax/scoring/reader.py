@@ -129,10 +129,10 @@ class Reader:
         encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
         return [each for each in encoded if isinstance(each, TooLongError)]
 
-    def unknown_users(self, comparisons: Iterable[OfUser]) -> int | None:
-        """Return how many users of the comparisons get the generic soft prompt because the model was not trained on
+    def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
+        """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
-        return len(self.prompts.users.unknown(comparisons)) if isinstance(self.prompts, UserPrompts) else None
+        return self.prompts.users.unknown(comparisons) if isinstance(self.prompts, UserPrompts) else None
 
     def remarks(self, protocol: TextProtocol) -> list[str]:
         """Return sentences about the way in which this protocol reads this model, where its files do not say it.

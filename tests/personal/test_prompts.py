@@ -152,10 +152,9 @@ def test_an_unknown_user_is_the_generic_one_and_is_counted(model) -> None:
     ada, ben, unknown, nobody = model.score([of_user(5, user) for user in asked])
     np.testing.assert_array_equal(unknown, nobody)
     assert min(np.abs(ada - ben).max(), np.abs(ada - nobody).max(), np.abs(ben - nobody).max()) > 1e-2
-    assert (
-        model.reader.unknown_users([of_user(i, user) for i, user in enumerate((*asked, "zoe", "yan"))]) == 2
-    )
-    assert model.reader.unknown_users([of_user(0, "ada")]) == 0
+    users = [of_user(i, user) for i, user in enumerate((*asked, "zoe", "yan"))]
+    assert model.reader.unknown_users(users) == {"zoe", "yan"}
+    assert model.reader.unknown_users([of_user(0, "ada")]) == set()
 
 
 def test_the_soft_prompt_takes_its_room_from_the_length_limit(model) -> None:
@@ -177,6 +176,12 @@ def test_the_evaluation_counts_unknown_users(model, tmp_path: Path) -> None:
     found = prb.evaluate(model, comparisons, out=tmp_path / "known", progress=False)
     assert found.summary["unknown_users"] == 2
     assert json.loads((tmp_path / "known" / "summary.json").read_text())["unknown_users"] == 2
+    lines = (tmp_path / "known" / "users.csv").read_text().splitlines()
+    assert [(line.split(",")[0], line.split(",")[-1]) for line in lines[1:]] == [
+        ("ada", "yes"),
+        ("zoe", "no"),
+        ("yan", "no"),
+    ]
     baseline = prb.evaluate("baseline:length", comparisons, out=tmp_path / "baseline", progress=False)
     assert "unknown_users" not in baseline.summary
 

@@ -20,11 +20,11 @@ HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> & \"q
 
 
 def records(n: int, **more):
-    """Pairs of three users and two subsets; the first response is better, and often the longer one."""
+    """Pairs of eight users and two subsets; the first response is better, and often the longer one."""
     for i in range(n):
         yield {
             "id": f"p{i}",
-            "user_id": f"user {'abc'[i % 3]}",
+            "user_id": f"user {'abcdefgh'[i % 8]}",
             "subset": ("food", "travel")[i % 2],
             "question": f"Question {i}?",
             "chosen": "good " * (1 + i % 7),
@@ -221,7 +221,7 @@ def test_in_a_browser(runs):
         table = "[...document.querySelectorAll('table')].find((t) => t.caption.textContent === 'Users')"
         column = f"[...{table}.tBodies[0].rows].filter((r) => !r.hidden).map((r) => Number(r.cells[1].textContent))"
         counts = page.evaluate(column)
-        assert len(counts) == 4  # one user has a hostile name
+        assert len(counts) == 9  # one user has a hostile name
         page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').focus()")
         page.key("Enter")
         assert page.evaluate(column) == sorted(counts, reverse=True)
@@ -240,10 +240,8 @@ def test_in_a_browser(runs):
         assert page.evaluate(f"new Set({shown}.map((p) => p.dataset.subset)).size") == 1
         assert page.evaluate(f"{shown}.length") == 30
         assert page.evaluate(f"({choose})('user', 'user b')") > 0
-        assert (
-            page.evaluate(f"{shown}.map((p) => p.dataset.user + p.dataset.subset)") == ["user btravel"] * 10
-        )
-        assert page.evaluate(f"{pairs}.querySelector('output').textContent") == "10 of 60 shown"
+        assert page.evaluate(f"{shown}.map((p) => p.dataset.user + p.dataset.subset)") == ["user btravel"] * 8
+        assert page.evaluate(f"{pairs}.querySelector('output').textContent") == "8 of 60 shown"
         page.evaluate(f"({choose})('subset', '')"), page.evaluate(f"({choose})('user', '')")
         hostile = visible(HOSTILE)
         assert page.evaluate(f"({choose})('user', {json.dumps(hostile)})") > 0
@@ -273,3 +271,23 @@ def test_controls_stand_beside_the_model(tmp_path):
     text = Elements(report(tmp_path / "run", out=tmp_path / "page.html")).texts["main"]
     assert "knows, shown no profile" in text
     assert "Knowing this user gains +1.000" in text
+
+
+def test_a_sweep_of_posts_is_drawn(runs, tmp_path):
+    sweep = tmp_path / "sweep"
+    points = []
+    for posts, name in ((0, "length"), (4, "random")):
+        summary = json.loads((runs / name / "summary.json").read_text())
+        (sweep / f"posts-{posts}").mkdir(parents=True)
+        for file in ("run.json", "scores.jsonl", "summary.json"):
+            (sweep / f"posts-{posts}" / file).write_bytes((runs / name / file).read_bytes())
+        points.append(summary | {"profile_posts": posts, "difference": 0.25 if posts else None})
+    (sweep / "posts.json").write_text(json.dumps({"points": points}))
+    page = report(sweep, out=tmp_path / "page.html", data=runs / "pairs.jsonl")
+    text = Elements(page).texts["main"]
+    assert "sweep: accuracy by posts shown" in text
+    assert "+0.250" in text
+    assert "posts-4: baseline:random" in text
+    (sweep / "posts.json").write_text("{}")
+    with pytest.raises(RunError, match=r"posts\.json: not of `prb evaluate --profile-posts`"):
+        report(sweep, out=tmp_path / "page.html")

@@ -7,7 +7,7 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError
-from prb_jax.scoring.baselines import BASELINES, score_baseline
+from prb_jax.scoring.baselines import BASELINES, profile_overlap, score_baseline
 from prb_jax.sources.reading import read_comparisons
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -43,13 +43,30 @@ def test_each_score_depends_on_its_own_comparison_only(name):
     assert all(np.array_equal(a, b) for a, b in zip(score_baseline(name, MANY[::-1]), scores[::-1]))
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", sorted(BASELINES.keys() - {"baseline:first"}))
 def test_the_order_of_responses_does_not_matter_and_equal_texts_tie(name):
     texts = ["green tea", "black coffee in the morning", "green tea"]
     a = score_baseline(name, [comparison(texts, profile=TEA)])[0]
     b = score_baseline(name, [comparison(texts[::-1], profile=TEA)])[0]
     assert a.tolist() == b.tolist()[::-1]
     assert a[0] == a[2]
+
+
+def test_shorter_is_the_opposite_of_longer():
+    scores = score_baseline("baseline:shorter", [comparison(["abc", "äöü\n"])])[0]
+    assert scores.tolist() == [-3, -4]
+
+
+def test_first_is_the_first_position_but_of_a_pair():
+    pair = Comparison(id="1", question="q", chosen="a", rejected="b")
+    scores = score_baseline("baseline:first", [comparison(["a", "b", "c"]), pair])
+    assert [each.tolist() for each in scores] == [[3, 2, 1], [0, 0]]
+
+
+def test_overlap_of_the_posts_that_are_shown():
+    first, whole = comparison(["tea", "jam"], profile=TEA[:1]), comparison(["tea", "jam"], profile=TEA)
+    assert np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([first])[0])
+    assert not np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([whole])[0])
 
 
 def test_length_is_characters():

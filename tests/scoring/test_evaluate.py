@@ -57,13 +57,27 @@ def test_the_three_files_and_the_result_agree(tmp_path):
     assert [row.id for row in result.rows] == [item.id for item in items]
     assert result.rows[3].scores == rows[3]["scores"]
     # two users judge equal responses: the clusters are kept beside the rows
-    assert sorted(os.listdir(tmp_path)) == ["clusters.jsonl", "run.json", "scores.jsonl", "summary.json"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "clusters.jsonl",
+        "run.json",
+        "scores.jsonl",
+        "summary.json",
+        "users.csv",
+    ]
     assert (summary["crossed"] or {})["by"] == "response"
 
 
 def test_baselines_stand_beside_every_model(tmp_path):
     summary = evaluate(SlowScorer(), comparisons(30), out=tmp_path, progress=False).summary
-    assert set(summary["baselines"]) == {"baseline:length", "baseline:random", "baseline:profile-overlap"}
+    assert list(summary["baselines"]) == [
+        f"baseline:{name}"
+        for name in ("length", "shorter", "first", "random", "profile-overlap", "popularity", "nearest-users")
+    ]
+    first = summary["baselines"]["baseline:first"]
+    assert first["accuracy"] is None
+    assert "given as chosen and rejected" in first["difference_ci95_reason"]
+    shorter = summary["baselines"]["baseline:shorter"]
+    assert shorter["accuracy"] == pytest.approx(1 - summary["accuracy"] - shorter["ties"] / 30)
     length = summary["baselines"]["baseline:length"]
     assert summary["length_baseline"] == length["accuracy"]
     # This scorer prefers length too, so it equals that baseline and the paired difference is nothing.
@@ -78,6 +92,35 @@ def test_baselines_stand_beside_every_model(tmp_path):
     assert overlap["ci95_reason"] == "no response shares a word with a profile"
     for baseline in summary["baselines"].values():
         assert {"accuracy", "ci95", "user_accuracy", "coverage"} <= set(baseline)
+
+
+def test_votes_are_counted_where_others_judge_the_same_responses(tmp_path):
+    items = [
+        Comparison(
+            id=f"{user}-{pair}",
+            question=f"{pair}?",
+            responses=["x", "yy"],
+            labels=[1, 0] if (user + pair) % 3 else [0, 1],
+            user_id=f"u{user}",
+            profile=[{"text": "x"}, {"text": "yy"}],
+        )
+        for user in range(8)
+        for pair in range(6 if user < 7 else 7)  # nobody else judges the last one
+    ]
+    summary = evaluate("baseline:popularity", items, out=tmp_path / "a", progress=False).summary
+    popular = summary["baselines"]["baseline:popularity"]
+    assert (summary["n"], popular["n"]) == (49, 48)
+    rows = {row["id"]: row for row in score_rows(tmp_path / "a")}
+    assert rows["7-6"]["scores"] == [0, 0]
+    assert popular["accuracy"] == pytest.approx(summary["accuracy"] * 49 / 48)
+    assert popular["difference"] is None  # from itself
+    length = evaluate("baseline:length", items, out=tmp_path / "b", progress=False).summary
+    judged = [row for row in rows.values() if row["id"] != "7-6"]
+    longer = np.mean([row["labels"] == [0, 1] for row in judged])
+    assert length["baselines"]["baseline:popularity"]["difference"] == pytest.approx(
+        longer - popular["accuracy"]
+    )
+    assert length["baselines"]["baseline:first"]["accuracy"] == pytest.approx(1 - length["accuracy"])
 
 
 def test_a_baseline_is_a_model_like_any_other(tmp_path):

@@ -1,0 +1,68 @@
+"""``users.csv`` of a run: a line for each user, with the accuracy and its interval."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.uncertainty import clustered_interval
+
+USERS = "users.csv"
+COLUMNS = ("user", "comparisons", "wins", "ties", "accuracy", "ci95_low", "ci95_high", "known")
+USERS_DEFINITION = (
+    f"in {USERS}, a line for each user in the order of the data: comparisons, wins, ties, accuracy, the ends of its "
+    "95 % score interval (Wilson) over the user's comparisons, empty with fewer than six, and known: yes for a user "
+    "that the model was trained with, no for one for whom it takes what it learned for anybody, empty for a model that "
+    "learns nothing of single users"
+)
+
+
+def write_users(
+    folder: Path, rows: Sequence[ScoredRow], clusters: Clusters, *, unknown: Collection[str] | None
+) -> bool:
+    """Write the file, and return whether there are users.
+
+    Args:
+      folder: of the run.
+      rows: of the run.
+      clusters: of the rows, in their order.
+      unknown: users that the model was not trained with; None for a model that learns nothing of single users.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    result = outcomes(rows)
+    counts: dict[str, list[int]] = {}
+    for user, win, tie in zip(clusters.users, result.wins.tolist(), result.ties.tolist(), strict=True):
+        if user is not None:
+            found = counts.setdefault(user, [0, 0, 0])
+            found[0] += 1
+            found[1] += win
+            found[2] += tie
+    if not counts:
+        return False
+    text = io.StringIO(newline="")
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for user, (n, wins, ties) in counts.items():
+        low, high = _interval(wins, n)
+        known = "" if unknown is None else "no" if user in unknown else "yes"
+        lines.writerow([user, n, wins, ties, f"{wins / n:.6g}", low, high, known])
+    path = folder / USERS
+    with writing(path), whole_file(path) as file:
+        file.write(text.getvalue().encode())
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _interval(wins: int, n: int) -> tuple[str, str]:
+    found = clustered_interval(np.repeat([1, 0], [wins, n - wins]), np.ones(n, np.int64)).bounds
+    return ("", "") if found is None else (f"{found[0]:.6g}", f"{found[1]:.6g}")
