@@ -76,8 +76,13 @@ def counts(output: str) -> dict[str, int]:
     return json.loads(output.splitlines()[-1])
 
 
+FIGURES = ("n", "accuracy", "ties", "mean_margin", "user_accuracy", "truncated", "length_baseline")
+
+
 def files(out: Path) -> list[bytes]:
-    return [(out / name).read_bytes() for name in ("scores.jsonl", "summary.json")]
+    """Scores, and the figures of the summary that need no texts of others."""
+    summary = json.loads((out / "summary.json").read_text())
+    return [(out / "scores.jsonl").read_bytes(), *(repr(summary[name]).encode() for name in FIGURES)]
 
 
 @pytest.fixture(scope="module")
