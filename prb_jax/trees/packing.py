@@ -93,22 +93,26 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     if options.fixed:
         return options.fixed[-1]
     found = sort_trees(trees, share=options.share)
-    largest = int(found.tokens.max(initial=1))
+    usual = found.tokens[found.tokens <= LARGEST * options.tokens]  # others get streams of their own
+    largest, needed = int(usual.max(initial=1)), int((found.tokens - found.shared).sum())
     lengths = _lengths(largest, options)
     least = options.tokens
     if whole:  # few trees fill shorter streams
-        total = int((found.tokens - found.shared).sum())
-        least = max(min(options.tokens // 2, total), largest)
+        least = max(min(options.tokens // 2, needed), largest)
     lengths = [length for length in lengths if length >= least] or lengths[-1:]
     best: tuple[int, int, int] | None = None
     for length in lengths:
+        if best is not None and -(-needed // length) * length >= best[0]:
+            continue  # not even without a gap
         units = divide(found, most_tokens=length, most_reads=length)
+        units = [unit for unit in units if unit.tokens <= length]
         bins = _first_fit(units, StreamShape(length, length))
         computed = len(bins) * length
         reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
-        if best is None or computed < best[0]:
+        if bins and (best is None or computed < best[0]):
             best = computed, length, reads
-    assert best is not None
+    if best is None:  # nothing is usual
+        best = 0, options.tokens, 1
     spare = 1 if whole else 2
     return StreamShape(best[1], min(best[1], round_up(spare * best[2], READS_STEP)))
 
@@ -162,12 +166,14 @@ def coarse_length(tokens: int, block: int) -> int:
 def _lengths(largest: int, options: StreamOptions) -> list[int]:
     """The lengths of streams that are tried: about the usual one, and longer for larger trees."""
     top = 2 * options.tokens
-    if top < largest <= LARGEST * options.tokens:
-        top = coarse_length(largest, options.block)
+    if largest > options.tokens:  # two or three of the large ones fill a stream better than one does
+        top = LARGEST * options.tokens
     length, tried = options.block, []
     while length < top:
         tried.append(length)
-        length = coarse_length(length + 1, options.block)
+        # Coarse while a single stream holds all, so that calls with little data compile few programs.
+        fine = length >= options.tokens // 2
+        length = length + 2 * options.block if fine else coarse_length(length + 1, options.block)
     return [*tried, round_up(top, options.block)]
 
 

@@ -125,7 +125,10 @@ def test_no_unit_is_larger_than_a_stream_unless_a_tree_is() -> None:
 def test_a_tree_larger_than_a_stream_gets_one_of_its_own() -> None:
     long = build_tree([[*range(3, 60)] * 30 + [k] for k in range(40)])
     trees = [*people(2, 2), long]
-    dealt = deal_streams(trees, StreamShape(512, 16), StreamOptions(tokens=512, streams=2))
+    options = StreamOptions(tokens=384, streams=2)
+    assert choose_stream_shape(trees, options, whole=True).tokens < 1536
+    assert choose_stream_shape([long], options, whole=True) == StreamShape(384, 16)
+    dealt = deal_streams(trees, StreamShape(512, 16), options)
     assert dealt[0].shape > StreamShape(1750, 40)
     assert [stream.members for stream in dealt[0].streams] == [(len(trees) - 1,)]
     assert {each.shape for each in dealt[1:]} == {StreamShape(512, 16)}

@@ -1,0 +1,116 @@
+"""Comparisons that begin alike are computed together: the same scores, fewer tokens, and the same bytes when killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.trees.batches import make_batch
+from prb_jax.trees.shapes import Bucket
+from tests.scoring.records import TOLERANCE, assert_close, text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.Comparison]:
+    """Each person's comparisons have one profile; the people come in turn. ``alike``: profiles differ in one word."""
+    rng = np.random.default_rng(0)
+    common = [{"text": text(rng, 40, 60)} for _ in range(3)]
+    found = []
+    for person in range(people):
+        own = common if alike else [{"text": text(rng, 40, 60)} for _ in range(3)]
+        profile = [*own[:2], {"text": f"{own[2]['text']} {'tea' if person % 2 else 'soup'}"}]
+        for question in range(questions):
+            found.append(
+                prb.Comparison(
+                    id=f"{person}-{question}", user_id=str(person), profile=profile, question=text(rng, 3, 9),
+                    responses=[f"{k} {text(rng, 1, 9)}" for k in range(2 + question % 2)],
+                    labels=[1.0, *[0.0] * (1 + question % 2)],
+                )
+            )  # fmt: skip
+    return [found[index] for index in rng.permutation(len(found))]
+
+
+def alone(model: RewardModel, comparisons: list[prb.Comparison], **options: int) -> list[np.ndarray]:
+    """Scores of every comparison as a tree of its own, by the program for padded trees."""
+    trees = model.encode(comparisons, **options)
+    scores = []
+    for start in range(0, len(trees), 4):
+        some = trees[start : start + 4]
+        batch = model.place(make_batch(some, Bucket(1024, 3, 64), batch=4))
+        found = np.asarray(model.score_fn(model.params, batch))
+        scores += [row[: len(tree.responses)] for row, tree in zip(found, some, strict=False)]
+    return scores
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> None:
+    """Streams hold two people, or split one."""
+    if model.stream_fn is None:
+        pytest.skip("about streams, which this machine does not use")
+    comparisons = of_people(3, 6, alike=alike)
+    expected = alone(model, comparisons)
+    assert_close(model.score(comparisons), expected)
+    assert_close(model.score(comparisons, batch_tokens=1024), expected)
+
+
+def started(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def rows_of(out: Path) -> Iterator[dict]:
+    return map(json.loads, (out / "scores.jsonl").read_text().splitlines())
+
+
+def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
+    model: RewardModel, folder: Path, tmp_path: Path
+) -> None:
+    """By a real process, killed once in the middle; the paper's prompt begins with the question and saves nothing."""
+    if model.stream_fn is None:
+        pytest.skip("about streams, which this machine does not use")
+    comparisons = of_people(4, 6)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(one.to_row()) + "\n" for one in comparisons), encoding="utf-8")
+    shared = [sys.executable, "-m", "prb_jax", "evaluate", str(folder), "--data", str(data), "--no-progress"]
+    shared += ["--controls", "none", "--batch-tokens", "2048"]
+    killed = tmp_path / "killed"
+    process = started([*shared, "--out", str(killed)])
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if (killed / "scores.jsonl").exists() and (killed / "scores.jsonl").stat().st_size:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    process.communicate()
+    last = started([*shared, "--out", str(killed)])
+    assert last.wait(180) == 0, last.communicate()
+    last.communicate()
+    assert sorted(os.listdir(killed)) == ["run.json", "scores.jsonl", "summary.json"]
+    whole = prb.evaluate(
+        folder, data, out=tmp_path / "whole", batch_tokens=2048, controls="none", progress=False
+    ).summary
+    for name in ("scores.jsonl", "summary.json"):
+        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    expected = dict(zip((one.id for one in comparisons), alone(model, comparisons), strict=True))
+    for row in rows_of(killed):
+        np.testing.assert_allclose(row["scores"], expected[row["id"]], atol=TOLERANCE, rtol=0)
+    tokens = whole["tokens"]
+    assert tokens["alone"] == sum(row["tokens"] for row in rows_of(killed))
+    assert tokens["saved"] == tokens["alone"] - tokens["computed"]
+    assert tokens["computed"] < 0.5 * tokens["alone"]
+    assert "tokens" in whole["definitions"]
+    paper = prb.evaluate(
+        folder, data, out=None, protocol="paper", profile_posts=3, controls="none", progress=False
+    )
+    assert paper.summary["tokens"]["saved"] == 0
