@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     bench,
+    best_of_n,
     compare,
     completion,
     convert,
@@ -37,7 +38,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, convert, inspect, personas, prepare, split,
+    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect, personas, prepare, split,
     rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 

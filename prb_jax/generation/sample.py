@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.load import load_opened_policy
 from prb_jax.generation.policy import Policy, Sample
 from prb_jax.generation.prompts import Prompt
@@ -148,6 +148,22 @@ def sample_data(
 
 def _opened(model: str | Path | Policy, loading: LoadOptions) -> Policy:
     return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
+
+
+def read_sample_run(folder: Path) -> dict[str, Any]:
+    """Return what ``run.json`` of a finished run of `prb sample` says.
+
+    Raises:
+      RunError: there is none, or it is not finished.
+    """
+    run = _read_run(folder)
+    if run is None:
+        raise RunError(f"{folder}: no run of `prb sample`: it has no {RUN}")
+    if not (folder / SUMMARY).exists():
+        raise RunError(
+            f"{folder}: the run is not finished: repeat its command, {quote(' '.join(run['command']))}"
+        )
+    return run
 
 
 def row_key(row: Row) -> tuple[str, int]:

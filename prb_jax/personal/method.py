@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.personal.users import OfUser
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
@@ -73,7 +74,7 @@ class Method(UserTokens, Protocol):
         """A new state, from the model's embedding [V, D]."""
         ...
 
-    def rows(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """int32 [n]: the row of each comparison's user."""
         ...
 
@@ -141,7 +142,7 @@ class NullMethod:
     def start(self, embedding: jax.Array) -> MethodState:
         return {}
 
-    def rows(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         return np.zeros(len(comparisons), np.int32)
 
     def rows_of_step(self, rows: np.ndarray, members: np.ndarray, *, step: int) -> StepRows:

@@ -25,7 +25,7 @@ from prb_jax.personal.embedding import (
 )
 from prb_jax.personal.method import MethodState, StepRows
 from prb_jax.personal.prompts import save_prompts
-from prb_jax.personal.users import Users
+from prb_jax.personal.users import OfUser, Users
 from prb_jax.sharding import replicated
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
@@ -76,7 +76,7 @@ class SoftPrompts:
         table = init_table(embedding, users=len(self.users), tokens=self.tokens, seed=self.seed)
         return init_state(table, rows=self.places)
 
-    def rows(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         return self.table.rows(comparisons)
 
     def rows_of_step(self, rows: np.ndarray, members: np.ndarray, *, step: int) -> StepRows:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow
+
+
+class OfUser(Protocol):
+    """A comparison, or a part of it that says whose it is."""
+
+    @property
+    def user_id(self) -> str | None:
+        """The user, if one is known."""
+        ...
+
 
 GENERIC = 0
 """The row of everybody who is not in the table."""
@@ -34,7 +43,7 @@ class Users:
         object.__setattr__(self, "_rows", rows)
 
     @classmethod
-    def of(cls, comparisons: Iterable[Comparison]) -> Users:
+    def of(cls, comparisons: Iterable[OfUser]) -> Users:
         """The users of these comparisons, sorted, so that the order of the data does not matter."""
         return cls(tuple(sorted({c.user_id for c in comparisons if c.user_id is not None})))
 
@@ -43,11 +52,11 @@ class Users:
         """Rows of the table, U + 1."""
         return len(self.names) + 1
 
-    def rows(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """int32 [n]: the row of each comparison's user; the generic one for no user or an unknown one."""
         found = [GENERIC if c.user_id is None else self._rows.get(c.user_id, GENERIC) for c in comparisons]
         return np.asarray(found, np.int32)
 
-    def unknown(self, comparisons: Iterable[Comparison | ScoredRow]) -> set[str]:
+    def unknown(self, comparisons: Iterable[OfUser]) -> set[str]:
         """The users of these comparisons who are not in the table."""
         return {c.user_id for c in comparisons if c.user_id is not None and c.user_id not in self._rows}

@@ -6,6 +6,7 @@ else is in the file. Responses with equal texts get equal scores, but for the fi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -27,6 +28,8 @@ PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
 
 _WORD: Final = re.compile(r"\w+")
+_RECENT: Final = 64
+"""Profiles whose words are kept for the next call: records are often in the order of their users."""
 
 
 def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -113,9 +116,14 @@ def profile_overlap(comparisons: Sequence[Comparison], *, posts: int | None = No
         read = comparison.profile[:posts]
         profile = vectors.get(read)
         if profile is None:
-            profile = vectors[read] = _profile_vector(read)
+            profile = vectors[read] = _recent_vector(read)
         scores.append(np.array([_cosine(text, profile) for text in comparison.responses], np.float32))
     return scores
+
+
+@functools.lru_cache(maxsize=_RECENT)
+def _recent_vector(posts: tuple[Post, ...]) -> _ProfileVector:
+    return _profile_vector(posts)
 
 
 def _profile_vector(posts: Sequence[Post]) -> _ProfileVector:

@@ -277,6 +277,48 @@ class Facts:
         self._starts.append(len(self._text))
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a comparison without its text; attributes as of `Comparison`."""
+
+    id: str
+    user_id: str | None
+    subset: str | None
+    labels: tuple[float, ...]
+    margin: float | None
+
+
+class KnownRows(Sequence[Known]):
+    """Some of the comparisons of :class:`Facts`, made when they are asked for.
+
+    Args:
+      facts: of all of them.
+      places: int64, which ones.
+    """
+
+    def __init__(self, facts: Facts, places: np.ndarray) -> None:
+        self._facts, self._places = facts, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.at(np.arange(len(self))[index])
+        facts, place = self._facts, int(self._places[range(len(self))[index]])
+        return Known(
+            facts.id(place),
+            facts.user(place),
+            facts.subset(place),
+            tuple(facts.labels(place)),
+            facts.margin(place),
+        )
+
+    def at(self, indices: np.ndarray) -> KnownRows:
+        """Return the ones at these places."""
+        return KnownRows(self._facts, self._places[indices])
+
+
 class _Ids(Sequence[str]):
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

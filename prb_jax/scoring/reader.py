@@ -10,9 +10,9 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.personal.method import UserTokens
 from prb_jax.personal.prompts import UserPrompts
+from prb_jax.personal.users import OfUser
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import TextProtocol
@@ -129,7 +129,7 @@ class Reader:
         encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
         return [each for each in encoded if isinstance(each, TooLongError)]
 
-    def unknown_users(self, comparisons: Iterable[Comparison | ScoredRow]) -> set[str] | None:
+    def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
         """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
         return self.prompts.users.unknown(comparisons) if isinstance(self.prompts, UserPrompts) else None

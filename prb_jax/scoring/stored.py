@@ -131,6 +131,21 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
     return store
 
 
+def stored_facts(folder: Path, *, split: str) -> Facts | None:
+    """Return the columns of a prepared folder, which are the same for every model; None where there are no tokens.
+
+    Raises:
+      DataError: the store is damaged.
+    """
+    tokens = tokens_folder(folder)
+    stores = [] if tokens is None else sorted(tokens.glob(f"*/*/{STORE}"))
+    named = [path for path in stores if path.parent.name == split] or stores
+    if not named or len({path.parent.name for path in named}) > 1:
+        return None
+    store = open_store(named[0].parent)
+    return Facts.stored(store.arrays, comparisons=StoredComparisons(store))
+
+
 def stored_comparisons(
     comparisons: Sequence[Comparison], folder: Path, reader: Reader, view: View, *, split: str
 ) -> StoredComparisons | None:

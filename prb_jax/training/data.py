@@ -11,16 +11,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.scoring.facts import Known
+from prb_jax.scoring.tokenising import Encode, encode_pieces
 from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
 _STEPS_SIMULATED = 64
+_ENCODED = 256
 _BATCH_COST = 256
 """What starting one more microbatch costs, in tokens."""
 
@@ -74,8 +78,60 @@ def shapes_of_steps(trees: Sequence[Tree], order: Order, *, steps: int, options:
         compile_cost=options.compile_cost * order.count / (steps * order.per_step),
         batch_cost=_BATCH_COST,
     )
-    together = [order.step(step) for step in range(_STEPS_SIMULATED)]
-    return choose_shapes([tree.shape for tree in trees], options=options, together=together, fill=True)
+    together: Sequence[np.ndarray] = [order.step(step) for step in range(_STEPS_SIMULATED)]
+    if isinstance(trees, TreesOnDemand):
+        lengths, together = trees.planned(together)
+    else:
+        lengths = [tree.shape for tree in trees]
+    return choose_shapes(lengths, options=options, together=together, fill=True)
+
+
+class TreesOnDemand(Sequence[Tree]):
+    """Trees of data larger than memory: those of the steps at hand are there, and no others.
+
+    Args:
+      comparisons: of the data, read when they are asked for.
+      encode: comparisons to trees.
+      shapes: int64 [n, 3], (p, K, r) of every tree, where they are known without reading it.
+    """
+
+    def __init__(
+        self, comparisons: Sequence[Comparison], encode: Encode, *, shapes: np.ndarray | None = None
+    ) -> None:
+        self._comparisons, self._encode, self._shapes = comparisons, encode, shapes
+        self._held: dict[int, Tree] = {}
+
+    def __len__(self) -> int:
+        return len(self._comparisons)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._held[int(index)]
+
+    def ahead(self, members: np.ndarray) -> None:
+        """Make the trees of a step; those of earlier steps are let go.
+
+        Raises:
+          DataError: one of its comparisons cannot be read or shown to the model.
+        """
+        wanted = members.tolist()
+        missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
+        made = dict(zip(missing, encode_pieces(self._comparisons, missing, self._encode), strict=True))
+        self._held = {member: made[member] if member in made else self._held[member] for member in wanted}
+
+    def planned(self, together: Sequence[np.ndarray]) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        """Return the lengths to plan with, int64 [m, 3], and for some steps which of them are theirs.
+
+        Where the lengths of all are not known, those of these steps speak for all.
+        """
+        if self._shapes is not None:
+            return self._shapes, together
+        members = np.unique(np.concatenate(together))
+        lengths = []
+        for start in range(0, len(members), _ENCODED):
+            self.ahead(members[start : start + _ENCODED])
+            lengths += [self[member].shape for member in members[start : start + _ENCODED]]
+        self._held = {}
+        return np.asarray(lengths, np.int64), [np.searchsorted(members, step) for step in together]
 
 
 @dataclass(frozen=True)
@@ -83,16 +139,21 @@ class Examples:
     """Encoded training data.
 
     Attributes:
-      comparisons: n labelled comparisons.
+      comparisons: n labelled comparisons, or what is known of them without their text.
       trees: their tokens.
       weights: float32 [n], of each in the loss.
       rows: int32 [n], the row of each one's user in the method of personalisation (0: generic).
     """
 
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[Comparison | Known]
     trees: Sequence[Tree]
     weights: np.ndarray
     rows: np.ndarray
+
+    def ahead(self, members: np.ndarray) -> None:
+        """Make sure that the trees of a step are there."""
+        if isinstance(self.trees, TreesOnDemand):
+            self.trees.ahead(members)
 
     def batch(self, microbatch: DealtBatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
         """The arrays of one microbatch, on the host; rows that only fill up are masked.

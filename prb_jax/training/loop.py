@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import Display
@@ -22,6 +21,7 @@ from prb_jax.training.logs import MetricsLog
 from prb_jax.training.objective import Extras
 from prb_jax.training.progress import Board
 from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.splits import Part
 from prb_jax.training.trainer import Trainer
 from prb_jax.training.utilisation import device_peak, training_flops
 from prb_jax.training.validation import Validation, validate
@@ -63,7 +63,7 @@ class Loop:
         order: Order,
         shapes: Shapes,
         *,
-        validation: Sequence[Comparison],
+        validation: Part,
         checkpoints: Checkpoints,
         board: Board,
         display: Display,
@@ -99,7 +99,7 @@ class Loop:
                 self.step += 1
                 last = self.step == settings.steps
                 result = None
-                if self.validation and settings.validates_at(self.step, self.trainer.lengths):
+                if self.validation.known and settings.validates_at(self.step, self.trainer.lengths):
                     self._flush()
                     result = self._validate()
                 stop = self.interruption.reached(self.step)
@@ -114,6 +114,7 @@ class Loop:
 
     def _prepare(self, step: int) -> _HostStep:
         members = self.order.step(step)
+        self.examples.ahead(members)
         rows = self.trainer.method.rows_of_step(self.examples.rows, members, step=step)
         slots = dict(zip(members.tolist(), rows.slots.tolist(), strict=True))
         lengths = [self.examples.trees[member].shape for member in members]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,39 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
-from prb_jax.sources.reading import describe_source, read_comparisons
+from prb_jax.scoring.facts import Facts, Known, KnownRows
+from prb_jax.scoring.stored import stored_facts
+from prb_jax.sources.large import LargeComparisons, chosen
+from prb_jax.sources.reading import describe_source, open_comparisons, prepared_tokens, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
 SPLIT = "train"
 """The split that is read of sources that have several."""
+
+Row = Comparison | Known
+"""A comparison, or the part of it that is no text."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The data of one role: for training, for validation, or for a test.
+
+    Attributes:
+      comparisons: a list, or, where the data is large, read when they are asked for.
+      known: of the same comparisons, the part that is no text.
+      prepared: the prepared folder with tokens that they all come from, and its split, if there is one.
+    """
+
+    comparisons: Sequence[Comparison]
+    known: Sequence[Row]
+    prepared: tuple[Path, str] | None = None
+
+    def at(self, indices: np.ndarray) -> Part:
+        """Return the comparisons at these places."""
+        known = (
+            self.known.at(indices) if isinstance(self.known, KnownRows) else [self.known[i] for i in indices]
+        )
+        return Part(chosen(self.comparisons, indices.tolist()), known, self.prepared)
 
 
 @dataclass(frozen=True)
@@ -24,16 +53,26 @@ class TrainingData:
     """Labelled comparisons for one run.
 
     Attributes:
-      train: to train on, at least one, with distinct ids.
-      validation: held out; empty where there is no validation.
+      train_part: to train on, at least one, with distinct ids.
+      validation_part: held out; empty where there is no validation.
       sources: what each named source is made of, JSON-ready.
       split_by: "user", "id", "data" (sources of its own) or None.
     """
 
-    train: list[Comparison]
-    validation: list[Comparison]
+    train_part: Part
+    validation_part: Part
     sources: Mapping[str, Any] = field(default_factory=dict)
     split_by: str | None = None
+
+    @property
+    def train(self) -> Sequence[Comparison]:
+        """To train on."""
+        return self.train_part.comparisons
+
+    @property
+    def validation(self) -> Sequence[Comparison]:
+        """Held out."""
+        return self.validation_part.comparisons
 
 
 def read_training_data(
@@ -52,7 +91,7 @@ def read_training_data(
     """
     described: dict[str, Any] = {}
 
-    def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> list[Comparison]:
+    def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Part:
         found: list[Comparison] = []
         subset = settings.subset if role != "validation.test" else None
         limit = settings.limit if role == "data" else None
@@ -63,27 +102,51 @@ def read_training_data(
                 )
             found = read_comparisons(given, subset=subset, limit=limit)
             described[role] = [{"kind": "records", "sha256": digest(found)}]
+        parts: list[tuple[str, Sequence[Comparison]]] = []
         for name in sources(text):
-            part = read_comparisons(name, subset=subset, limit=limit, split=split)
-            described.setdefault(role, []).append(_describe(name, part, split=split))
-            found += part
+            opened = open_comparisons(name, subset=subset, limit=limit, split=split)
+            about = describe_source(name, split=split, digests=opened.digests)
+            if not about.get("files"):  # only its name is known without reading it
+                about["sha256"] = digest(opened.comparisons)
+            described.setdefault(role, []).append(about)
+            parts.append((name, opened.comparisons))
+        if any(isinstance(part, LargeComparisons) for _, part in parts):
+            return _large_part(parts, split=split)
+        found += [comparison for _, part in parts for comparison in part]
         _refuse_repeated_ids(found, role)
-        return found
+        return Part(found, found)
 
     train = read(settings.data, "data", split=SPLIT, given=data)
     held = read(settings.validation.data, "validation.data", split="validation", given=validation)
     test = read(settings.validation.test, "validation.test", split="test")
-    split_by = "data" if held else None
-    if not held and settings.validation.fraction > 0:
-        split_by = split_rule(train, settings.validation)
-        train, held = hold_out(train, fraction=settings.validation.fraction, by=split_by)
-    _check_boundaries(train, held, test, settings.validation, own_validation=split_by == "data")
+    split_by = "data" if held.known else None
+    if not held.known and settings.validation.fraction > 0:
+        split_by = split_rule(train.known, settings.validation)
+        out = _held_out(train.known, fraction=settings.validation.fraction, by=split_by)
+        train, held = train.at(np.flatnonzero(~out)), train.at(np.flatnonzero(out))
+    parts = (train.known, held.known, test.known)
+    _check_boundaries(*parts, settings.validation, own_validation=split_by == "data")
     if settings.validation.limit is not None:
-        held = evenly(held, settings.validation.limit)
+        held = held.at(evenly(len(held.known), settings.validation.limit))
     return TrainingData(train, held, described, split_by)
 
 
-def split_rule(comparisons: Sequence[Comparison], options: ValidationSettings) -> str:
+def _large_part(parts: Sequence[tuple[str, Sequence[Comparison]]], *, split: str) -> Part:
+    """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
+    name, joined = parts[0]
+    if len(parts) > 1 or not isinstance(joined, LargeComparisons):
+        joined = LargeComparisons.joined(parts)
+    folder = prepared_tokens(name) if len(parts) == 1 else None
+    facts, places = None, np.arange(len(joined))
+    if folder is not None and (facts := stored_facts(folder, split=split)) is not None:
+        places = joined.places
+    if facts is None:
+        facts = Facts(joined, baselines=False)
+        facts.advance(len(joined))
+    return Part(joined, KnownRows(facts, places), None if folder is None else (folder, split))
+
+
+def split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
     """ "user" or "id": what `validation.by` means for these comparisons."""
     users = {comparison.user_id for comparison in comparisons if comparison.user_id is not None}
     if options.by == "user" and len(users) < 2:
@@ -107,7 +170,17 @@ def hold_out(
       DataError: fewer than two to split.
     """
 
-    def key(comparison: Comparison) -> str:
+    held = _held_out(comparisons, fraction=fraction, by=by)
+    return (
+        [one for one, out in zip(comparisons, held) if not out],
+        [one for one, out in zip(comparisons, held) if out],
+    )
+
+
+def _held_out(comparisons: Sequence[Row], *, fraction: float, by: str) -> np.ndarray:
+    """bool [n]: which ones `hold_out` holds out."""
+
+    def key(comparison: Row) -> str:
         alone = by == "id" or comparison.user_id is None
         return f"id:{comparison.id}" if alone else f"user:{comparison.user_id}"
 
@@ -118,11 +191,10 @@ def hold_out(
             "out by its " + by + "; validation.fraction=0 trains without validation"
         )
     held = set(groups[: min(max(1, round(fraction * len(groups))), len(groups) - 1)])
-    train = [comparison for comparison in comparisons if key(comparison) not in held]
-    return train, [comparison for comparison in comparisons if key(comparison) in held]
+    return np.fromiter((key(comparison) in held for comparison in comparisons), bool, len(comparisons))
 
 
-def user_weights(comparisons: Sequence[Comparison]) -> np.ndarray:
+def user_weights(comparisons: Sequence[Row]) -> np.ndarray:
     """float32 [n], mean 1: each user's comparisons weigh the same in sum, one without a user as one user."""
     counts: dict[str, int] = {}
     for comparison in comparisons:
@@ -134,22 +206,15 @@ def user_weights(comparisons: Sequence[Comparison]) -> np.ndarray:
     return (weights * (len(weights) / weights.sum())).astype(np.float32)
 
 
-def evenly(comparisons: Sequence[Comparison], limit: int) -> list[Comparison]:
-    """At most `limit` of them, evenly spaced, in order."""
-    if len(comparisons) <= limit:
-        return list(comparisons)
-    return [comparisons[int(i)] for i in np.linspace(0, len(comparisons) - 1, limit).round()]
+def evenly(count: int, limit: int) -> np.ndarray:
+    """int64: at most `limit` of so many places, evenly spaced, in order."""
+    if count <= limit:
+        return np.arange(count)
+    return np.linspace(0, count - 1, limit).round().astype(np.int64)
 
 
 def _order(name: str) -> bytes:
     return hashlib.sha256(f"validation:{name}".encode()).digest()
-
-
-def _describe(name: str, comparisons: Sequence[Comparison], *, split: str) -> dict[str, Any]:
-    described = describe_source(name, split=split)
-    if not described.get("files"):  # only its name is known without reading it
-        described["sha256"] = digest(comparisons)
-    return described
 
 
 def _refuse_repeated_ids(comparisons: Sequence[Comparison], role: str) -> None:
@@ -161,9 +226,9 @@ def _refuse_repeated_ids(comparisons: Sequence[Comparison], role: str) -> None:
 
 
 def _check_boundaries(
-    train: Sequence[Comparison],
-    validation: Sequence[Comparison],
-    test: Sequence[Comparison],
+    train: Sequence[Row],
+    validation: Sequence[Row],
+    test: Sequence[Row],
     options: ValidationSettings,
     *,
     own_validation: bool,
@@ -189,5 +254,5 @@ def _check_boundaries(
         refuse("users", "training", "validation", users["training"] & users["validation"], remedy)
 
 
-def _named(*parts: Sequence[Comparison]) -> list[tuple[str, Sequence[Comparison]]]:
+def _named(*parts: Sequence[Row]) -> list[tuple[str, Sequence[Row]]]:
     return list(zip(("training", "validation", "test"), parts, strict=True))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
@@ -31,6 +32,9 @@ from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.trees.shapes import round_up
+
+_TEXTS_OF = 10_000
+"""Comparisons, evenly spaced, of data larger than memory whose texts a new tokenizer is learned from."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         several outputs, unless `init_head` is set; one with soft prompts of users.
     """
     if settings.model == SCRATCH:
+        if not isinstance(train, list) and len(train) > _TEXTS_OF:
+            train = [train[int(place)] for place in np.linspace(0, len(train) - 1, _TEXTS_OF).round()]
         return _from_scratch(settings, train, out=out)
     assert settings.model is not None
     options = LoadOptions(

@@ -18,10 +18,11 @@ from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
+from prb_jax.scoring.stored import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, flat_settings, load_settings
-from prb_jax.training.data import Examples, Order, shapes_of_steps
+from prb_jax.training.data import Examples, Order, TreesOnDemand, shapes_of_steps
 from prb_jax.training.folder import (
     CHECKPOINTS,
     MODEL,
@@ -39,10 +40,11 @@ from prb_jax.training.progress import Board
 from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings
-from prb_jax.training.splits import TrainingData, read_training_data, user_weights
+from prb_jax.training.splits import Part, TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import Trainer, make_trainer
 from prb_jax.trees.shapes import Shapes
+from prb_jax.trees.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path, lengths=lengths)
+        trainer = make_trainer(
+            settings, start, mesh=mesh, data=found.train_part.known, out=path, lengths=lengths
+        )
         run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
 
@@ -183,7 +187,7 @@ class _Run:
                 examples,
                 order,
                 shapes,
-                validation=self.data.validation,
+                validation=self._tokenised(self.data.validation_part),
                 checkpoints=checkpoints,
                 board=board,
                 display=display,
@@ -199,12 +203,34 @@ class _Run:
             summary = self._finish(checkpoints, log, display)
             return TrainResult(self.out, self.settings.steps, self.out / MODEL, summary)
 
+    def _tokenised(self, part: Part) -> Part:
+        """The part by its tokens, where they were prepared."""
+        if part.prepared is None:
+            return part
+        folder, split = part.prepared
+        reader, view = self.trainer.reader, self.settings.view
+        stored = stored_comparisons(part.comparisons, folder, reader, view, split=split)
+        return part if stored is None else replace(part, comparisons=stored)
+
+    def _trees(self, part: Part) -> Sequence[Tree]:
+        comparisons = part.comparisons
+        if isinstance(comparisons, list):
+            return self.trainer.encode(comparisons)
+        if not isinstance(comparisons, StoredComparisons):
+            self.trainer.truncated = None  # not known before all of them are tokenised
+            return TreesOnDemand(comparisons, self.trainer.encode_here)
+        store, places = comparisons.store, comparisons.places
+        self.trainer.truncated = int(store.truncated()[places].sum())
+        shapes = store.shapes()[places] + (self.trainer.method.tokens, 0, 0)
+        return TreesOnDemand(comparisons, self.trainer.encode_here, shapes=shapes)
+
     def _examples(self) -> Examples:
-        train = self.data.train
+        part = self._tokenised(self.data.train_part)
+        train = part.known
         weighted = self.settings.loss.user_weights
         return Examples(
             comparisons=train,
-            trees=self.trainer.encode(train),
+            trees=self._trees(part),
             weights=user_weights(train) if weighted else np.ones(len(train), np.float32),
             rows=self.trainer.method.rows(train),
         )

@@ -36,6 +36,7 @@ from prb_jax.training.objective import (
 )
 from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.settings import TrainSettings
+from prb_jax.training.splits import Row
 from prb_jax.training.start import Start
 from prb_jax.training.step import TrainState
 from prb_jax.training.users import method_of_run
@@ -62,7 +63,7 @@ class Trainer:
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
         self.method, self.lengths = training.method, lengths
-        self.truncated = 0
+        self.truncated: int | None = 0
         self._training, self._step, self._lora = training, training.step, lora
         self._abstract = abstract
         self._state: TrainState = {}
@@ -108,7 +109,7 @@ class Trainer:
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = encode_by_processes(comparisons, self._encode)
+        trees = encode_by_processes(comparisons, self.encode_here)
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
@@ -127,17 +128,21 @@ class Trainer:
         return metrics
 
     def score(self, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        """Rewards by the weights of now, one float32 array [K] a comparison; each is tokenised once a run."""
-        fresh = [one for one in comparisons if id(one) not in self._trees]
+        """Rewards by the weights of now, one float32 array [K] a comparison.
+
+        Those of a list are tokenised once a run, and others each time.
+        """
+        held = isinstance(comparisons, list)
+        fresh = [one for one in comparisons if id(one) not in self._trees] if held else []
         if fresh:
-            self._trees.update(zip(map(id, fresh), encode_by_processes(fresh, self._encode), strict=True))
+            self._trees.update(zip(map(id, fresh), encode_by_processes(fresh, self.encode_here), strict=True))
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
         for batch in stream_scores(
             comparisons,
-            encode=lambda part: [self._trees[id(one)] for one in part],
+            encode=(lambda part: [self._trees[id(one)] for one in part]) if held else self.encode_here,
             dispatch=self._rewards,
             options=self.shape_options(self.settings.batch.tokens),
-            divide=False,
+            divide=not held,
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
@@ -199,7 +204,8 @@ class Trainer:
             extra=self.view.save,
         )
 
-    def _encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+    def encode_here(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+        """What the model sees of comparisons; of several processes this one alone makes it."""
         return self.reader.encode(comparisons, view=self.settings.view)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
@@ -239,7 +245,7 @@ def make_trainer(
     start: Start,
     *,
     mesh: Mesh,
-    data: Sequence[Comparison],
+    data: Sequence[Row],
     out: Path,
     lengths: Sequence[int] = (),
 ) -> Trainer:

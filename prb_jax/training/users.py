@@ -8,7 +8,6 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError
@@ -19,6 +18,7 @@ from prb_jax.personal.users import Users
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.training.optimizer import learning_rate
 from prb_jax.training.settings import OptimizerSettings, TrainSettings
+from prb_jax.training.splits import Row
 
 USERS = "users.json"
 """In the run folder: whose row is which."""
@@ -28,7 +28,7 @@ _TIMES_FASTER = 10.0
 
 def method_of_run(
     settings: TrainSettings,
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[Row],
     *,
     out: Path,
     width: int,
@@ -75,7 +75,7 @@ def method_of_run(
     )
 
 
-def _kept_users(comparisons: Sequence[Comparison], path: Path) -> Users:
+def _kept_users(comparisons: Sequence[Row], path: Path) -> Users:
     if not comparisons:
         names = read_json(path, error=RunError)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

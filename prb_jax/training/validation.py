@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.settings import TrainSettings
-from prb_jax.training.splits import user_weights
+from prb_jax.training.splits import Part, user_weights
 
 if TYPE_CHECKING:
     from prb_jax.training.trainer import Trainer
@@ -33,13 +31,13 @@ class Validation:
     margin: float
 
 
-def validate(trainer: Trainer, comparisons: Sequence[Comparison], *, settings: TrainSettings) -> Validation:
-    """Scores `comparisons` with the weights of now.
+def validate(trainer: Trainer, held_out: Part, *, settings: TrainSettings) -> Validation:
+    """Scores what is held out with the weights of now.
 
     Raises:
       RunError: a score is not finite, naming the comparison.
     """
-    scores = trainer.score(comparisons)
+    scores, comparisons = trainer.score(held_out.comparisons), held_out.known
     for comparison, row in zip(comparisons, scores, strict=True):
         if not np.isfinite(row).all():
             raise RunError(

@@ -118,7 +118,7 @@ class Shapes:
 
 
 def choose_shapes(
-    lengths: Sequence[Sides],
+    lengths: Sequence[Sides] | np.ndarray,
     *,
     options: ShapeOptions,
     together: Sequence[Sequence[int] | np.ndarray] = (),

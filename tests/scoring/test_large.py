@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def row(number: int) -> dict:
         "id": f"c{number}",
         "chosen": f"yes {number}",
         "rejected": "no",
-        "user_id": f"u{number % 40}",
+        "user_id": f"u{number % 20}",
     }
     if number % 97 == 0:
         rows["subset"] = "rare"
@@ -75,8 +76,13 @@ def counts(output: str) -> dict[str, int]:
     return json.loads(output.splitlines()[-1])
 
 
+FIGURES = ("n", "accuracy", "ties", "mean_margin", "user_accuracy", "truncated", "length_baseline")
+
+
 def files(out: Path) -> list[bytes]:
-    return [(out / name).read_bytes() for name in ("scores.jsonl", "summary.json")]
+    """Scores, and the figures of the summary that need no texts of others."""
+    summary = json.loads((out / "summary.json").read_text())
+    return [(out / "scores.jsonl").read_bytes(), *(repr(summary[name]).encode() for name in FIGURES)]
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +179,28 @@ def test_a_bad_record_is_named(data, tmp_path, name):
     assert done.returncode == 2
     assert message.format(data=bad) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_hundred_thousand_comparisons_of_long_profiles(tmp_path):
+    """100,000 comparisons, 20 of each of 5,000 users, with profiles of 2,000 words: 1 GB, of which little is held."""
+    count = 100_000
+    path = tmp_path / "data.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for user in range(count // 20):
+            profile = [{"id": "p", "category": "", "text": f"{user} " + "tea rain walk hill " * 500}]
+            for number in range(20):
+                pair = {"question": "q?", "chosen": f"a {number} {user}", "rejected": "b", "profile": profile}
+                file.write(json.dumps({"id": f"{user}-{number}", "user_id": f"u{user}", **pair}) + "\n")
+    assert path.stat().st_size > 900_000_000
+    done = run(
+        *PROGRAM, "evaluate", "baseline:length", "--data", path, "--out", tmp_path / "run", "--no-progress"
+    )
+    assert done.returncode == 0, done.stderr
+    seen = counts(done.stdout)
+    assert seen["held"] <= 5000  # the baseline scores 4,096 at a time
+    assert count <= seen["records"] <= 2 * count  # and the facts are taken on the same occasion
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["n"] == count
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # KiB
+    assert peak < 2 << 20

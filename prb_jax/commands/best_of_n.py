@@ -1,0 +1,108 @@
+"""`prb best-of-n`: how good the best of k samples is, as reward models choose it."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_attention,
+    add_model_options,
+    add_no_progress,
+    add_quantize,
+    add_verb,
+    model_options,
+    not_negative,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.terminal import print_table
+from prb_jax.models import DTYPES
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "best-of-n",
+        run,
+        about="how good the best of k samples is, as reward models choose it",
+        after_interrupt="what was scored is kept: the same command continues the run",
+    )
+    sub.add_argument("--samples", metavar="DIR", required=True, help="a finished run of `prb sample`")
+    sub.add_argument(
+        "--rewards",
+        metavar="MODEL",
+        nargs="+",
+        required=True,
+        help="models or baselines, as of `prb evaluate`",
+    )
+    sub.add_argument(
+        "--quality",
+        metavar="Q",
+        default="reference",
+        help="reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
+        "or a model whose score is the quality",
+    )
+    sub.add_argument(
+        "--out", metavar="DIR", required=True, help="run folder: rewards.jsonl, summary.json, curves.png"
+    )
+    sub.add_argument(
+        "--data", metavar="NAME_OR_PATH", nargs="+", help="of the samples, where it has another name now"
+    )
+    sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
+    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
+    sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
+    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    sub.add_argument(
+        "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
+    )
+    add_quantize(sub)
+    add_attention(sub)
+    add_model_options(sub)
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Score, and print the curves."""
+    with until_terminated(options):
+        start(options)
+        from prb_jax.generation.best_of_n import best_of_n
+        from prb_jax.readouts.load_options import LoadOptions
+        from prb_jax.reports.style import results_table
+
+        names = ("mesh", "dtype", "quantize", "attention")
+        loading = LoadOptions(**{name: getattr(options, name) for name in names}, **model_options(options))
+        result = best_of_n(
+            options.samples,
+            options.rewards,
+            out=options.out,
+            quality=options.quality,
+            data=options.data,
+            loading=loading,
+            profile_posts=options.profile_posts,
+            protocol=options.protocol,
+            max_length=options.max_length,
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    curves = result.summary["curves"]
+    sizes = [point["k"] for point in next(iter(curves.values()))]
+    columns = [("selector", list(curves))]
+    for place, size in enumerate(sizes):
+        columns.append((f"k={size}", [_cell(points[place]) for points in curves.values()]))
+    print_table(results_table(f"quality of the best of k: {options.quality}", columns))
+    if result.summary["empty"]:
+        print(
+            f"{result.summary['empty']:,} empty samples cannot be scored and are left out; prompts with nothing else: "
+            f"{len(result.summary['left_out'])}"
+        )
+    print(f"written to {result.out}")
+    return 0
+
+
+def _cell(point: dict) -> str:
+    if point["ci95"] is None:
+        return f"{point['quality']:.3f}"
+    low, high = point["ci95"]
+    return f"{point['quality']:.3f} [{low:.3f}..{high:.3f}]"

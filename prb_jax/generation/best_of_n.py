@@ -1,0 +1,324 @@
+"""`prb best-of-n`: how good the best of k samples is, as each reward model chooses it.
+
+All samples of a prompt are one comparison with K = N responses, so a reward model reads the prompt once.
+
+``run.json`` holds what decides the result, ``rewards.jsonl`` a row for each scorer and prompt, ``summary.json`` the
+curves; ``curves.png`` shows them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
+from prb_jax.generation.sample import SAMPLES, read_sample_run, row_key
+from prb_jax.metrics.best_of import Point, curve, mean_interval, sizes_up_to
+from prb_jax.metrics.overlap import rouge_l
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
+from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.run_identity import computing_versions
+
+REWARDS = "rewards.jsonl"
+CURVES = "curves.png"
+KIND = "prb_jax best-of-n"
+REFERENCE = "reference"
+ORACLE, RANDOM = "oracle", "random"
+
+_DEFINITIONS = {
+    "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
+    "then over prompts; equal rewards are drawn from at random",
+    "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with one",
+    "oracle": "takes the best quality itself: no selector is above it",
+    "random": "takes any sample",
+    "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
+    "reference": "quality is ROUGE-L F1, without stemming, against the response with the highest label",
+}
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """The result of `best_of_n`.
+
+    Attributes:
+      out: the run folder.
+      summary: what `summary.json` holds.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The samples of one prompt that can be scored: a comparison without labels, and their numbers."""
+
+    comparison: Comparison
+    numbers: tuple[int, ...]
+    reference: str
+    user: str | None
+
+
+def best_of_n(
+    samples: str | Path,
+    rewards: Sequence[str],
+    *,
+    out: str | Path,
+    quality: str = REFERENCE,
+    data: Sequence[str] | None = None,
+    loading: LoadOptions | None = None,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    max_length: int | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> BestOfN:
+    """Score samples with reward models, and write how good the best of k is for each of them.
+
+    A run that was killed is continued by the same call.
+
+    Args:
+      samples: the run folder of `prb sample`.
+      rewards: models or baselines, as `prb evaluate` takes them.
+      out: the run folder.
+      quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
+        quality.
+      data: the data of the samples, where it has another name now.
+      loading: how models are opened.
+      profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      DataError: samples of other data, a quality that is missing, or a sample that a model cannot read.
+      RunError: a folder that cannot be used.
+      CheckpointError, MeshError: a model cannot be loaded.
+    """
+    path, refused = Path(out), len(set(rewards)) != len(rewards)
+    refuse_file(out)
+    _read_run(path)
+    if not rewards or refused:
+        raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
+    run = read_sample_run(Path(samples))
+    found, left_out, empty = _candidates(Path(samples), run, data)
+    given = _given_quality(quality, found)
+    scorers = [*rewards] if given is not None or quality == REFERENCE else [*rewards, quality]
+    view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
+    options = loading or LoadOptions()
+    opened = {name: open_scorer(name, options) for name in dict.fromkeys(scorers)}
+    decided = {
+        "samples": run["inputs"],
+        "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in opened.items()},
+        "quality": quality,
+        **({} if given is None else {"quality_sha256": sha256(Path(quality).read_bytes()).hexdigest()}),
+        "view": view,
+        "versions": computing_versions(plain=False),
+    }
+    with held_folder(path):
+        _open(path, decided, command=command, samples=str(samples))
+        with open_rows(path / REWARDS, what="rewards", key=_key, fields=("scorer", "id", "scores")) as file:
+            for name, scorer in opened.items():
+                _score(file, name, scorer, found, view=view, progress=progress)
+            keys = [(name, each.comparison.id) for name in opened for each in found]
+            rows = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
+        scores = {name: [rows[name, each.comparison.id] for each in found] for name in opened}
+        if given is None and quality == REFERENCE:
+            given = [
+                np.asarray([rouge_l(text, each.reference) for text in each.comparison.responses])
+                for each in found
+            ]
+        truth = scores[quality] if given is None else given
+        sizes = sizes_up_to(max(len(each.numbers) for each in found))
+        selectors = {name: scores[name] for name in rewards}
+        selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(each)) for each in truth]}
+        curves = {name: curve(own, truth, sizes) for name, own in selectors.items()}
+        users = [each.user for each in found]
+        summary = {
+            "samples": str(samples),
+            "policy": run.get("model"),
+            "quality": quality,
+            "n": len(found),
+            "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
+            "empty": empty,
+            "left_out": left_out,
+            "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
+            "definitions": _DEFINITIONS,
+        }
+        _draw(path / CURVES, summary)
+        write_json(path / SUMMARY, summary)
+    return BestOfN(path, summary)
+
+
+def _candidates(
+    folder: Path, run: Mapping[str, Any], data: Sequence[str] | None
+) -> tuple[list[_Candidates], list[str], int]:
+    """The prompts with a sample that can be scored; the ids of those without one; and how many samples are empty."""
+    inputs, names = run["inputs"], data or run.get("data")
+    if not names:
+        raise DataError(f"{folder}: its data was given from Python: name it with --data")
+    read = read_inputs(names, subset=inputs["data"]["subset"], limit=inputs["limit"])
+    recorded = as_recorded(read.to_json())
+    if _contents(recorded) != _contents(inputs["data"]):
+        raise DataError(
+            f"{folder}: its samples are of other data than {', '.join(map(str, names))} now: expected "
+            f"{quote(_contents(inputs['data']))}, found {quote(_contents(recorded))}"
+        )
+    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=SAMPLE_FIELDS)
+    texts: dict[str, list[tuple[int, str]]] = {}
+    empty = 0
+    for row in rows.values():
+        if row["text"].strip():
+            texts.setdefault(row["id"], []).append((row["sample"], row["text"]))
+        else:
+            empty += 1
+    found, left_out = [], []
+    for each in read.comparisons:
+        own = sorted(texts.get(each.id, ()))
+        if not own:
+            left_out.append(each.id)
+            continue
+        assert each.labels is not None
+        candidates = Comparison(
+            id=each.id,
+            prompt=each.prompt,
+            responses=[text for _, text in own],
+            user_id=each.user_id,
+            profile=each.profile,
+            subset=each.subset,
+        )
+        best = each.responses[int(np.argmax(each.labels))]
+        found.append(_Candidates(candidates, tuple(number for number, _ in own), best, each.user_id))
+    if not found:
+        raise DataError(f"{folder}: every sample is empty: there is nothing to choose from")
+    return found, left_out, empty
+
+
+def _contents(data: Mapping[str, Any]) -> Any:
+    """What data is made of, without its names."""
+    files = [
+        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
+    ]
+    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}
+
+
+def _given_quality(quality: str, found: Sequence[_Candidates]) -> list[np.ndarray] | None:
+    """The numbers of a file; None where they are computed."""
+    if not quality.endswith((".jsonl", ".json")):
+        return None
+    rows = read_rows(Path(quality), what="qualities", key=row_key, fields=("id", "sample", "quality"))
+    values = []
+    for each in found:
+        own = [rows.get((each.comparison.id, number), {}).get("quality") for number in each.numbers]
+        for number, value in zip(each.numbers, own, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+                raise DataError(
+                    f"{quality}: expected a finite quality of sample {number} of {quote(each.comparison.id)}, found "
+                    f"{quote(value)}"
+                )
+        values.append(np.asarray(own, np.float64))
+    return values
+
+
+def _score(
+    file: RowFile,
+    name: str,
+    scorer: Any,
+    found: Sequence[_Candidates],
+    *,
+    view: Mapping[str, Any],
+    progress: bool,
+) -> None:
+    """Score what is missing; every batch is on disk before the next one is waited for."""
+    known = [(name, each.comparison.id) in file.rows for each in found]
+    with show_progress(name, Count(len(found), sum(known), unit="prompts"), enabled=progress) as display:
+        stream = scorer.stream(
+            [each.comparison for each in found],
+            skip=functools.partial(_all_known, known),
+            **view,
+        )
+        for batch in stream:
+            rows = []
+            for index, scores in zip(batch.indices, batch.scores, strict=True):
+                if not np.isfinite(scores).all():
+                    raise RunError(
+                        f"{name}: comparison {quote(found[index].comparison.id)}: expected finite scores, found "
+                        f"{quote(np.asarray(scores).tolist())}"
+                    )
+                if not known[index]:
+                    each = found[index]
+                    numbers = list(map(float, scores))
+                    rows.append(
+                        {
+                            "scorer": name,
+                            "id": each.comparison.id,
+                            "samples": list(each.numbers),
+                            "scores": numbers,
+                        }
+                    )
+            file.append(rows)
+            display.advance(len(rows), sum(batch.tokens))
+
+
+def _all_known(known: Sequence[bool], indices: Sequence[int]) -> bool:
+    return all(known[index] for index in indices)
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["scorer"], row["id"]
+
+
+def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
+    interval = mean_interval(point.by_prompt, users)
+    return {"k": point.k, "quality": point.quality, "ci95": interval, "first": point.first}
+
+
+def _draw(path: Path, summary: Mapping[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for name, points in summary["curves"].items():
+        sizes = [point["k"] for point in points]
+        bound = name in (ORACLE, RANDOM)
+        style = {"color": "gray", "linestyle": ":" if name == RANDOM else "--"} if bound else {"marker": "o"}
+        (drawn,) = axis.plot(sizes, [point["quality"] for point in points], label=name, markersize=3, **style)  # pyright: ignore[reportArgumentType]
+        if not bound and all(point["ci95"] for point in points):
+            low, high = zip(*(point["ci95"] for point in points), strict=True)
+            axis.fill_between(sizes, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("k, samples to choose from")
+    axis.set_ylabel(f"quality: {summary['quality']}")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    with writing(path), whole_file(path) as file:
+        figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
+
+
+def _read_run(path: Path) -> dict[str, Any] | None:
+    return read_record(path, RUN, kind=KIND, command="prb best-of-n", others=(REWARDS, SUMMARY))
+
+
+def _open(path: Path, inputs: Mapping[str, Any], *, command: Sequence[str], samples: str) -> None:
+    wanted, found = as_recorded(inputs), _read_run(path)
+    if found is not None and found["inputs"] != wanted:
+        if (path / REWARDS).exists() and (path / REWARDS).stat().st_size:
+            check_same_inputs(path, found["inputs"], wanted)
+        found = None  # it stopped before its first row: there is nothing to keep
+    session = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
+    notes = {"command": list(command), "samples": samples}
+    record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)

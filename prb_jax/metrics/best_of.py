@@ -1,0 +1,144 @@
+"""The best of k samples: what a selector that takes the highest reward gets, for every k up to N.
+
+Two estimators of the same expectation. The *unbiased* one averages over all subsets of k of the N samples (as pass@k
+does, Chen et al. 2021), and has the least variance; the *first-k* one looks at the first k samples alone, as the
+scripts of Personalised RewardBench do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.errors import DataError
+
+
+def sizes_up_to(samples: int) -> list[int]:
+    """Return 1, 2, 4, ... up to ``samples``, which is the last one."""
+    found = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
+    return [*found, samples]
+
+
+def subset_weights(samples: int, size: int) -> np.ndarray:
+    """Return how probable it is that the best of ``size`` samples is the i-th worst of all: float64 [N].
+
+    The samples are drawn from N = ``samples`` without replacement: C(i, k - 1) / C(N, k) for i = 0, ..., N - 1,
+    computed from the best one down, so that no number is large.
+    """
+    if not 1 <= size <= samples:
+        raise DataError(f"k: expected 1 to {samples}, found {size}")
+    weights = np.zeros(samples)
+    # The best of all is in the subset with k / N; each next one only if all better ones are not.
+    weight = size / samples
+    for rank in range(samples - 1, size - 2, -1):
+        weights[rank] = weight
+        if rank:
+            weight *= (rank - size + 1) / rank
+    return weights
+
+
+def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
+    """Return the expected quality of the sample with the highest reward among ``size``, over all subsets.
+
+    Args:
+      rewards, quality: float [N]; equal rewards are drawn from at random.
+      size: k.
+
+    Raises:
+      DataError: k is not 1 to N, or the two do not have one number for each sample.
+    """
+    rewards, quality = _checked(rewards, quality)
+    weights = subset_weights(len(rewards), size)
+    order = np.argsort(rewards, kind="stable")
+    values, first, counts = np.unique(rewards[order], return_index=True, return_counts=True)
+    del values
+    group = np.repeat(np.arange(len(counts)), counts)
+    mass = np.add.reduceat(weights, first)
+    means = np.bincount(group, weights=quality[order]) / counts
+    return float(mass @ means)
+
+
+def best_of_first(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
+    """Return the quality of the sample with the highest reward among the first ``size``; of equal ones, the first.
+
+    Arguments and errors as of :func:`best_of_k`.
+    """
+    rewards, quality = _checked(rewards, quality)
+    if not 1 <= size <= len(rewards):
+        raise DataError(f"k: expected 1 to {len(rewards)}, found {size}")
+    return float(quality[int(np.argmax(rewards[:size]))])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A curve at one k.
+
+    Attributes:
+      k: samples that a selector chooses from.
+      quality: mean over the prompts of :func:`best_of_k`.
+      first: the same of :func:`best_of_first`.
+      by_prompt: float64 [prompts], of which ``quality`` is the mean.
+    """
+
+    k: int
+    quality: float
+    first: float
+    by_prompt: np.ndarray
+
+
+def curve(rewards: Sequence[np.ndarray], quality: Sequence[np.ndarray], sizes: Sequence[int]) -> list[Point]:
+    """Return the curve of a selector over prompts.
+
+    Args:
+      rewards, quality: of each prompt, float [N]; N may differ.
+      sizes: k; a prompt with fewer samples counts with all it has.
+    """
+    points = []
+    for size in sizes:
+        pairs = list(zip(rewards, quality, strict=True))
+        own = np.asarray([best_of_k(r, q, min(size, len(r))) for r, q in pairs])
+        first = np.asarray([best_of_first(r, q, min(size, len(r))) for r, q in pairs])
+        points.append(Point(size, float(own.mean()), float(first.mean()), own))
+    return points
+
+
+def mean_interval(
+    values: np.ndarray, users: Sequence[str | None], *, level: float = 0.95
+) -> list[float] | None:
+    """Return the t interval of a mean over rows that depend on each other within a user, [low, high].
+
+    The variance is that of the users' sums of residuals, with C - 1 degrees of freedom for C users; where every row is
+    a user of its own, it is the usual t interval.
+
+    Args:
+      values: float [n].
+      users: [n]; None for a row that is a cluster of its own.
+      level: nominal coverage.
+
+    Returns:
+      None with fewer than two users.
+    """
+    from scipy.special import stdtrit  # scipy takes long to import
+
+    values = np.asarray(values, np.float64)
+    names: dict[str | int, int] = {}
+    of_row = [names.setdefault(row if user is None else user, len(names)) for row, user in enumerate(users)]
+    clusters = len(names)
+    if clusters < 2:
+        return None
+    mean = values.mean()
+    sums = np.bincount(of_row, weights=values - mean, minlength=clusters)
+    error = np.sqrt((sums**2).sum() * clusters / (clusters - 1)) / len(values)
+    half = float(stdtrit(clusters - 1, (1 + level) / 2)) * error
+    return [float(mean - half), float(mean + half)]
+
+
+def _checked(rewards: np.ndarray, quality: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rewards, quality = np.asarray(rewards, np.float64), np.asarray(quality, np.float64)
+    if rewards.ndim != 1 or rewards.shape != quality.shape or not len(rewards):
+        raise DataError(
+            f"expected a reward and a quality for each sample, found shapes {rewards.shape} and {quality.shape}"
+        )
+    return rewards, quality

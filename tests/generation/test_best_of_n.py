@@ -1,0 +1,123 @@
+"""`prb best-of-n`: the curves are those of the scores that the models give, and bad samples are one clear error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.generation.best_of_n import best_of_n
+from prb_jax.generation.sample import sample_data
+from prb_jax.generation.settings import SampleOptions
+from prb_jax.metrics.best_of import best_of_first, best_of_k
+from prb_jax.metrics.overlap import rouge_l
+from tests.scoring.records import write_model
+from tests.tiny_policies import write_policy
+
+N = 4
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run: two users, four samples a prompt, one of them made empty by hand."""
+    folder = tmp_path_factory.mktemp("samples")
+    rows = [
+        {"id": f"q{k}", "user_id": f"u{k % 2}", "question": f"What should I cook {k}?", "chosen": "Something quick.",
+         "rejected": "No."}
+        for k in range(4)
+    ]  # fmt: skip
+    data = folder / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_policy(folder / "policy", "qwen3", eos=3, num_hidden_layers=2)
+    options = SampleOptions(n=N, max_new_tokens=8, stop_ids=())
+    sample_data(folder / "policy", str(data), out=folder / "run", options=options, progress=False)
+    lines = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
+    lines[6]["text"] = " \n"
+    (folder / "run" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "run"
+
+
+def test_curves_are_those_of_the_scores(samples: Path, tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=2), tmp_path / "out"
+    command = [
+        sys.executable, "-m", "prb_jax", "best-of-n", "--samples", str(samples), "--rewards", str(model),
+        "baseline:length", "--out", str(out), "--no-progress",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "1 empty samples cannot be scored" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["n"], summary["empty"], summary["left_out"]) == (4, 1, [])
+    texts: dict[str, list[str]] = {}
+    for line in (samples / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        texts.setdefault(row["id"], []).extend([row["text"]] if row["text"].strip() else [])
+    reward_model = prb.load(model)
+    given = [
+        prb.Comparison(id=name, question=f"What should I cook {name[1:]}?", responses=own)
+        for name, own in texts.items()
+    ]
+    scores = reward_model.score(given)
+    truth = [np.array([rouge_l(text, "Something quick.") for text in own]) for own in texts.values()]
+    for point in summary["curves"][str(model)]:
+        k = point["k"]
+        pairs = list(zip(scores, truth, strict=True))
+        expected = np.mean([best_of_k(r, q, min(k, len(r))) for r, q in pairs])
+        assert point["quality"] == pytest.approx(expected, abs=1e-9)
+        assert point["first"] == pytest.approx(
+            np.mean([best_of_first(r, q, min(k, len(r))) for r, q in pairs])
+        )
+        low, high = point["ci95"]
+        assert low <= point["quality"] <= high
+    best = [point["quality"] for point in summary["curves"]["oracle"]]
+    assert best == sorted(best)
+    assert best[-1] == pytest.approx(np.mean([each.max() for each in truth]))
+    flat = {round(point["quality"], 9) for point in summary["curves"]["random"]}
+    assert len(flat) == 1
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    # Killed after some rows: the same call goes on; another quality is another run.
+    lines = (out / "rewards.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "summary.json").unlink()
+    (out / "rewards.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    again = best_of_n(samples, [str(model), "baseline:length"], out=out, progress=False)
+    assert again.summary == summary
+    assert (out / "rewards.jsonl").read_bytes() == b"".join(lines)
+    with pytest.raises(prb.RunError, match='quality: "reference" -> "baseline:length"'):
+        best_of_n(
+            samples, [str(model), "baseline:length"], out=out, quality="baseline:length", progress=False
+        )
+
+
+def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> None:
+    rewards = ["baseline:length"]
+    by_model = best_of_n(samples, rewards, out=tmp_path / "model", quality="baseline:length", progress=False)
+    curves = by_model.summary["curves"]
+    assert [point["quality"] for point in curves["baseline:length"]] == [
+        point["quality"] for point in curves["oracle"]
+    ]
+    rows = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
+    file = tmp_path / "judged.jsonl"
+    judged = [{"id": row["id"], "sample": row["sample"], "quality": row["sample"] / 2} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in judged))
+    by_file = best_of_n(samples, rewards, out=tmp_path / "file", quality=str(file), progress=False)
+    assert by_file.summary["curves"]["oracle"][-1]["quality"] == 1.5
+    file.write_text("".join(json.dumps(row) + "\n" for row in judged[:-1]))
+    with pytest.raises(prb.DataError, match=r"expected a finite quality of sample 3 of 'q3', found None"):
+        best_of_n(samples, rewards, out=tmp_path / "less", quality=str(file), progress=False)
+
+
+def test_samples_of_other_data_or_of_no_run_are_refused(samples: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"id": "q0", "question": "?", "chosen": "a", "rejected": "b"}) + "\n")
+    with pytest.raises(prb.DataError, match="its samples are of other data"):
+        best_of_n(samples, ["baseline:length"], out=tmp_path / "out", data=[str(other)], progress=False)
+    with pytest.raises(prb.RunError, match=r"no run of `prb sample`: it has no run\.json"):
+        best_of_n(tmp_path, ["baseline:length"], out=tmp_path / "out", progress=False)
+    with pytest.raises(prb.DataError, match="rewards: expected different models"):
+        best_of_n(samples, ["baseline:length"] * 2, out=tmp_path / "out", progress=False)

@@ -1,0 +1,117 @@
+"""Training data larger than memory: the same curve from windows, from tokens on disk, and after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.data import blocks
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.write_store import TokensJob, write_store
+from prb_jax.sources.large import LargeComparisons
+from prb_jax.sources.prepare import prepare
+from prb_jax.text.view import ViewOptions
+from prb_jax.training.config import default_config
+from prb_jax.training.data import TreesOnDemand
+from prb_jax.training.train import train
+from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+
+COUNT, STEPS, AT_A_TIME = 300, 6, 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with compilation_cache(tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(COUNT, users=30))
+
+
+def config(model: Path, data: Path, **changes):
+    chosen = default_config()
+    chosen.model, chosen.data, chosen.steps, chosen.tuning = str(model), str(data), STEPS, "head"
+    chosen.method, chosen.batch.comparisons, chosen.log.plot = "profile_context", AT_A_TIME, False
+    chosen.checkpoint.every, chosen.validation.every, chosen.validation.limit = 2, 3, 10
+    for name, value in changes.items():
+        chosen[name] = value
+    return chosen
+
+
+def numbers(out: Path):
+    return curve(out, "loss", "accuracy", "margin", "grad_norm"), curve(out, "validation_loss")
+
+
+@pytest.fixture(scope="module")
+def held(model, data, tmp_path_factory) -> Path:
+    """The run of the same data in memory."""
+    return train(config(model, data), out=tmp_path_factory.mktemp("runs") / "held", progress=False).out
+
+
+def test_windows_give_the_same_curve_and_hold_the_trees_of_a_step(model, data, held, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "LARGE", 1)
+    most: list[int] = []
+    ahead = TreesOnDemand.ahead
+
+    def counted(self: TreesOnDemand, members) -> None:
+        ahead(self, members)
+        most.append(len(self._held))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TreesOnDemand, "ahead", counted)
+        with stopped_at(monkeypatch, 3):
+            train(config(model, data), out=tmp_path / "run", progress=False)
+        assert most.count(AT_A_TIME) >= 3
+        assert max(most) <= 256 < COUNT  # 256: the lengths of the first steps
+    summary = train(config(model, data), out=tmp_path / "run", progress=False).summary
+    assert numbers(tmp_path / "run") == numbers(held)
+    assert summary["truncated"] is None
+    assert (
+        summary["train_comparisons"] == json.loads((held / "summary.json").read_text())["train_comparisons"]
+    )
+
+
+def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_path, monkeypatch):
+    view = config(model, data)
+    prepared = prepare([str(data)], out=tmp_path / "out", splits=("train",))
+    job = TokensJob(
+        model=str(model),
+        loading=LoadOptions(),
+        view=ViewOptions(profile_posts=view.profile_posts, max_length=view.max_length),
+        sources=[str(data)],
+        folder=prepared.folder,
+    )
+    write_store(job, split="train")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("text was read")
+
+    monkeypatch.setattr(Reader, "encode_text", never)
+    monkeypatch.setattr(LargeComparisons, "read", never)
+    done = train(config(model, tmp_path / "out"), out=tmp_path / "run", progress=False)
+    assert numbers(done.out) == numbers(held)
+    assert done.summary["truncated"] == json.loads((held / "summary.json").read_text())["truncated"]
+    with pytest.raises(prb.DataError, match=r"prepared for another model or view .*profile_posts"):
+        train(config(model, tmp_path / "out", profile_posts=1), out=tmp_path / "other", progress=False)
+
+
+def test_a_bad_record_and_a_repeated_id_are_named(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "LARGE", 1)
+    found = rows(40)
+    found[30]["id"] = "p3"
+    bad = write_rows(tmp_path / "bad.jsonl", found)
+    with pytest.raises(
+        prb.DataError, match=r"bad.jsonl:31: field 'id': 'p3' was already used at .*bad.jsonl:4"
+    ):
+        train(config(model, bad), out=tmp_path / "run", progress=False)
