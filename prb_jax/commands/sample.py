@@ -39,7 +39,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: run.json, samples.jsonl, summary.json"
     )
-    add_sampling(sub)
+    _add_sampling(sub)
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
@@ -64,7 +64,7 @@ def add(verbs: Verbs) -> None:
     add_no_progress(sub)
 
 
-def add_sampling(sub: Parser) -> None:
+def _add_sampling(sub: Parser) -> None:
     """Add the options that say how texts are drawn; `sampling_options` returns them."""
     sub.add_argument("--n", metavar="N", type=positive, default=1, help="samples of each prompt (default: 1)")
     sub.add_argument(

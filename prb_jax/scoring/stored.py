@@ -6,19 +6,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
 from prb_jax.scoring.facts import Facts
-from prb_jax.scoring.reader import Reader
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
 from prb_jax.trees.token_store import STORE, TokenisedComparison, TokenStore, first_difference, open_store
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
 
 
 class StoredComparisons(Sequence[Comparison]):

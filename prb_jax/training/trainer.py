@@ -19,6 +19,7 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batch_shapes import shape_options
+from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
@@ -152,9 +153,10 @@ class Trainer:
         """Return how batches are shaped in scoring."""
         return shape_options(self.start.config, self.mesh, batch_tokens)
 
-    def _rewards(self, batch: TreeBatch) -> jax.Array:
+    def _rewards(self, batch: Batch) -> jax.Array:
         """float32 [B, K] for a batch of the host."""
         assert self._frozen is not None
+        assert isinstance(batch, TreeBatch)  # scores of a training are dealt into shapes
         rows, responses = batch.response_lengths.shape
         blank, one = np.zeros((rows, responses), np.float32), np.zeros(rows, np.float32)
         everyone, users = self.method.for_everyone(self._state[USER], batch)

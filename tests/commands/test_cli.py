@@ -40,7 +40,9 @@ def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
     for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
         assert shown in captured.out
     assert "9 of 9 pairs" in captured.err
-    assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json"]
+    assert sorted(os.listdir(out)) == [
+        "clusters.jsonl", "run.json", "scores.jsonl", "summary.json", "users.csv",
+    ]  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert summary["n"] == 9
     run = json.loads((out / "run.json").read_text())
