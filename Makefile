@@ -33,7 +33,7 @@ test-all: install-test
 # `make test-newest VENV=.venv-3.12 PYTHON=python3.12` has the newest pair of jax and flax; it needs no torch, and
 # skips the tests that do.
 test-newest: install-check
-	$(PYTEST) -m "not slow" -k "not gemma3" -p no:cacheprovider $(PYTEST_ARGS) \
+	$(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
 		$(addprefix tests/models/attention/test_,blockwise.py splash.py triton.py) tests/models/test_quantization.py \
 		tests/sharding tests/personal/test_embedding.py tests/parity/test_stories260k.py
 

@@ -5,7 +5,8 @@
                   each time that the run was started; they may differ, results do not depend on them.
 ``scores.jsonl``  one row for each comparison. Appended in the order of completion, a whole row at a
                   time; when the last one is there, rewritten once in the order of the input.
-``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed.
+``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed;
+                  their sum then stands in ``run.json``.
 ``summary.json``  written last: a folder that has it is finished.
 
 Every file but the growing ``scores.jsonl`` is written to a temporary name and renamed. A kill can
@@ -34,6 +35,7 @@ RUN = "run.json"
 SCORES = "scores.jsonl"
 SUMMARY = "summary.json"
 COMPUTED = "computed.jsonl"
+COMPUTED_TOKENS = "computed_tokens"
 KIND = "prb_jax evaluation"
 _ROW = {item.name for item in fields(ScoredRow)}
 _SECONDS_BETWEEN_SYNCS = 1.0
@@ -152,10 +154,8 @@ def computed_tokens(run: RunFolder) -> int | None:
       RunError: the file cannot be read.
     """
     path = run.path / COMPUTED
-    if not path.exists():  # a finished run says it in its summary
-        known = read_json(run.path / SUMMARY, error=RunError, optional=True)
-        tokens = known.get("tokens") if isinstance(known, dict) else None
-        return tokens.get("computed") if isinstance(tokens, dict) else None
+    if not path.exists():
+        return (_read_run(run.path) or {}).get(COMPUTED_TOKENS)
     with writing(path):
         lines = path.read_bytes().split(b"\n")[:-1]
     found: dict[str, int] = {}
@@ -166,8 +166,9 @@ def computed_tokens(run: RunFolder) -> int | None:
     return sum(found.values())
 
 
-def forget_computed(run: RunFolder) -> None:
-    """Remove the file of :func:`append_computed`, whose sum stands in the summary."""
+def settle_computed(run: RunFolder, tokens: int) -> None:
+    """Keep the number of computed tokens in ``run.json``, and remove the file of :func:`append_computed`."""
+    write_json(run.path / RUN, {**(_read_run(run.path) or {}), COMPUTED_TOKENS: tokens})
     with writing(run.path / COMPUTED):
         (run.path / COMPUTED).unlink(missing_ok=True)
 

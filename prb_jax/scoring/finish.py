@@ -9,7 +9,7 @@ from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
+from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, settle_computed
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import VOTES
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
@@ -114,5 +114,6 @@ def finish_run(
     if identity.control is None:
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
-    forget_computed(folder)
+    if computed is not None:
+        settle_computed(folder, computed)
     return rows, summary

@@ -145,18 +145,18 @@ def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
     assert "SIGTERM: saved at step" in said[0]
     assert "the same command continues the run" in said[0]
     assert not (out / "model").exists()
-    four = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    both = processes(train(model, data, out, "--distributed", "mesh=data=2,fsdp=2,tensor=2"), four)
+    two = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    both = processes(train(model, data, out, "--distributed", "mesh=data=2,tensor=2"), two)
     said = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     for name in NUMBERS:
         np.testing.assert_allclose(curve(out, name), curve(whole, name), rtol=1e-5, atol=1e-5)
-    one, two = (load_file(path / "model" / "model.safetensors") for path in (whole, out))
+    one, other = (load_file(path / "model" / "model.safetensors") for path in (whole, out))
     for name, tensor in one.items():
-        np.testing.assert_allclose(two[name], tensor, atol=1e-5)
+        np.testing.assert_allclose(other[name], tensor, atol=1e-5)
     assert (out / "model" / "tokenizer.json").exists()
     sessions = json.loads((out / "train.json").read_text())["sessions"]
-    assert [session["devices"]["count"] for session in sessions] == [2, 8]
+    assert [session["devices"]["count"] for session in sessions] == [2, 4]
 
 
 @pytest.mark.timeout(300)

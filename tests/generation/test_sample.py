@@ -39,7 +39,7 @@ def policy(folder: Path) -> prb.Policy:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    posts = [{"id": str(k), "text": f"I like walking number {k}, and vegetables."} for k in range(9)]
+    posts = [{"id": str(k), "text": f"I like walking number {k}, and vegetables."} for k in range(14)]
     rows = [
         {
             "id": f"q{k}", "user_id": "u", "question": f"What should I cook {'tonight ' * k}?", "chosen": "Tea.",

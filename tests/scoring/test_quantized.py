@@ -172,7 +172,7 @@ def test_another_setting_is_another_run(
 def test_without_the_reference(folder: Path, labelled: list[prb.Comparison], tmp_path: Path) -> None:
     result = prb.evaluate(folder, labelled[:8], out=tmp_path, quantize="int8", reference=False, **OPTIONS)
     assert result.summary["quantization"]["reference"] is None
-    assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json"]
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
     loaded = prb.evaluate(prb.load(folder, quantize="int8"), labelled[:8], out=tmp_path, **OPTIONS)
     assert loaded.summary == result.summary
 

@@ -96,7 +96,7 @@ def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
     last = started([*shared, "--out", str(killed)])
     assert last.wait(180) == 0, last.communicate()
     last.communicate()
-    assert sorted(os.listdir(killed)) == ["run.json", "scores.jsonl", "summary.json"]
+    assert sorted(os.listdir(killed)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
     whole = prb.evaluate(
         folder, data, out=tmp_path / "whole", batch_tokens=2048, controls="none", progress=False
     ).summary

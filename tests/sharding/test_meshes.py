@@ -54,7 +54,7 @@ def run(folder: Path, out: Path, devices: int, meshes: list[str]) -> dict[str, A
 
 
 # Gemma 3: windows and two ropes under lax.cond; Qwen 3: norms of queries and keys.
-@pytest.fixture(scope="module", params=["qwen3", "gemma3"])
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
 def results(request, tmp_path_factory) -> dict[str, Any]:
     """By mesh, and "alone": one device, in this process."""
     import jax
