@@ -50,7 +50,7 @@ def relative_difference(ours: jax.Array, theirs: jax.Array) -> float:
     return float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
 
 
-@pytest.mark.parametrize("tuning", ["head", "lora", "full"])
+@pytest.mark.parametrize("tuning", ["head", "lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     """Also where they have other shapes, and where rows only fill up the batch."""
     trees = random_trees(6)
@@ -259,7 +259,7 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
     assert (weight != weight.astype(jnp.bfloat16).astype(np.float32)).any()
 
 
-@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize("tuning", [pytest.param("lora", marks=pytest.mark.slow), "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
     trees = random_trees(4, prefix=200)
     memory, gradients = {}, {}
