@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> prb.RewardModel:
 
 
 def test_each_trainer_s_call_gives_the_model_s_rewards(model: prb.RewardModel) -> None:
-    def offline(posts: Any = ()) -> list[float]:
+    def offline(posts: Any = ()) -> Any:
         given = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS, profile=posts)
         return pytest.approx(model.score(given).tolist(), abs=1e-5)
 
