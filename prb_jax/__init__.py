@@ -16,6 +16,7 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.judge_run import judge
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
     from prb_jax.reports.comparison import compare
@@ -52,6 +53,7 @@ _HOMES = {
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "judge": "prb_jax.generation.judge_run",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
     "Sample": "prb_jax.generation.policy",
@@ -84,6 +86,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_posts",
+    "judge",
     "leaderboard",
     "load",
     "load_policy",

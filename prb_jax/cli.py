@@ -15,6 +15,7 @@ from prb_jax.commands import (
     convert,
     evaluate,
     inspect,
+    judge,
     leaderboard,
     personas,
     plan,
@@ -39,7 +40,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
+    evaluate, judge, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
     prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
