@@ -175,7 +175,8 @@ class Endpoint:
           RunError: there is none.
         """
         choices = answer.get("choices") if isinstance(answer, Mapping) else None
-        message = choices[0].get("message") if _is_list_of_objects(choices) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        message = first.get("message") if isinstance(first, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(message.get("content", 0), str | None):
             raise RunError(
                 f"{self.options.url}: expected an answer with choices[0].message.content, found {quote(answer)}"
@@ -188,10 +189,6 @@ class Endpoint:
             return number if type(number) is int and number >= 0 else None
 
         return Reply(message["content"] or "", tokens("prompt_tokens"), tokens("completion_tokens"))
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _shown(answer: httpx.Response) -> str:

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 
 Answer = tuple[int, bytes, dict[str, str]]
 
@@ -28,15 +28,14 @@ class StandIn(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: StandIn
-
     def do_POST(self) -> None:
+        server = cast(StandIn, self.server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = body["messages"][-1]["content"]
-        with self.server.lock:
-            tries = sum(asked["messages"][-1]["content"] == text for _, asked in self.server.asked)
-            self.server.asked.append((dict(self.headers), body))
-        found = self.server.reply(text, tries)
+        with server.lock:
+            tries = sum(asked["messages"][-1]["content"] == text for _, asked in server.asked)
+            server.asked.append((dict(self.headers), body))
+        found = server.reply(text, tries)
         status, data, headers = (200, completion(found), {}) if isinstance(found, str) else found
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():

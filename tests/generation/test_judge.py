@@ -157,8 +157,8 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert (mute["judge"]["position_bias"], mute["judge"]["predicted_b"]) == (1.0, 0)
 
-    def right(text: str, _: int) -> str:
-        _, a, b = text.split("|")
+    def right(text: str, tries: int) -> str:
+        a, b = text.split("|")[1:]
         return f"Result: {'A' if len(a) > len(b) else 'B'}"
 
     good = judged(right, "right")
@@ -204,7 +204,7 @@ def test_verdicts_of_logits_are_those_of_transformers(
         for first in (0, 1)
     ]
     expected = policy.sample(asked, temperature=0.0, max_new_tokens=8)
-    assert sum(said, []) == [sample.text for (sample,) in expected]
+    assert [text for texts in said for text in texts] == [sample.text for (sample,) in expected]
 
 
 def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
             progress=False,
         )
 
-    for given, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"data": [triple]}, "reads 2 responses, found 3"),
         ({}, "no reply after 1 tries; the last one: ConnectError"),
         ({"model": "x"}, "either a MODEL, or --endpoint"),
@@ -229,6 +229,7 @@ def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
         ({"protocol": "paper", "prompts": str(tmp_path / "none")}, "pairwise_system.txt: cannot be read"),
         ({"protocol": "paper", "prompts": "p", "reason": True}, "--reason"),
         ({"max_length": 5}, "--max-length"),
-    ):
+    )
+    for given, message in cases:
         with pytest.raises(prb.PrbError, match=message):
             judged(**given)
