@@ -19,6 +19,7 @@ from prb_jax.generation.endpoint import EndpointOptions
 from prb_jax.generation.judge_run import JudgeOptions
 from prb_jax.generation.verdicts import default_messages, default_verdict, paper_first, paper_verdict
 from prb_jax.text.prompting import prompt_texts
+from prb_jax.text.tokenizer import load_tokenizer
 from tests.generation.stand_in import stand_in
 from tests.tiny_policies import write_policy
 
@@ -165,9 +166,7 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (good["accuracy"], good["ties"], good["judge"]["position_bias"]) == (1.0, 0, 0.0)
 
 
-def test_verdicts_of_logits_are_those_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the oracle")
     folder = tmp_path / "policy"
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
@@ -176,8 +175,7 @@ def test_verdicts_of_logits_are_those_of_transformers(
         str(folder), data, out=tmp_path / "run", options=JudgeOptions(profile_posts=1), progress=False
     )
     rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
-    policy = prb.load_policy(folder)
-    chat = policy.tokenizer
+    chat = load_tokenizer(folder)
     letters = [int(chat.tokenize([letter])[0][0]) for letter in "AB"]
     for comparison, row, scored in zip(data, rows, found.rows, strict=True):
         probabilities = []
@@ -193,7 +191,14 @@ def test_verdicts_of_logits_are_those_of_transformers(
         assert row["verdicts"] == ["A" if p > 0.5 else "B" for p in probabilities]
     assert found.summary["judge"]["n"] == 3
 
-    monkeypatch.setattr(judge, "REASON_TOKENS", 8)  # the same model in words, which nobody can read
+
+@pytest.mark.slow
+def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model, whose words nobody can read."""
+    folder, data = tmp_path / "policy", pairs(3)
+    write_policy(folder, "qwen3", num_hidden_layers=1)
+    policy = prb.load_policy(folder)
+    monkeypatch.setattr(judge, "REASON_TOKENS", 8)
     reasoned = JudgeOptions(profile_posts=0, reason=True)
     found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
     assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
