@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -57,6 +58,8 @@ _HOMES = {
     "compare": "prb_jax.reports.comparison",
     "leaderboard": "prb_jax.reports.leaderboard",
     "split": "prb_jax.sources.split",
+    "PpoResult": "prb_jax.rl.ppo",
+    "ppo": "prb_jax.rl.ppo",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -71,6 +74,7 @@ __all__ = [
     "Policy",
     "Post",
     "PostsSweep",
+    "PpoResult",
     "PrbError",
     "PrbWarning",
     "RewardModel",
@@ -85,6 +89,7 @@ __all__ = [
     "leaderboard",
     "load",
     "load_policy",
+    "ppo",
     "push",
     "read_comparisons",
     "report",

@@ -32,6 +32,7 @@ ORDER = (
     ("retrieval",),
     ("training",),
     ("generation",),
+    ("rl",),
     ("reports",),
     ("inspection",),
     ("plan",),

@@ -65,7 +65,7 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    return config.head(params, TreeStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, TreeStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def score_stream(
@@ -82,7 +82,7 @@ def score_stream(
     """
     reads_only = _reads_only(config)
     x = decode_stream(params, batch, config=config, dtype=dtype, mesh=mesh, reads_only=reads_only)
-    return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def _reads_only(config: DecoderConfig) -> bool:
@@ -92,7 +92,8 @@ def _reads_only(config: DecoderConfig) -> bool:
     )
 
 
-def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+def last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    """Return the model's last norm, of float32 states [..., D]."""
     return functools.partial(
         rms_norm,
         weight=params["final_norm"],
