@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import prb_jax as prb
 from tests.rl.tiny import (
@@ -45,8 +46,9 @@ def run(model: Path, out: Path, reward: Any = has_letter, **changes: Any) -> prb
     return prb.ppo({**settings(model), **keys}, out=out, data=comparisons(), reward=reward, progress=False)
 
 
-def weights(out: Path) -> bytes:
-    return (out / "model" / "model.safetensors").read_bytes()
+def weights(folder: Path) -> dict[str, bytes]:
+    """The bytes of every tensor."""
+    return {name: tensor.tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
 class FailsInStep:
@@ -105,9 +107,7 @@ def test_a_run_of_a_process_equals_one_that_died_and_was_continued(model: Path, 
     # The same with a reward that fails in the third step: nothing is made up, and what was done is kept.
     parts = tmp_path / "parts"
     flaky = FailsInStep(3)
-    with pytest.raises(
-        prb.RunError, match=r"step 3: the reward .* failed: ConnectionError: .* score: \"q\d\""
-    ):
+    with pytest.raises(prb.RunError, match=r"step 3: the reward .* failed: ConnectionError: .* score: 'q\d'"):
         prb.ppo(
             settings(model) | PPO | {"seed": 7}, out=parts, data=comparisons(), reward=flaky, progress=False
         )
@@ -116,7 +116,7 @@ def test_a_run_of_a_process_equals_one_that_died_and_was_continued(model: Path, 
     prb.ppo(settings(model) | PPO | {"seed": 7}, out=parts, data=comparisons(), reward=again, progress=False)
     assert again.calls == 8  # one step
     assert metrics(parts) == rows
-    assert weights(parts) == weights(out)
+    assert weights(parts / "model") == weights(out / "model")
     with pytest.raises(prb.RunError, match=r"settings.loss.clip: 0.2 -> 0.3"):
         prb.ppo(
             settings(model) | PPO | {"seed": 7, "loss.clip": 0.3}, out=parts, data=comparisons(), reward=again
@@ -146,7 +146,7 @@ def test_a_bandit_is_solved_and_a_rate_of_zero_changes_nothing(model: Path, tmp_
     run(model, tmp_path / "still", **BANDIT, steps=2, optimizer__learning_rate=0.0)
     rows = metrics(tmp_path / "still")
     assert [row["kl"] for row in rows] == [0.0, 0.0]
-    assert weights(tmp_path / "still") == (model / "model.safetensors").read_bytes()
+    assert weights(tmp_path / "still" / "model") == weights(model)
 
 
 def test_opposite_tastes_are_met_only_with_the_user_in_view(model: Path, tmp_path: Path) -> None:

@@ -46,11 +46,11 @@ def test_nothing_is_made_up() -> None:
             raise TimeoutError("60 s")
         return length(comparison)
 
-    with pytest.raises(prb.RunError, match=r'step 4: comparison "q1": rollout 1 has no letter'):
+    with pytest.raises(prb.RunError, match=r"step 4: comparison 'q1': rollout 1 has no letter"):
         score(length)
-    with pytest.raises(prb.RunError, match=r'step 4: .*score: "q0"'):
+    with pytest.raises(prb.RunError, match=r"step 4: .*score: 'q0'"):
         score(not_a_number, empty=0.0)
-    with pytest.raises(prb.RunError, match=r'step 4: .*TimeoutError: 60 s; .*score: "q1"'):
+    with pytest.raises(prb.RunError, match=r"step 4: .*TimeoutError: 60 s; .*score: 'q1'"):
         score(fails, empty=0.0)
     found = score(fails, empty=0.0, failed=5.0, scale=0.1)  # as the paper's callback does, if it is asked for
     np.testing.assert_allclose(found.values[1], [0.5, 0.0, 0.5, 0.5])
