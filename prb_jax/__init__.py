@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.scoring.write_features import write_features
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
+    from prb_jax.study.personalise import Study, personalise
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -57,6 +59,9 @@ _HOMES = {
     "compare": "prb_jax.reports.comparison",
     "leaderboard": "prb_jax.reports.leaderboard",
     "split": "prb_jax.sources.split",
+    "Study": "prb_jax.study.personalise",
+    "personalise": "prb_jax.study.personalise",
+    "write_features": "prb_jax.scoring.write_features",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -77,6 +82,7 @@ __all__ = [
     "RubricAspect",
     "RunError",
     "Sample",
+    "Study",
     "TrainResult",
     "__version__",
     "compare",
@@ -85,11 +91,13 @@ __all__ = [
     "leaderboard",
     "load",
     "load_policy",
+    "personalise",
     "push",
     "read_comparisons",
     "report",
     "split",
     "train",
+    "write_features",
 ]
 
 

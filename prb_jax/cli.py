@@ -17,6 +17,7 @@ from prb_jax.commands import (
     features,
     inspect,
     leaderboard,
+    personalise,
     personas,
     plan,
     prepare,
@@ -39,8 +40,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, features, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect, personas,
-    prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, features, personalise, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect,
+    personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -152,13 +152,16 @@ class FeatureStore:
             )
         return [row for row in rows if row is not None]
 
-    def post_rows(self, comparison: Comparison) -> list[int]:
-        """Return the row of each post of a comparison's profile; errors as of :meth:`answer_rows`."""
-        rows = [self.posts.rows.get(post_key(read_post(post).text)) for post in comparison.profile]
+    def post_rows(self, posts: Sequence[Post]) -> list[int]:
+        """Return the row of each post of a profile.
+
+        Raises:
+          DataError: a post has no features.
+        """
+        rows = [self.posts.rows.get(post_key(read_post(post).text)) for post in posts]
         if None in rows:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: post {rows.index(None)} has no features in {self.path}"
-            )
+            text = posts[rows.index(None)].text
+            raise DataError(f"a post of a profile has no features in {self.path}: {quote(text)}")
         return [row for row in rows if row is not None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,6 +185,11 @@ def _write_tables(
         "kind": KIND,
         "format": FORMAT,
         "model": embedder.name,
+        "opened_with": {
+            **{name: str(value) for name, value in options.loading.given.items() if name != "mesh"},
+            **{name: value for name, value in asdict(options.view).items() if value is not None},
+            "responses_alone": options.responses_alone,
+        },
         "width": embedder.width,
         "dtype": options.store,
         "part": options.part,
