@@ -27,9 +27,7 @@ from tests.tiny_encoders import WORDS, write_encoder
 
 @pytest.fixture(scope="module")
 def labelled() -> list[prb.Comparison]:
-    return [
-        dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 3}", is_pair=True) for i in range(9)
-    ]
+    return [dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 3}") for i in range(9)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
     )
     row = store.answers.read([3])
     np.testing.assert_array_equal(halved.answers.read([3]), row.astype(ml_dtypes.bfloat16).astype(np.float32))
-    with pytest.raises(RunError, match=r"limit: None -> 4"):
+    with pytest.raises(RunError, match="limit: null -> 4"):
         write_features(folder, str(data), out=out, limit=4, progress=False)
     (out / "features.json").unlink()
     (out / "answers-000000.npy").write_bytes(before["answers-000000.npy"])
@@ -130,8 +128,8 @@ def test_an_encoder_of_texts(tmp_path: Path) -> None:
 def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no features"):
         write_features("baseline:length", str(data), out=tmp_path / "x", progress=False)
+    options = FeatureOptions(responses_alone=True)
     with pytest.raises(RunError, match="for encoders of single texts"):
-        options = FeatureOptions(responses_alone=True)
         write_features(folder, str(data), out=tmp_path / "x", options=options, progress=False)
     with pytest.raises(RunError, match="store: expected bfloat16 or float32"):
         FeatureOptions(store="int8")
