@@ -10,13 +10,14 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from prb_jax.data.files import file_digest
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.folder import PERSONALISED
 
-PERSONALISED: Final = "personalised.json"
 ARRAYS: Final = "arrays.npz"
 KIND: Final = "prb_jax personalised"
 FORMAT: Final = 1
@@ -43,6 +44,7 @@ class FittedMethod:
       method: the method.
       fitted: its arrays and numbers.
       standard: of the features on which it was fitted.
+      items: the number of each text that was judged, by the text's digest (``post_key``).
       facts: what ``personalised.json`` holds.
     """
 
@@ -50,13 +52,20 @@ class FittedMethod:
     method: Method
     fitted: Fitted
     standard: Standard
+    items: Mapping[bytes, int]
     facts: Mapping[str, Any]
 
     __repr__ = short_repr
 
 
 def save_fitted(
-    folder: Path, method: Method, fitted: Fitted, *, standard: Standard, features: Mapping[str, Any]
+    folder: Path,
+    method: Method,
+    fitted: Fitted,
+    *,
+    standard: Standard,
+    items: np.ndarray,
+    features: Mapping[str, Any],
 ) -> None:
     """Write a fitted method as a folder, whole or not at all: ``personalised.json`` is written last.
 
@@ -64,12 +73,13 @@ def save_fitted(
       folder: made where there is none.
       method, fitted: the method.
       standard: of the features on which it was fitted.
+      items: uint8 [I, 16], the digest of each text that was judged, in the order of their numbers.
       features: what ``features.json`` holds of these features.
 
     Raises:
       RunError: it cannot be written.
     """
-    leaves = {"mean": standard.mean, "scale": standard.scale}
+    leaves = {"mean": standard.mean, "scale": standard.scale, "items": items}
     for group, tree in (("arrays", fitted.arrays), ("numbers", fitted.numbers)):
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             leaves["/".join([group, *(_name(key) for key in path)])] = np.asarray(leaf)
@@ -84,6 +94,7 @@ def save_fitted(
         "format": FORMAT,
         "method": method.name,
         "settings": asdict(fitted.settings),
+        "arrays": file_digest(folder / ARRAYS),
         "backbone": {name: features[name] for name in known} | {"identity": features["inputs"]["model"]},
     }
     write_json(folder / PERSONALISED, facts)
@@ -121,9 +132,15 @@ def read_fitted(folder: str | Path) -> FittedMethod:
             )
         settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
         standard = Standard(trees["mean"], trees["scale"])
+        items = {row.tobytes(): number for number, row in enumerate(trees["items"])}
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path / ARRAYS}: cannot be read: {error}") from error
-    return FittedMethod(path, method, Fitted(trees["arrays"], trees["numbers"], settings), standard, facts)
+    found_now = file_digest(path / ARRAYS)
+    if found_now != facts["arrays"]:
+        raise RunError(f"{path / ARRAYS}: is not the file that {PERSONALISED} was written with")
+    return FittedMethod(
+        path, method, Fitted(trees["arrays"], trees["numbers"], settings), standard, items, facts
+    )
 
 
 def _name(key: Any) -> str:

@@ -31,7 +31,7 @@ from prb_jax.readouts.score_fn import StateFns, make_state_fns
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.dealing import Batch
-from prb_jax.scoring.load import load_opened
+from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from prb_jax.errors import RunError
+from prb_jax.personal.folder import is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.plain import ScoreFunction, baseline_scorer, function_scorer
 from prb_jax.scoring.scored import Scorer
@@ -32,9 +33,13 @@ def open_scorer(
         if options.quantize is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
         return baseline_scorer(str(model), **options.given)
+    if is_personalised(model):
+        from prb_jax.scoring.load import load
+
+        return cast(Scorer, load(str(model), **options.given))
     if isinstance(model, str | Path):
         from prb_jax.readouts.open_model import open_model
-        from prb_jax.scoring.load import load_opened
+        from prb_jax.scoring.load_opened import load_opened
 
         return load_opened(open_model(model, options))
     if given := options.given:

@@ -184,7 +184,7 @@ def _write_tables(
     facts = {
         "kind": KIND,
         "format": FORMAT,
-        "model": embedder.name,
+        "model": str(Path(embedder.name).resolve()) if Path(embedder.name).is_dir() else embedder.name,
         "opened_with": {
             **{name: str(value) for name, value in options.loading.given.items() if name != "mesh"},
             **{name: value for name, value in asdict(options.view).items() if value is not None},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,9 @@ from jax.sharding import Mesh
 from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FEATURES, FeatureStore, open_features
-from prb_jax.personal.few_shot.protocol import Method
+from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import METHODS, method_named
-from prb_jax.personal.fitted import Standard, save_fitted
+from prb_jax.personal.fitted import save_fitted
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Inputs, check_unchanged
@@ -256,7 +257,20 @@ def _run(
                         outcomes.pop(method.name)
                     else:
                         outcomes[method.name].append(
-                            _outcome(method, own, part, folder, store, standard, shots=shots, mesh=mesh)
+                            _outcome(
+                                method,
+                                own,
+                                part,
+                                folder,
+                                save=functools.partial(
+                                    save_fitted,
+                                    standard=standard,
+                                    items=population.item_keys,
+                                    features=store.facts,
+                                ),
+                                shots=shots,
+                                mesh=mesh,
+                            )
                         )
                 display.advance(1)
     check_unchanged(inputs)
@@ -300,9 +314,8 @@ def _outcome(
     settings: Any,
     part: Part,
     folder: Path,
-    store: FeatureStore,
-    standard: Standard,
     *,
+    save: Callable[[Path, Method, Fitted], None],
     shots: Sequence[int],
     mesh: Mesh,
 ) -> Outcome:
@@ -323,7 +336,7 @@ def _outcome(
     outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh)
     outcome = replace(outcome, figures={**outcome.figures, "settings": own})
     if part.split.seed == 0:
-        save_fitted(folder / FITTED / method.name, method, fitted, standard=standard, features=store.facts)
+        save(folder / FITTED / method.name, method, fitted)
     outcome.save(path)
     return outcome
 

@@ -57,6 +57,7 @@ class Population:
       ids: the comparison of each choice; one of K > 2 responses gives a choice for each response that is not among the
         best.
       texts: [R] the text of each row of features.
+      item_keys: uint8 [I, 16], the digest of each item's text.
       clusters: of the choices.
       excluded: how many choices were left out, by reason.
     """
@@ -67,6 +68,7 @@ class Population:
     users: tuple[str, ...]
     ids: tuple[str, ...]
     texts: tuple[str, ...]
+    item_keys: np.ndarray
     clusters: Clusters
     excluded: Mapping[str, int]
 
@@ -139,6 +141,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         users=names,
         ids=tuple(comparisons[place].id for place in places),
         texts=tuple(texts),
+        item_keys=np.frombuffer(b"".join(items), np.uint8).reshape(len(items), -1),
         clusters=clusters.take([order[place] for place in places]),
         excluded=dict(excluded),
     )

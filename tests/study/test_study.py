@@ -247,6 +247,6 @@ def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Pat
                 people, backbone=store, out=tmp_path / "x", progress=False, **{"shots": (0,), **options}
             )
     with pytest.raises(
-        RunError, match=r"features are of another data: data.comparisons: expected 479, found 480"
+        RunError, match=r"features are of another data: data.comparisons: expected '479', found '480'"
     ):
         prb.personalise(people[:-1], backbone=store, out=tmp_path / "x", progress=False)
