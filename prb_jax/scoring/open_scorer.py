@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
-from prb_jax.personal.folder import is_personalised
+from prb_jax.personal.folder import PERSONALISED, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.plain import ScoreFunction, baseline_scorer, function_scorer
-from prb_jax.scoring.scored import Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, Scorer
 
 Model = Scorer | ScoreFunction | str | Path
 
 
 def open_scorer(
-    model: Model, options: LoadOptions, *, name: str | None = None, recorded: bool = False
+    model: Model,
+    options: LoadOptions,
+    *,
+    name: str | None = None,
+    recorded: bool = False,
+    history: Sequence[Comparison] | None = None,
 ) -> Scorer:
     """Return the scorer, loaded if it is given by name.
 
@@ -24,11 +32,20 @@ def open_scorer(
       options: for a model by name alone.
       name: of a function.
       recorded: a run folder will tell this scorer from others.
+      history: comparisons that a fitted method of personalisation is adapted on.
 
     Raises:
       RunError: options without effect, or a thing that cannot score.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    if history is not None:
+        scorer = open_scorer(model, options, name=name, recorded=recorded)
+        if not isinstance(scorer, AdaptsToUsers):
+            raise RunError(
+                f"history: {scorer.identity().get('name', 'this model')} does not adapt to users; expected a folder of "
+                "a fitted method, as `prb personalise` writes it"
+            )
+        return scorer.with_history(history)
     if _is_baseline(model):
         if options.quantize is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
@@ -60,6 +77,8 @@ def model_contents(model: Model, revision: str | None) -> Any:
         return model if isinstance(model, str) else None
     from prb_jax.checkpoints.locate import describe, locate
 
+    if is_personalised(model):
+        return file_digest(Path(model).expanduser() / PERSONALISED)
     return describe(locate(model, revision=revision))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,9 +100,12 @@ class PersonalisedModel:
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
-        """Return the users of the comparisons of whom nothing is known, no comparison and no post."""
+        """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
+        counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
         known = {one.user_id for one in comparisons if one.profile} | self.contexts.keys()
-        return {one.user_id for one in comparisons if one.user_id is not None} - known
+        if self.earlier:
+            known |= {user for user, count in counts.items() if count > 1}
+        return counts.keys() - known
 
     def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model, adapted to the users of these comparisons alone.
@@ -143,11 +147,20 @@ class PersonalisedModel:
             for index in indices:
                 one = comparisons[index]
                 own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
+                self._refuse_told(one)
                 shown.append(((*self.contexts.get(str(one.user_id), ()), *own[-MOST:]), one))
                 own.append(one)
             if not skip(indices):
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
+
+    def _refuse_told(self, query: Comparison) -> None:
+        """Refuse a comparison whose label the history tells."""
+        for known in self.contexts.get(str(query.user_id), ()):
+            if known.prompt == query.prompt and set(known.responses) == set(query.responses):
+                raise DataError(
+                    f"comparison {quote(query.id)}: is in the history too, as {quote(known.id)}: its label is known"
+                )
 
     def _score(self, shown: Sequence[tuple[tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
         """The scores of comparisons, each with what its user chose before."""
