@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.scoring.ask import Question, ask
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -45,6 +46,8 @@ _HOMES = {
     "MeshError": "prb_jax.errors",
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
+    "Question": "prb_jax.scoring.ask",
+    "ask": "prb_jax.scoring.ask",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "PostsSweep": "prb_jax.scoring.posts",
@@ -78,6 +81,7 @@ __all__ = [
     "PostsSweep",
     "PrbError",
     "PrbWarning",
+    "Question",
     "RewardModel",
     "RubricAspect",
     "RunError",
@@ -85,6 +89,7 @@ __all__ = [
     "Study",
     "TrainResult",
     "__version__",
+    "ask",
     "compare",
     "evaluate",
     "evaluate_posts",

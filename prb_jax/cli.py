@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from prb_jax.commands import (
+    ask,
     bench,
     best_of_n,
     compare,
@@ -40,8 +41,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, features, personalise, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect,
-    personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, convert,
+    inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -99,6 +99,38 @@ class PersonalisedModel:
         scores = self._score(shown)
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
+    def margins(
+        self, contexts: Sequence[tuple[Comparison, ...]], queries: Sequence[Comparison]
+    ) -> np.ndarray:
+        """Return the score of the first response minus that of the second, float32 [contexts, queries].
+
+        Args:
+          contexts: what a person chose, one person each.
+          queries: comparisons of two responses; their profiles are not looked at.
+        """
+        self._embed([*(one for context in contexts for one in context), *queries])
+        states = self._states([(context, _profile(context)) for context in contexts])
+        pairs = self._responses([[(query, 0), (query, 1)] for query in queries])
+        found = _in_batches(
+            lambda own: _score_table(self.fitted.method, self.fitted.fitted, own, pairs), (states,)
+        )
+        return found[..., 0] - found[..., 1]
+
+    def pref_rule(self, context: tuple[Comparison, ...], queries: Sequence[Comparison]) -> np.ndarray | None:
+        """Return how much each question tells by the rule of PReF, float32 [queries]; None for another method."""
+        if self.fitted.method.name != "pref":
+            return None
+        from prb_jax.personal.few_shot.pref import next_question
+
+        self._embed([*context, *queries])
+        known = self._contexts([(context, ())])
+        first, second = (
+            self._responses([[(query, k)] for query in queries]).take((slice(None), 0)) for k in (0, 1)
+        )
+        state = jax.tree.map(lambda leaf: leaf[0], self._states([(context, ())]))
+        own = jax.tree.map(lambda leaf: leaf[0], known)
+        return np.asarray(next_question(self.fitted.fitted, state, own, first, second))
+
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
@@ -184,6 +216,24 @@ class PersonalisedModel:
 
     def _states(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Any:
         """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
+        contexts = self._contexts(known)
+        method, fitted = self.fitted.method, self.fitted.fitted
+        states = _in_batches(functools.partial(_adapt_rows, method, fitted), (contexts,))
+        unknown = ~contexts.mask.any(1)
+        if contexts.posts is not None:
+            unknown &= ~contexts.posts.mask.any(1)
+        if unknown.any():
+            states = jax.tree.map(
+                lambda leaf, none: np.where(
+                    unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(none), leaf
+                ),
+                states,
+                method.empty_state(fitted),
+            )
+        return states
+
+    def _contexts(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Context:
+        """What is known of people, padded, with a leading axis."""
         chosen, rejected = [], []
         for context, _ in known:
             pairs = [pair for one in context for pair in _pairs(one)][-MOST:]
@@ -193,28 +243,14 @@ class PersonalisedModel:
         mask = np.array([[place < len(row) for place in range(width)] for row in chosen])
         filler = next((row[0] for row in chosen if row), None)
         posts = self._posts([posts for _, posts in known])
-        method, fitted = self.fitted.method, self.fitted.fitted
         if filler is None:
             empty = self._empty_responses(len(known), width)
-            contexts = Context(empty, empty, mask, posts)
-        else:
-            sides = [
-                self._responses([[*row, *([filler] * (width - len(row)))] for row in side])
-                for side in (chosen, rejected)
-            ]
-            contexts = Context(sides[0], sides[1], mask, posts)
-        states = _in_batches(functools.partial(_adapt_rows, method, fitted), (contexts,))
-        unknown = ~mask.any(1) & (True if posts is None else ~posts.mask.any(1))
-        if unknown.any():
-            empty_state = method.empty_state(fitted)
-            states = jax.tree.map(
-                lambda leaf, none: np.where(
-                    unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(none), leaf
-                ),
-                states,
-                empty_state,
-            )
-        return states
+            return Context(empty, empty, mask, posts)
+        sides = [
+            self._responses([[*row, *([filler] * (width - len(row)))] for row in side])
+            for side in (chosen, rejected)
+        ]
+        return Context(sides[0], sides[1], mask, posts)
 
     def _responses(self, rows: Sequence[Sequence[tuple[Comparison, int]]]) -> Responses:
         keys = [[answer_key(one.prompt, one.responses[k]) for one, k in row] for row in rows]
@@ -339,3 +375,11 @@ def _adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def _score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
     return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score_table(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
+    def one(state: Any) -> jax.Array:
+        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
+
+    return jax.vmap(one)(states)
