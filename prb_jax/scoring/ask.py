@@ -133,8 +133,4 @@ def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]
         if not found:
             raise DataError(f"{data}: no comparisons in it")
         return found
-    return (
-        as_comparisons(data, labelled=labelled)
-        if not isinstance(data, Mapping)
-        else as_comparisons([data], labelled=labelled)
-    )
+    return as_comparisons(data, labelled=labelled)
