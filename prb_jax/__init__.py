@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.write_features import write_features
+    from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
     from prb_jax.study.personalise import Study, personalise
@@ -61,6 +62,7 @@ _HOMES = {
     "Sample": "prb_jax.generation.policy",
     "compare": "prb_jax.reports.comparison",
     "leaderboard": "prb_jax.reports.leaderboard",
+    "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
@@ -100,6 +102,7 @@ __all__ = [
     "push",
     "read_comparisons",
     "report",
+    "reward_fn",
     "split",
     "train",
     "write_features",

@@ -27,6 +27,7 @@ from prb_jax.commands import (
     rank_profiles,
     report,
     sample,
+    serve,
     split,
     train,
 )
@@ -41,7 +42,7 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, convert,
+    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert,
     inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 

@@ -33,6 +33,7 @@ ORDER = (
     ("study",),
     ("training",),
     ("generation",),
+    ("serving",),
     ("reports",),
     ("inspection",),
     ("plan",),
