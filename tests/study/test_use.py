@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
@@ -147,3 +148,50 @@ def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path:
     (folder / "arrays.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"arrays.npz"):
         prb.load(folder)
+
+
+def test_ask_ranks_questions_by_what_their_answers_tell(
+    model: PersonalisedModel, work: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "ana.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    questions = [
+        {"id": row["id"], "question": row["question"], "responses": [row["chosen"], row["rejected"]]}
+        for row in rows[2:12]
+    ]
+    (work / "ask.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    command = [
+        "ask",
+        str(model.fitted.path),
+        "--user",
+        str(work / "ana.jsonl"),
+        "--candidates",
+        str(work / "ask.jsonl"),
+    ]
+    assert cli.main([*command, "--top", "3", "--out", str(work / "asked.json")]) == 0
+    assert "a question at random" in capsys.readouterr().out
+    asked = json.loads((work / "asked.json").read_text())
+    assert {one["id"] for one in asked} == {one["id"] for one in questions}
+    assert [one["information"] for one in asked] == sorted(
+        (one["information"] for one in asked), reverse=True
+    )
+    # the best one, by hand: adapt to each answer and see how far the other probabilities move
+    own = [prb.Comparison(**row) for row in rows[:2]]
+    pool = [prb.Comparison(**one) for one in questions]
+    best = next(number for number, one in enumerate(pool) if one.id == asked[0]["id"])
+
+    def chances(known: list[prb.Comparison]) -> np.ndarray:
+        model.adapt("ana", [dict(one.to_row(), user_id=None) for one in known])
+        scores = np.array(model.score(pool, user="ana"), np.float64)
+        return 1 / (1 + np.exp(scores[:, 1] - scores[:, 0]))
+
+    before, told = chances(own), 0.0
+    for answer, chance in ((0, before[best]), (1, 1 - before[best])):
+        labels = [1.0 - answer, float(answer)]
+        p = chances([*own, prb.Comparison(**(questions[best] | {"labels": labels}))])
+        divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
+        told += chance * np.delete(divergence, best).mean()
+    assert asked[0]["information"] == pytest.approx(told, rel=1e-2)
+    with pytest.raises(DataError, match="expected 2 responses, found 3"):
+        prb.ask(model, user=None, candidates=[questions[0] | {"responses": ["a", "b", "c"]}, questions[1]])
+    with pytest.raises(RunError, match="does not adapt to users"):
+        prb.ask("baseline:length", user=None, candidates=questions)
