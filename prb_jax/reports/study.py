@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.errors import RunError
+from prb_jax.reports.blocks import Cell, Chapter, PageTable, Paragraph, Preformatted, Section
+from prb_jax.reports.cells import figure_cell
+from prb_jax.reports.drawings import draw_shots
 from prb_jax.reports.style import NONE, new_table, signed
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+
+STUDY: Final = "study.json"
+RESULTS: Final = "results.json"
 
 _WIDE: Final = 6  # numbers of shots side by side
 _PARTS: Final = {
@@ -33,6 +42,11 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
         here = [row for row in rows if row["split"] == part]
         if here:
             parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
+    return Group(*parts, Text("\n".join(_notes(summary))))
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """What the tables do not say: how many, what was left out, what is not beaten."""
     notes = [f"{summary['users']:,} people, {summary['choices']:,} choices"]
     notes += [f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count]
     if summary["users_with_one_choice"]:
@@ -53,7 +67,7 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
     for name, controls in summary["controls"].items():
         shown = ", ".join(f"{figure} {value:.3g}" for figure, value in controls[0].items())
         notes.append(f"{name}: {shown}")
-    return Group(*parts, Text("\n".join(notes)))
+    return notes
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
@@ -110,3 +124,53 @@ def _controls(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
         ]
         table.add_row(name, *(NONE if row is None else f"{row['accuracy']:.3f}" for row in found))
     return table
+
+
+def study_chapter(folder: Path, title: str, name: str) -> Chapter:
+    """Return the chapter of a page about a study.
+
+    Args:
+      folder: of `prb personalise`.
+      title: of the chapter.
+      name: by which the page refers to it.
+
+    Raises:
+      RunError: the study is not finished, or a file of it is damaged.
+    """
+    rows = read_json(
+        folder / RESULTS, error=RunError, hint="the same `prb personalise` command finishes the study"
+    )
+    summary = read_object(folder / STUDY, error=RunError)
+    table = [
+        [
+            Cell(row["method"]),
+            Cell(row["split"]),
+            Cell(str(row["shots"]), row["shots"]),
+            figure_cell(row["accuracy"], row["accuracy_ci95"]),
+            figure_cell(row["user_accuracy"], row["user_accuracy_ci95"]),
+            Cell(signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]), row["diff_to_pooled"]),
+            figure_cell(row["p_holm"], form="{:.2g}"),
+            Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
+            figure_cell(row["n"], form="{:,}"),
+        ]
+        for row in rows
+    ]
+    heads = (
+        "method",
+        "people",
+        "shots",
+        "accuracy",
+        "per user",
+        "minus pooled",
+        "p, Holm",
+        "pooled + offset",
+        "n",
+    )
+    meanings = [f"{field}: {meaning}." for field, meaning in summary["definitions"].items()]
+    blocks = [
+        draw_shots(rows),
+        PageTable("Every method, number of shots and control", heads, table, words=2, filtered=True),
+        Paragraph(" ".join(_notes(summary))),
+        Preformatted("What the figures mean", "\n".join(meanings), folded=True),
+    ]
+    return Chapter(title, name, [Section("Learning from a few comparisons of a person", blocks)])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw accuracy on unseen people against shots, a line and a band of 95 % intervals for each method.
+    """Draw :func:`curves_figure` to a file.
 
     Args:
       rows: of ``results.json``.
@@ -19,6 +22,20 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     Raises:
       RunError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = curves_figure(rows)
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "prb"}), writing(path), whole_file(path) as file:
+        dated = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(file, format=path.suffix[1:], dpi=120, metadata=dated)
+
+
+def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Return accuracy on unseen people against shots, a line and a band of 95 % intervals for each method.
+
+    Raises:
+      RunError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -51,7 +68,4 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axis.set_ylabel("accuracy on unseen people, 95 % bands")
     axis.grid(alpha=0.3)
     axis.legend(fontsize="x-small", ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": "prb"}), writing(path), whole_file(path) as file:
-        figure.savefig(
-            file, format=path.suffix[1:], dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None
-        )
+    return figure

@@ -76,6 +76,9 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
     assert study.summary["not_above_offset"] == []
     assert {"length", "popularity"} <= {row["method"] for row in study.results}
     assert b"<svg" in (study.out / "curves.svg").read_bytes()
+    page = prb.report(study.out, out=study.out / "page.html").read_text()
+    assert "offset, shuffled user" in page
+    assert "Few-shot curves" in page
 
 
 def test_figures_are_those_of_the_metrics_room(
