@@ -40,7 +40,7 @@ class AttentionSettings(EpisodeSettings):
     """
 
     width: int = 32
-    gain: float = 0.3
+    gain: float = 1.0
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
@@ -62,11 +62,11 @@ def fit(
     rng, features = numpy_rng(key), len(pooled)
     size = np.sqrt(np.mean(np.sum(np.asarray(seen.features) ** 2, axis=1)))
 
-    def projection() -> np.ndarray:
-        scale = 1 / (np.sqrt(settings.width) * size) * np.sqrt(features)
-        return (rng.normal(0, 1, (features, settings.width)) * scale / np.sqrt(features)).astype(np.float32)
+    def projection(gain: float) -> np.ndarray:
+        return (rng.normal(0, gain / size, (features, settings.width))).astype(np.float32)
 
-    similar, attended = projection() * settings.width**0.5, projection() * settings.width**0.5
+    # The similarity of values starts near the cosine, the logits near sqrt(h) times the cosine.
+    similar, attended = projection(settings.width**-0.5), projection(1.0)
     arrays = {
         "direction": pooled,
         "candidate_value": similar,

@@ -45,7 +45,8 @@ class JointSettings(FewShotSettings):
 
 
 PairLoss = Callable[[Any, Responses, Array, Any], jax.Array]
-"""``(params, pairs, users, settings)``: pairs [b, 2] chosen and rejected, users int32 [b] (`Choices.person`) -> the loss."""
+"""``(params, pairs, users, settings)`` -> the loss; pairs [b, 2] chosen and rejected, users int32 [b] of
+`Choices.person`."""
 
 
 def fit_joint(

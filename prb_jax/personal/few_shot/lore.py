@@ -178,7 +178,7 @@ def _fit_all(
     *,
     settings: LoReFreeSettings,
     key: jax.Array,
-    mesh: Mesh | None,
+    mesh: Mesh | None = None,
     simplex: bool,
 ) -> Fitted:
     name, method = ("lore", LORE) if simplex else ("lore_free", LORE_FREE)
