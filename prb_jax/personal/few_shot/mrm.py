@@ -36,13 +36,15 @@ class MRMSettings(EpisodeSettings):
       inner_steps: updates of w for a person.
       inner_rate: their learning rate.
       gamma: the width of the gate.
+      rate: as in training by episodes; the rows of A have the size of 100 directions, so it is larger.
       l2: penalties of the pooled direction around which the rows of A start.
     """
 
     bases: int = 2
     inner_steps: int = 5
-    inner_rate: float = 0.1
+    inner_rate: float = 0.3
     gamma: float = 0.5
+    rate: float = 0.1
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
@@ -93,11 +95,14 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
     # eps_root keeps the derivative of Adam's square root finite where the gradient is zero.
     solver = optax.adam(fitted.settings.inner_rate, eps_root=1e-12)
-    weights = jnp.asarray(fitted.arrays["start"])
-    state = solver.init(weights)
-    for _ in range(fitted.settings.inner_steps):
+    start = jnp.asarray(fitted.arrays["start"])
+
+    def step(carry: tuple[Array, optax.OptState], _: None) -> tuple[tuple[Array, optax.OptState], None]:
+        weights, state = carry
         updates, state = solver.update(jax.grad(loss)(weights), state)
-        weights = optax.apply_updates(weights, updates)
+        return (jnp.asarray(optax.apply_updates(weights, updates)), state), None
+
+    (weights, _), _ = jax.lax.scan(step, (start, solver.init(start)), length=fitted.settings.inner_steps)
     return {"weights": weights}
 
 

@@ -31,12 +31,12 @@ class NearestSettings(FewShotSettings):
     """Settings of nearest users; of each tuple the validation part chooses one entry.
 
     Attributes:
-      neighbours: N; all seen people where there are fewer.
+      neighbours: N; everybody where there are fewer seen people.
       shrink: c, which keeps people with few common texts from being near.
       prior: lambda, how many votes the popularity of a text counts for.
     """
 
-    neighbours: int = 200
+    neighbours: tuple[int, ...] = (20, 200)
     shrink: tuple[float, ...] = (1.0, 8.0)
     prior: tuple[float, ...] = (0.3, 1.0, 3.0)
 
@@ -62,8 +62,12 @@ def fit(
     popularity = mean.sum(0) / (np.sum(counts > 0, axis=0) + 1.0)
     arrays = {"votes": mean.astype(np.float32), "popularity": popularity.astype(np.float32)}
     fits = [
-        Fitted(arrays, {"shrink": np.float32(shrink), "prior": np.float32(prior)}, settings)
-        for shrink, prior in product(settings.shrink, settings.prior)
+        Fitted(
+            arrays,
+            {"neighbours": np.int32(count), "shrink": np.float32(shrink), "prior": np.float32(prior)},
+            settings,
+        )
+        for count, shrink, prior in product(settings.neighbours, settings.shrink, settings.prior)
     ]
     return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
 
@@ -89,13 +93,14 @@ def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
     return votes, counts
 
 
-def _neighbours(fitted: Fitted) -> int:
-    return min(fitted.settings.neighbours, len(fitted.arrays["votes"]))
+def _places(fitted: Fitted) -> int:
+    """Neighbours for which a state has room, the same for all numbers that are tried."""
+    return min(max(fitted.settings.neighbours), len(fitted.arrays["votes"]))
 
 
 def empty_state(fitted: Fitted) -> State:
     """Return neighbours without weight."""
-    count = _neighbours(fitted)
+    count = _places(fitted)
     return {"users": jnp.zeros(count, jnp.int32), "weights": jnp.zeros(count, jnp.float32)}
 
 
@@ -117,8 +122,9 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     shrink = fitted.numbers["shrink"]
     norms = (jnp.sum(own * own) + shrink) * (jnp.sum(votes * votes, axis=1) + shrink)
     similar = votes @ own / jnp.sqrt(norms)
-    _, users = jax.lax.top_k(jnp.abs(similar), _neighbours(fitted))
-    return {"users": users.astype(jnp.int32), "weights": similar[users]}
+    _, users = jax.lax.top_k(jnp.abs(similar), _places(fitted))
+    near = jnp.arange(len(users)) < fitted.numbers["neighbours"]
+    return {"users": users.astype(jnp.int32), "weights": similar[users] * near}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:

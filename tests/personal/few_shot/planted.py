@@ -73,14 +73,14 @@ def world(
       rewards: [U, R].
       seed: of pairs and choices.
       seen, validation: people of each part; the rest are new.
-      choices: of each person of these parts.
-      new_choices: of each new person; half of them are queries.
+      choices: of each seen person.
+      new_choices: of each other person; half of them are queries.
       pool: distinct pairs, where people share them.
       tables: further fields of `Choices`.
     """
     rng = np.random.default_rng(seed)
     users, rows = rewards.shape
-    counts = np.where(np.arange(users) < seen + validation, choices, new_choices)
+    counts = np.where(np.arange(users) < seen, choices, new_choices)
     who = np.repeat(np.arange(users), counts).astype(np.int32)
     first = rng.integers(rows, size=len(who))
     second = (first + rng.integers(1, rows, size=len(who))) % rows
