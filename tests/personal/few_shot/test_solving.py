@@ -51,7 +51,7 @@ def test_the_information_of_a_question_is_its_integral():
     pool = np.array([[2.0, 0.0], [0.0, 0.5], [0.0, 0.0], [3.0, 3.0]], np.float32)
     rows = np.array([[1.0, 0.5], [9.0, 9.0]], np.float32)
     mask, weights, precision = np.array([True, False]), np.array([0.3, -0.2], np.float32), np.float32(0.7)
-    found = np.asarray(expected_information(rows, mask, pool, weights, precision))
+    found = np.asarray(jax.jit(expected_information)(rows, mask, pool, weights, precision))
 
     def entropy(p: float) -> float:
         return -p * np.log(p) - (1 - p) * np.log1p(-p)
