@@ -65,6 +65,15 @@ def add(verbs: Verbs) -> None:
         default="user",
         help="what is new in the test: people (default), or people and questions",
     )
+    sub.add_argument(
+        "--set",
+        metavar="METHOD.FIELD=VALUE",
+        dest="settings",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="settings of methods, as lore.bases=4,8",
+    )
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
     sub.add_argument("--dtype", choices=DTYPES, help="of a model (default: the checkpoint's)")
@@ -88,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.reports.study import render_study
         from prb_jax.scoring.write_features import FeatureOptions
         from prb_jax.study.personalise import personalise
+        from prb_jax.study.settings import read_settings
 
         loading = LoadOptions(dtype=options.dtype, **model_options(options))
         study = personalise(
@@ -98,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
             shots=options.shots,
             seeds=options.seeds,
             split=options.split,
+            settings=read_settings(options.settings),
             features=FeatureOptions(loading=loading, responses_alone=options.responses_alone),
             subset=options.subset,
             limit=options.limit,

@@ -19,6 +19,7 @@ from prb_jax.study import personalise as module
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
+from prb_jax.study.settings import read_settings
 from prb_jax.study.splits import UNSEEN_PART, check_split, make_splits, posts_of_split
 from tests.study.people import PlantedFeatures, planted_people
 
@@ -253,3 +254,17 @@ def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Pat
         RunError, match=r"features are of another data: data.comparisons: expected '479', found '480'"
     ):
         prb.personalise(people[:-1], backbone=store, out=tmp_path / "x", progress=False)
+
+
+def test_settings_from_the_command_line() -> None:
+    found = read_settings(["pooled.l2=0.1,1", "pref.rank=3", "pref.pull_to=mean"])
+    assert found["pooled"].l2 == (0.1, 1)
+    assert (found["pref"].rank, found["pref"].pull_to) == (3, ("mean",))
+    for text, message in (
+        ("pooled", "expected METHOD.FIELD=VALUE"),
+        ("pooled.l3=1", "pooled has no 'l3'.*did you mean l2"),
+        ("pref.rank=3,4", "expected one value"),
+        ("pooled.l2=-1", "expected numbers above 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_settings([text])
