@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.rl.tiny import (
     write_tiny_policy,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 PPO = {"batch.epochs": 2, "batch.minibatch": 4, "kl.target": 1.0, "kl.horizon": 100, "rollout.keep_every": 2}
 BANDIT = {
     "algorithm": "rloo",
@@ -167,6 +169,21 @@ def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> N
     for ours, theirs in zip(*found, strict=True):
         for name, value in ours.items():
             assert value == pytest.approx(theirs[name], abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_the_mesh(model: Path, tmp_path: Path) -> None:
+    meshes = ("data=4", "fsdp=2,tensor=2")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "tests.rl.mesh_runs", str(model), str(tmp_path), *meshes]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr
+    run(model, tmp_path / "one", steps=2)
+    for mesh in meshes:
+        for ours, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / mesh), strict=True):
+            for name, value in ours.items():
+                if name != "sampler_difference":  # rounding alone
+                    assert theirs[name] == pytest.approx(value, abs=1e-5, rel=1e-5), (mesh, name)
 
 
 def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> None:
