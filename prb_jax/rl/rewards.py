@@ -14,7 +14,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.rl.settings import PpoSettings, ScoringSettings, is_file_function
+from prb_jax.rl.sections import ScoringSettings
+from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.scoring.open_scorer import Model, open_scorer
 from prb_jax.scoring.scored import Scorer
 

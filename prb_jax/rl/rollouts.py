@@ -19,7 +19,7 @@ from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.generation.steps import Program
 from prb_jax.models.decoder import Params
-from prb_jax.rl.settings import RolloutSettings
+from prb_jax.rl.sections import RolloutSettings
 from prb_jax.text.view import View
 from prb_jax.trees.encode import encode_comparisons
 from prb_jax.trees.tree import Tree

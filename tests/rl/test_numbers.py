@@ -13,7 +13,8 @@ import pytest
 
 from prb_jax.rl import numbers
 from prb_jax.rl.objective import Targets, rollout_losses
-from prb_jax.rl.settings import KlSettings, PolicyLossSettings, PpoSettings, UpdateSettings
+from prb_jax.rl.sections import KlSettings, PolicyLossSettings, UpdateSettings
+from prb_jax.rl.settings import PpoSettings
 from prb_jax.training.optimizer import make_optimizer
 
 RNG = np.random.default_rng(3)

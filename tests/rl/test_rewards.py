@@ -9,7 +9,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.rl.rewards import open_reward
-from prb_jax.rl.settings import PpoSettings, ScoringSettings
+from prb_jax.rl.sections import ScoringSettings
+from prb_jax.rl.settings import PpoSettings
 from tests.rl.tiny import comparisons
 
 TEXTS = [["a", "bb", "a", " bb"], ["ccc", "", "d", "d"]]
