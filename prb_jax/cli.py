@@ -13,11 +13,14 @@ from prb_jax.commands import (
     compare,
     completion,
     convert,
+    correlate,
     evaluate,
+    guide,
     inspect,
     leaderboard,
     personas,
     plan,
+    policy_accuracy,
     prepare,
     push,
     quickstart,
@@ -38,8 +41,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect, personas, prepare, split,
-    rank_profiles, quickstart, bench, plan, completion,
+    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, guide, policy_accuracy, correlate, convert,
+    inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    reads_only = _reads_only(config)
+    reads_only = is_pointwise(config)
     x = decode_tree(
         params,
         batch,
@@ -80,13 +80,14 @@ def score_stream(
         dtype: of activations.
         mesh: how activations are split; None for one device.
     """
-    reads_only = _reads_only(config)
+    reads_only = is_pointwise(config)
     x = decode_stream(params, batch, config=config, dtype=dtype, mesh=mesh, reads_only=reads_only)
     return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
 
 
-def _reads_only(config: DecoderConfig) -> bool:
-    """Whether the head looks at nothing but the read positions, so that the last layer has less to do."""
+def is_pointwise(config: DecoderConfig) -> bool:
+    """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
+    position can be read."""
     return isinstance(config.head, Linear | LanguageHead | Vocabulary | Mlp) or (
         isinstance(config.head, Gated) and not config.head.needs
     )
