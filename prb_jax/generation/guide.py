@@ -21,7 +21,6 @@ from prb_jax.generation.sample import (
     SAMPLES,
     SampleRun,
     open_policy,
-    read_sample_run,
     row_key,
     sample_data,
 )
@@ -118,7 +117,7 @@ def guide(
     for name in TEXT_FIGURES:
         values = np.asarray([one[name] for one in found])
         figures[name] = {"value": float(values.mean()), "ci95": mean_interval(values, clusters)}
-    inputs = read_sample_run(result.out)["inputs"]
+    inputs = RUNS.read_finished(result.out)["inputs"]
     summary = result.summary | {
         "reward_model": model.name,
         "weight": weight,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ from prb_jax.metrics.policy_scores import (
 )
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import open_rows
 from prb_jax.scoring.controls import with_other_users
@@ -44,7 +44,7 @@ from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 
 ROWS = "rows.jsonl"
-KIND = "prb_jax policy accuracy"
+RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SWAP = "swap"
 
@@ -110,7 +110,7 @@ def policy_accuracy(
     """
     path = Path(out)
     refuse_file(out)
-    _read_run(path)
+    RUNS.read(path)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)
@@ -140,7 +140,8 @@ def policy_accuracy(
     }
     reader = PolicyReader(opened, comparisons, profile_posts, candidates, longest)
     with held_folder(path):
-        _open(path, decided, command=command, notes={"policy": called, "data": list(inputs.sources)})
+        notes = {"command": list(command), "policy": called, "data": list(inputs.sources)}
+        RUNS.start(path, decided, notes=notes)
         swapped, why_not = _swapped(comparisons, seed=seed)
         shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
         with open_rows(path / ROWS, what="policy accuracy", key=row_key, fields=FIELDS) as file:
@@ -270,24 +271,3 @@ def _alone(rows: Sequence[Judged], scores: Any) -> dict[str, Any]:
         "policy_accuracy": float(values.mean()),
         "ci95": mean_interval(values, [row.cluster for row in rows]),
     }
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    return read_record(path, RUN, kind=KIND, command="prb policy-accuracy", others=(ROWS, SUMMARY))
-
-
-def _open(path: Path, inputs: dict[str, Any], *, command: Sequence[str], notes: dict[str, Any]) -> None:
-    wanted, found = as_recorded(inputs), _read_run(path)
-    if found is not None and found["inputs"] != wanted:
-        if (path / ROWS).exists() and (path / ROWS).stat().st_size:
-            check_same_inputs(path, found["inputs"], wanted)
-        found = None  # it stopped before its first row: there is nothing to keep
-    session = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-    record_session(
-        path / RUN,
-        found,
-        kind=KIND,
-        inputs=wanted,
-        session=session,
-        notes={"command": list(command), **notes},
-    )
