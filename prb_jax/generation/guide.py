@@ -18,6 +18,7 @@ from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.sample import (
     FIELDS,
+    RUNS,
     SAMPLES,
     SampleRun,
     open_policy,
