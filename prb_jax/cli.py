@@ -18,6 +18,7 @@ from prb_jax.commands import (
     guide,
     inspect,
     leaderboard,
+    past_texts,
     personas,
     plan,
     policy_accuracy,
@@ -43,7 +44,7 @@ EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
     evaluate, compare, leaderboard, report, push, train, sample, best_of_n, guide, policy_accuracy, correlate, serve,
-    convert, inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    convert, inspect, personas, past_texts, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

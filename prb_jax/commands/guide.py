@@ -29,7 +29,9 @@ def add(verbs: Verbs) -> None:
     )
     sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
     sub.add_argument(
-        "--reward", metavar="MODEL", required=True, help="a reward model with the tokenizer of the policy"
+        "--reward",
+        metavar="MODEL",
+        help="a reward model with the policy's tokenizer (default: the policy alone)",
     )
     sub.add_argument(
         "--data",
@@ -133,7 +135,8 @@ def run(options: argparse.Namespace) -> int:
     found = result.summary
     facts = [(name, interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
     facts.append(("corpus BLEU", f"{found['corpus_bleu']:.2f}"))
-    title = f"{found['n']:,} prompts, weight {found['weight']:g}, beside the preferred responses"
+    guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"
+    title = f"{found['n']:,} prompts, {guided}, beside the preferred responses"
     print_table(facts_table(facts, title=title))
     print(f"written to {result.out}")
     return 0

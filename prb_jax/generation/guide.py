@@ -42,7 +42,7 @@ FIGURE: Final = "rougeL"
 
 def guide(
     policy: str | Path | Policy,
-    reward: str | Path | RewardModel,
+    reward: str | Path | RewardModel | None,
     data: Data,
     *,
     out: str | Path,
@@ -66,7 +66,7 @@ def guide(
     Args:
       policy: a policy, or what :func:`prb_jax.load_policy` takes.
       reward: a reward model, or what :func:`prb_jax.load` takes; with the policy's tokenizer and a head that reads one
-        token.
+        token. None for the policy alone: with the user's own posts in its prompt that is the in-context baseline.
       data: what :func:`prb_jax.evaluate` takes, with labels: the preferred response is the person's own text.
       out: the run folder.
       weight: of the reward; 0 is the policy alone.
@@ -83,8 +83,10 @@ def guide(
     """
     chosen = options or SampleOptions(temperature=0.0, max_new_tokens=128)
     own = open_policy(policy, policy_loading or LoadOptions())
-    model = reward if isinstance(reward, RewardModel) else load(reward, **vars(loading or LoadOptions()))
-    guiding = Guide(model=model, weight=weight, candidates=candidates)
+    model, guiding = None, None
+    if reward is not None:
+        model = reward if isinstance(reward, RewardModel) else load(reward, **vars(loading or LoadOptions()))
+        guiding = Guide(model=model, weight=weight, candidates=candidates)
     result = sample_data(
         own,
         data,
@@ -118,25 +120,24 @@ def guide(
     for name in TEXT_FIGURES:
         values = np.asarray([one[name] for one in found])
         figures[name] = {"value": float(values.mean()), "ci95": mean_interval(values, clusters)}
-    inputs = RUNS.read_finished(result.out)["inputs"]
     summary = result.summary | {
-        "reward_model": model.name,
-        "weight": weight,
-        "candidates": candidates,
         "text": figures,
         "corpus_bleu": corpus_bleu(texts, references),
         "text_definitions": dict(TEXT_DEFINITIONS),
     }
-    setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
-    behaviour = figure_of(
-        [one[FIGURE] for one in found],
-        clusters,
-        name=f"guided {FIGURE}",
-        label=model.name,
-        identity=model.identity(),
-        setting=setting | {"weight": weight, "candidates": candidates},
-        policy=inputs["model"].get("architecture"),
-    )
-    write_behaviour(result.out, [behaviour])
+    if model is not None:
+        summary |= {"reward_model": model.name, "weight": weight, "candidates": candidates}
+        inputs = RUNS.read_finished(result.out)["inputs"]
+        setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
+        behaviour = figure_of(
+            [one[FIGURE] for one in found],
+            clusters,
+            name=f"guided {FIGURE}",
+            label=model.name,
+            identity=model.identity(),
+            setting=setting | {"weight": weight, "candidates": candidates},
+            policy=inputs["model"].get("architecture"),
+        )
+        write_behaviour(result.out, [behaviour])
     write_json(result.out / SUMMARY, summary)
     return SampleRun(result.out, summary)

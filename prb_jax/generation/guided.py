@@ -270,7 +270,7 @@ def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree])
     def end(rows: GuidedRows, which: np.ndarray) -> Any:
         return GuidedRows(plain.end(rows.policy, which), rows.reward)
 
-    return Programs(shape=shape, empty=empty, read=read, restart=restart, run=run, end=end)
+    return Programs(shape=shape, empty=empty, read=read, restart=restart, run=run, end=cast(Any, end))
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ def missing_rows(
                     scorer, [shown[index] for index in own], tokens[first : first + size], view=view
                 )
         yield [
-            _row(name, control, shown[index], *facts, lambdas)
-            for index, *facts in zip(part, whole, tokens, rewards, strict=True)
+            _row(name, control, shown[index], whole[place], tokens[place], rewards[place], lambdas)
+            for place, index in enumerate(part)
             if (name, control, shown[index].id) not in file.rows
         ]
 

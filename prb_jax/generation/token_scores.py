@@ -279,9 +279,11 @@ def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) 
             return values[:, 0], rewards, jnp.zeros(tried.shape, jnp.float32)
         depth, _, _, kv_heads, head_dim = decoded.keys.shape
         both = (decoded.keys, decoded.values)
-        before = (tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both)
+        before_keys, before_values = (tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both)
         shape = (depth, rows, responses, length, kv_heads, head_dim)
-        behind = (tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both)
+        own_keys, own_values = (
+            tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both
+        )
         lengths = jnp.full((rows, responses), length, jnp.int32)
         places = jnp.broadcast_to(jnp.arange(length)[:, None], tried.shape).reshape(rows, responses, -1)
         found = try_tokens(
@@ -289,8 +291,8 @@ def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) 
             layers_of(params),
             tried.reshape(places.shape),
             places,
-            PrefixCache(*before, jnp.asarray(batch.prefix_lengths)),
-            SuffixCache(*behind, lengths),
+            PrefixCache(before_keys, before_values, jnp.asarray(batch.prefix_lengths)),
+            SuffixCache(own_keys, own_values, lengths),
             **options,
         )
         flat = found.states.reshape(rows, -1, found.states.shape[-1])

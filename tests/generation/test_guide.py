@@ -148,13 +148,27 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
     assert summary["text"]["rougeL"]["value"] == pytest.approx(expected)
     figure = json.loads((out / "behaviour.json").read_text())["figures"][0]
     assert (figure["name"], figure["counts"]) == ("guided rougeL", [1, 1, 1])
+    assert (figure["label"], figure["policy"]) == (str(folder / "rm"), "Qwen3ForCausalLM")
+    # the policy alone writes other texts, with the same figures, and no behaviour under a reward model
+    options = SampleOptions(temperature=0.0, max_new_tokens=TOKENS)
+    alone = prb.guide(
+        folder / "policy",
+        None,
+        str(folder / "pairs.jsonl"),
+        out=tmp_path / "alone",
+        options=options,
+        progress=False,
+    )
+    assert alone.summary["text"].keys() == summary["text"].keys()
+    assert "weight" not in alone.summary
+    assert not (tmp_path / "alone" / "behaviour.json").exists()
     # best-of-n reads the folder as any other samples; another weight is another run
     best = prb.read_comparisons(str(folder / "pairs.jsonl"))
     assert [row["id"] for row in rows] == [each.id for each in best]
     with pytest.raises(prb.RunError, match=r"guide\.weight: 1\.5 -> 2\.0"):
         prb.guide(
             folder / "policy", folder / "rm", str(folder / "pairs.jsonl"), out=out, weight=2.0, candidates=CANDIDATES,
-            options=SampleOptions(temperature=0.0, max_new_tokens=TOKENS), progress=False,
+            options=options, progress=False,
         )  # fmt: skip
 
 
