@@ -44,13 +44,6 @@ def add(verbs: Verbs) -> None:
         "--responses", type=positive, nargs="+", default=[2], metavar="K", help="of a comparison"
     )
     score.add_argument(
-        "--questions-per-user",
-        type=positives,
-        default=(1,),
-        metavar="N,...",
-        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
-    )
-    score.add_argument(
         "--against-sequences",
         type=positive,
         default=16,
@@ -142,6 +135,13 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
         "--response-tokens", type=positive, default=130, metavar="N", help="mean length of a response"
     )
     sub.add_argument("--batch-tokens", type=positive, metavar="N", help="padded tokens computed at a time")
+    sub.add_argument(
+        "--questions-per-user",
+        type=positives,
+        default=(1,),
+        metavar="N,...",
+        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
+    )
     add_attention(sub)
 
 
@@ -163,7 +163,6 @@ def _score(options: argparse.Namespace) -> list[Any]:
             for result in bench_scoring(
                 options.model,
                 responses=options.responses,
-                questions_per_user=options.questions_per_user,
                 against_sequences=options.against_sequences,
                 quantize=form,
                 **_workload(options, dtype),
@@ -181,15 +180,15 @@ def _train(options: argparse.Namespace) -> list[Any]:
 
     results = []
     for dtype in options.dtype:
-        result = bench_training(
+        for result in bench_training(
             options.model,
             tuning=options.tuning,
             remat=options.remat,
             against_pairs=options.against_pairs,
             **_workload(options, dtype),
-        )
-        results.append(result)
-        print(line(result), flush=True)
+        ):
+            results.append(result)
+            print(line(result), flush=True)
     print_table(table(results, rival_name=options.against))
     return results
 
@@ -215,7 +214,8 @@ def _sample(options: argparse.Namespace) -> list[Any]:
 
 def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
     names = (
-        "pairs", "prefix_tokens", "response_tokens", "batch_tokens", "attention", "against", "mesh", "rounds",
+        "pairs", "prefix_tokens", "response_tokens", "questions_per_user", "batch_tokens", "attention", "against",
+        "mesh", "rounds",
     )  # fmt: skip
     return {"dtype": dtype, **{name: getattr(options, name) for name in names}}
 
