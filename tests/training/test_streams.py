@@ -37,8 +37,11 @@ CONFIG = small_config()
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
+    """And without the optimisations that take most of the time of a compile."""
+    jax.config.update("jax_disable_most_optimizations", True)
     with compilation_cache(tmp_path_factory.mktemp("cache")):
         yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def data(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
@@ -62,16 +65,13 @@ def data(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
     return [comparisons[place] for place in order], [trees[place] for place in order]
 
 
-def examples(method: Any = None) -> Examples:
+def examples(method: SoftPrompts) -> Examples:
     comparisons, trees = data()
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
-    users = np.zeros(len(trees), np.int32)
-    if method is not None:
-        users, trees = method.rows(comparisons), method.encode(trees, comparisons)
-    return Examples(comparisons, trees, weights, users)
+    return Examples(comparisons, method.encode(trees, comparisons), weights, method.rows(comparisons))
 
 
-def planned(of: Examples, *, streams: bool, tokens: int | None = 256, prompt_tokens: int = 0) -> Microbatches:
+def planned(of: Examples, *, streams: bool, prompt_tokens: int) -> Microbatches:
     count = len(of.comparisons)
     return plan_microbatches(
         of,
@@ -79,46 +79,47 @@ def planned(of: Examples, *, streams: bool, tokens: int | None = 256, prompt_tok
         config=CONFIG,
         mesh=make_mesh(devices=jax.devices()[:1]),
         streams=streams,
-        batch=BatchSettings(comparisons=count, tokens=tokens),
+        batch=BatchSettings(comparisons=count, tokens=256),
         steps=10,
         prompt_tokens=prompt_tokens,
     )
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_step_over_streams_is_that_of_padded_batches(tuning: str) -> None:
     """With soft prompts, of which some comparisons of a user have another's; in several microbatches."""
-    method = None
-    if tuning == "lora":
-        method = SoftPrompts(
-            table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
-            optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
-        )  # fmt: skip
-    given = {} if method is None else {"method": method}
+    method = SoftPrompts(
+        table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
+        optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
+    )  # fmt: skip
     params = initial_params(CONFIG)
-    training, first, frozen = build_training(CONFIG, tuning=tuning, params=params, **given)
+    training, first, frozen = build_training(CONFIG, tuning=tuning, params=params, method=method)
     found = examples(method)
     members = np.arange(len(found.comparisons))
-    step_rows = None if method is None else method.rows_of_step(found.rows, members, step=0)
-    slots = np.zeros(len(members), np.int32) if step_rows is None else step_rows.slots
-    sums, metrics = [], []
+    step_rows = method.rows_of_step(found.rows, members, step=0)
+    assert len(np.unique(step_rows.slots)) == 4
+    sums, metrics, compiles = [], [], 0
     for streams in (False, True):
         state = jax.tree.map(jnp.copy, first)
-        if method is not None and step_rows is not None:
-            table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
-            state[USER]["table"] = jax.device_put(table, method.shardings["table"])
-            state = training.take(state, step_rows.ids)
-        batches = planned(found, streams=streams, prompt_tokens=3 if method else 0).of_step(members, slots)
+        table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
+        state[USER]["table"] = jax.device_put(table, method.shardings["table"])
+        state = training.take(state, step_rows.ids)
+        batches = planned(found, streams=streams, prompt_tokens=3).of_step(members, step_rows.slots)
         assert len(batches) > 1
         for each in batches:
             assert isinstance(each.batch, StreamBatch) == streams
             state = training.step.accumulate(state, frozen, *training.step.place(each.batch, each.extras))
-        if method is None and streams:  # everybody's profile once
+        if streams:  # a profile is computed once, and again for those with the generic prompt
             alone = sum(tree.tokens for tree in found.trees)
-            assert sum(each.tokens for each in batches) < 0.7 * alone
+            assert sum(each.tokens for each in batches) < 0.8 * alone
+            assert training.step.accumulate._cache_size() == compiles + len(
+                {each.batch.tokens.shape for each in batches}
+            )
+        compiles = training.step.accumulate._cache_size()
         sums.append(jax.tree.map(np.asarray, state["acc"]))
         metrics.append(training.step.update(state)[1])
     assert set(sums[0]) == {WEIGHTS, USER}
+    assert np.linalg.norm(sums[0][USER]) > 0.1
     for ours, theirs in zip(jax.tree.leaves(sums[1]), jax.tree.leaves(sums[0]), strict=True):
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
     for name, value in metrics[0].items():
@@ -172,8 +173,8 @@ def file(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", found)
 
 
-def config(model, file, **changes: Any):
-    chosen = default_config()
+def config(model, file, **changes: Any) -> Any:
+    chosen: Any = default_config()
     chosen.model, chosen.data, chosen.steps = str(model), str(file), 6
     chosen.method, chosen.batch.comparisons = "profile_context", 8
     chosen.checkpoint.every, chosen.validation.every, chosen.validation.by = 2, 3, "id"
@@ -183,6 +184,7 @@ def config(model, file, **changes: Any):
     return chosen
 
 
+@pytest.mark.slow
 def test_runs_over_streams_and_over_padded_batches_are_alike(model, file, tmp_path):
     """And what is computed again changes nothing."""
     found = {}
