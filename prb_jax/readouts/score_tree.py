@@ -66,7 +66,16 @@ def score_tree(
 
 
 def score_stream(
-    params: Params, batch: StreamBatch, *, config: DecoderConfig, dtype: jnp.dtype, mesh: Mesh | None = None
+    params: Params,
+    batch: StreamBatch,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    soft_prompts: jax.Array | None = None,
+    differentiated: bool = False,
 ) -> jax.Array:
     """As :func:`score_tree` of packed streams: float32 [S, M, n], of each read place.
 
@@ -76,9 +85,24 @@ def score_stream(
         config: architecture.
         dtype: of activations.
         mesh: how activations are split; None for one device.
+        lora_scale, remat: as of :func:`score_tree`.
+        soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
+            the place of their rows of the embedding (before Gemma's factor).
+        differentiated: gradients are taken through the layers.
     """
     reads_only = is_pointwise(config)
-    x = decode_stream(params, batch, config=config, dtype=dtype, mesh=mesh, reads_only=reads_only)
+    x = decode_stream(
+        params,
+        batch,
+        config=config,
+        dtype=dtype,
+        mesh=mesh,
+        lora_scale=lora_scale,
+        remat=remat,
+        soft_prompts=soft_prompts,
+        differentiated=differentiated,
+        reads_only=reads_only,
+    )
     return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
 
 
