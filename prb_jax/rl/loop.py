@@ -22,9 +22,9 @@ from prb_jax.rl.objective import Pairs, Targets
 from prb_jax.rl.rewards import Reward, Scores
 from prb_jax.rl.rollouts import Rollouts, Sampler, lengths_of, mask_of
 from prb_jax.runs.progress import Display
-from prb_jax.training.data import Order, permutation
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
+from prb_jax.training.order import Order, permutation
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import DealtBatch, Shapes

@@ -38,10 +38,10 @@ from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.batch_shapes import shape_options
 from prb_jax.scoring.open_scorer import Model
 from prb_jax.training.config import flat_settings
-from prb_jax.training.data import Order
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
+from prb_jax.training.order import Order
 from prb_jax.training.record import computing_versions
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings, ValidationSettings
