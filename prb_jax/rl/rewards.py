@@ -186,8 +186,7 @@ def open_reward(settings: PpoSettings, given: Model | None = None) -> Reward:
     Raises:
       RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
     """
-    model: Model | None = given if given is not None else settings.reward
-    assert model is not None
+    model: Any = given if given is not None else settings.reward
     facts: dict[str, Any] = {}
     if isinstance(model, str) and is_file_function(model):
         facts, model = _function_of(model)

@@ -276,7 +276,8 @@ class UpdateSettings(OptimizerSettings):
 
     def __post_init__(self) -> None:
         check_value(self, "optimizer.", "learning_rate", self.learning_rate >= 0, "at least 0")
-        OptimizerSettings(**(vars(self) | {"learning_rate": self.learning_rate or None}))
+        rest: dict[str, Any] = {**vars(self), "learning_rate": self.learning_rate or None}
+        OptimizerSettings(**rest)
 
 
 @dataclass(frozen=True, kw_only=True)

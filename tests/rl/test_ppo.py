@@ -152,13 +152,13 @@ def test_a_bandit_is_solved_and_a_rate_of_zero_changes_nothing(model: Path, tmp_
 
 
 def test_opposite_tastes_are_met_only_with_the_user_in_view(model: Path, tmp_path: Path) -> None:
-    for posts in (10, 0):
-        run(model, tmp_path / str(posts), by_taste, **BANDIT, steps=40, profile_posts=posts)
-        last = np.mean([row["reward"] for row in metrics(tmp_path / str(posts))[-5:]])
-        if posts:
-            assert last > 0.95
-        else:
-            assert last == pytest.approx(0.5, abs=0.15)
+    found = {}
+    for posts, steps in ((10, 26), (0, 12)):
+        run(model, tmp_path / str(posts), by_taste, **BANDIT, steps=steps, profile_posts=posts)
+        found[posts] = [row["reward"] for row in metrics(tmp_path / str(posts))]
+    assert np.mean(found[10][-5:]) > 0.95
+    # Whatever is written, one of the two likes it: 768 rollouts are within 0.07 of a half in all but one of 10,000 runs.
+    assert np.mean(found[0]) == pytest.approx(0.5, abs=0.07)
 
 
 def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
