@@ -8,17 +8,25 @@ import sys
 from collections.abc import Sequence
 
 from prb_jax.commands import (
+    ask,
     bench,
     best_of_n,
     compare,
     completion,
     convert,
+    correlate,
     evaluate,
+    features,
+    guide,
     inspect,
     judge,
     leaderboard,
+    past_texts,
+    personalise,
     personas,
     plan,
+    policy_accuracy,
+    ppo,
     prepare,
     push,
     quickstart,
@@ -40,8 +48,9 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, judge, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
-    prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, judge, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n,
+    guide, policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

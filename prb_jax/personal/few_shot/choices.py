@@ -198,11 +198,26 @@ class Choices:
         features = np.asarray(self.features, np.float32)
         return features[self.chosen] - features[self.rejected]
 
+    @property
+    def people(self) -> int:
+        """P, how many users made a choice."""
+        return len(np.unique(np.asarray(self.users)))
+
+    @property
+    def person(self) -> np.ndarray:
+        """int32 [n]: the users of the choices, numbered from 0 to P - 1."""
+        return np.unique(np.asarray(self.users), return_inverse=True)[1].reshape(-1).astype(np.int32)
+
     def only(self, places: np.ndarray) -> Choices:
         """Return the choices at ``places`` (int or bool [n]) with the same tables."""
         per_choice = ("chosen", "rejected", "users", "questions", "in_context", "queries")
         kept = {name: getattr(self, name) for name in per_choice if getattr(self, name) is not None}
         return replace(self, **{name: np.asarray(values)[places] for name, values in kept.items()})
+
+    def turned_round(self) -> Choices:
+        """Return the choices with chosen and rejected exchanged."""
+        shown = None if self.in_context is None else np.asarray(self.in_context)[:, ::-1]
+        return replace(self, chosen=self.rejected, rejected=self.chosen, in_context=shown)
 
     def require(self, method: str, needs: Sequence[str]) -> None:
         """Raise one clear error where the data lack a thing that a method needs.

@@ -26,7 +26,7 @@ class Pairs:
 
     Attributes:
       deltas: float32 [n, D], chosen minus rejected.
-      users: int32 [n].
+      users: int32 [n], the people numbered from 0 to P - 1, see `Choices.person`.
       weights: float32 [n], 1 for a choice and 0 for padding.
     """
 
@@ -42,7 +42,7 @@ def pairs_of(choices: Choices, mesh: Mesh | None = None) -> Pairs:
     spare = -count % shards
     pairs = Pairs(
         np.pad(choices.deltas, ((0, spare), (0, 0))),
-        np.pad(np.asarray(choices.users, np.int32), (0, spare)),
+        np.pad(choices.person, (0, spare)),
         np.pad(np.ones(count, np.float32), (0, spare)),
     )
     if mesh is None:
@@ -105,6 +105,18 @@ def train(
         return (optax.apply_updates(params, updates), state), None
 
     return jax.lax.scan(step, (start, solver.init(start)), jnp.arange(steps))[0][0]
+
+
+def descend(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, rate: float) -> Any:
+    """Return a person's parameters after ``steps`` of Adam on a loss that draws nothing, as `train`."""
+    return train(
+        lambda params, key, progress: loss(params), start, steps=steps, rate=rate, key=jax.random.key(0)
+    )
+
+
+def numpy_rng(key: jax.Array) -> np.random.Generator:
+    """Return a generator of the host for the same draws wherever ``key`` is the same."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 NEWTON_STEPS = 12

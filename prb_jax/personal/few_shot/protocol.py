@@ -1,9 +1,9 @@
 """The protocol of every few-shot method, and the functions that run one over many users.
 
-A method is a `Method`: pure functions and their settings. It is fitted on people who are seen; every choice (such as
-the strength of a penalty) is made on people of a validation part. It is adapted to a new person from k comparisons
-without any change of the fitted arrays. The state of a person is a small tree of arrays, so thousands of people are
-adapted at once by ``vmap``, split over the devices of a mesh.
+A method is a `Method`: pure functions and their settings. It is fitted on people who are seen; every choice (such
+as the strength of a penalty) is made on people of a validation part. It is adapted to a new person from k
+comparisons without any change of the fitted arrays. The state of a person is a small tree of arrays, so thousands
+of people are adapted at once by ``vmap``, split over the devices of a mesh.
 """
 
 from __future__ import annotations
