@@ -88,7 +88,7 @@ def _svd_start(seen: Choices, rank: int) -> tuple[np.ndarray, np.ndarray] | None
     sign = np.where(seen.chosen == low, 1.0, -1.0)
     shape = (len(pairs), seen.people)
     matrix = csr_array((sign, (row.reshape(-1), seen.person)), shape=shape)
-    left, size, right = svds(matrix, k=rank, random_state=0)
+    left, size, right = svds(matrix, k=rank, v0=np.ones(min(shape)))
     root = np.sqrt(np.maximum(size, 0))
     deltas = seen.deltas[first] * sign[first][:, None]
     ridge = np.mean(np.sum(deltas**2, axis=1)) * 1e-2 * np.eye(deltas.shape[1])

@@ -35,7 +35,7 @@ def main(out: str) -> None:
             fitted = method.fit(made.seen, made.validation, settings=kept, key=key, mesh=mesh)
             states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
             scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
-            found[f"{name}/{place}/scores"] = scores[made.queries.mask]
+            found[f"{name}/{place}"] = scores[made.queries.mask]
     np.savez(out, **found)
 
 

@@ -27,7 +27,7 @@ def test_the_most_probable_weights_are_those_of_scipy():
         row, start = row[known].astype(np.float64), start[known].astype(np.float64)
 
         def objective(w: np.ndarray, row: np.ndarray = row, start: np.ndarray = start) -> float:
-            return losses(start + row @ w) + 0.15 * w @ w
+            return losses(start + row @ w) + 0.15 * float(w @ w)
 
         best = minimize(objective, np.zeros(9), tol=1e-12)
         assert objective(np.asarray(weights, np.float64)) <= best.fun + 1e-5 * (1 + abs(best.fun))
