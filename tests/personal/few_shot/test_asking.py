@@ -70,7 +70,7 @@ def test_the_reference_of_lore_is_the_score_head():
     )
     np.testing.assert_allclose(head_direction(choices), head, atol=1e-5)
     other = Choices(**{**choices.__dict__, "base_scores": rng.normal(size=40).astype(np.float32)})
-    with pytest.raises(DataError, match="linear in the features, found .* of their variance unexplained"):
+    with pytest.raises(DataError, match=r"linear in the features, found .* of their variance unexplained"):
         head_direction(other)
     with pytest.raises(DataError, match="needs the backbone's own scores"):
         head_direction(Choices(**{**choices.__dict__, "base_scores": None}))

@@ -37,7 +37,9 @@ def own_directions() -> World:
 def low_rank() -> World:
     rng = np.random.default_rng(2)
     weights = rng.normal(size=(USERS, 2)) + np.array([1, 0])
-    return world(FEATURES, weights @ (rng.normal(size=(2, WIDTH)) * 2) @ FEATURES.T, pool=400)
+    return world(
+        FEATURES, weights @ (rng.normal(size=(2, WIDTH)) * 2) @ FEATURES.T, pool=400, new_choices=200
+    )
 
 
 @cache
@@ -80,7 +82,7 @@ def groups() -> World:
     """Three groups of people with opinions of their own on thirty texts that everybody judges."""
     rng = np.random.default_rng(7)
     opinions = (rng.normal(size=(3, 30)) * 3)[rng.integers(0, 3, USERS)]
-    return world(FEATURES[:30], opinions, choices=64, new_choices=128, items=np.arange(30, dtype=np.int32))
+    return world(FEATURES[:30], opinions, choices=400, new_choices=256, items=np.arange(30, dtype=np.int32))
 
 
 @cache
@@ -115,14 +117,14 @@ class Case:
 FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
-    Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}),
-    Case("nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,)}, shots=64),
+    Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}, shots=100),
+    Case("nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,)}, shots=128),
     Case("profile_in_context", shown, L2, personal=False),
 ]
 SLOW = [
     Case("individual", own_directions, {"spread": (3.0, 5.0)}, shots=200),
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),
-    Case("pref", low_rank, {"rank": 2, "beta": (0.3,)}),
+    Case("pref", low_rank, {"rank": 2, "beta": (0.3,)}, shots=100),
     Case(
         "sparse",
         sparse_directions,
