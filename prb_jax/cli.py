@@ -8,14 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from prb_jax.commands import (
+    ask,
     bench,
     best_of_n,
     compare,
     completion,
     convert,
     evaluate,
+    features,
     inspect,
     leaderboard,
+    personalise,
     personas,
     plan,
     prepare,
@@ -39,8 +42,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
-    prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert,
+    inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

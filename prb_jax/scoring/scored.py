@@ -96,3 +96,16 @@ class Quantized(Protocol):
     def without_weights(self) -> Scorer:
         """The same, with nothing left of it in memory but what is not weights: it scores no more."""
         ...
+
+
+@runtime_checkable
+class AdaptsToUsers(Protocol):
+    """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted."""
+
+    def with_history(self, history: Sequence[Comparison]) -> Scorer:
+        """Return the same scorer, adapted to the users of these comparisons alone."""
+        ...
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons of whom nothing is known."""
+        ...
