@@ -158,9 +158,10 @@ Loss = Callable[[Fitted, Episode, jax.Array, jax.Array], jax.Array]
 
 
 def query_losses(method: Method, fitted: Fitted, states: Any, episode: Episode) -> jax.Array:
-    """Return softplus(-margin) of each query, float32 [B, c]; 0 where there is none."""
-    of_person = jax.vmap(method.score, in_axes=(None, None, 0))
-    scores = jax.vmap(of_person, in_axes=(None, 0, 0))(fitted, states, episode.pairs)
+    """Return softplus(-margin) of each query, float32 [B, c]; 0 where there is none. The method is pointwise."""
+    shape = episode.pairs.features.shape[:3]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(shape[0], -1, *leaf.shape[3:]), episode.pairs)
+    scores = jax.vmap(method.score, in_axes=(None, 0, 0))(fitted, states, flat).reshape(shape)
     return jax.nn.softplus(scores[..., 1] - scores[..., 0]) * episode.weights
 
 

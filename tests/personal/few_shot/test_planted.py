@@ -47,7 +47,7 @@ def two_tastes() -> World:
     rng = np.random.default_rng(3)
     axis = rng.normal(size=WIDTH)
     axis *= 2.5 / np.linalg.norm(axis)
-    return world(FEATURES, (0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis) @ FEATURES.T)
+    return world(FEATURES, (0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis) @ FEATURES.T, choices=96)
 
 
 @cache
@@ -55,7 +55,12 @@ def ideal_points() -> World:
     rng = np.random.default_rng(4)
     points = rng.dirichlet([0.5, 0.5], size=USERS) @ rng.normal(size=(2, WIDTH))
     unit = FEATURES / np.linalg.norm(FEATURES, axis=1, keepdims=True)
-    return world(FEATURES, 6 * points / np.linalg.norm(points, axis=1, keepdims=True) @ unit.T)
+    return world(
+        FEATURES,
+        6 * points / np.linalg.norm(points, axis=1, keepdims=True) @ unit.T,
+        choices=96,
+        new_choices=128,
+    )
 
 
 @cache
@@ -73,7 +78,7 @@ def posts_that_tell() -> World:
     posts = rng.normal(size=(USERS, 3, WIDTH)).astype(np.float32)
     signs = rng.choice([-1, 1], size=(USERS, 3)).astype(np.float32)
     liked = np.einsum("um,ume->ue", signs, posts) * [1.5, 1.5, 0, 0]
-    made = world(FEATURES, (liked + 0.5 * SHARED) @ FEATURES.T)
+    made = world(FEATURES, (liked + 0.5 * SHARED) @ FEATURES.T, choices=96)
     return with_posts(made, Posts(posts, np.ones((USERS, 3), bool), signs))
 
 
@@ -117,11 +122,11 @@ class Case:
 FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
-    Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}, shots=100),
     Case("nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,)}, shots=128),
     Case("profile_in_context", shown, L2, personal=False),
 ]
 SLOW = [
+    Case("lore_free", low_rank, {**L2, "bases": (2,), "pull": (0.3,), "anchor": (1e-4,)}, shots=100),
     Case("individual", own_directions, {"spread": (3.0, 5.0)}, shots=200),
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),
     Case("pref", low_rank, {"rank": 2, "beta": (0.3,)}, shots=100),
@@ -131,11 +136,19 @@ SLOW = [
         {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2},
         shots=200,
     ),
-    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.3, "inner_steps": 10}),
+    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.3, "inner_steps": 20}),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
-    Case("gpo", two_tastes, {**L2, **EPISODES, "width": 16, "layers": 1, "heads": 2}),
-    Case("pal", ideal_points, {**JOINT, "prototypes": 2, "width": 8, "hidden": 24}),
-    Case("user_embedding", two_tastes, {**L2, **JOINT, "width": 2, "hidden": 16}),
+    Case(
+        "gpo",
+        two_tastes,
+        {**L2, **EPISODES, "rate": 5e-3, "steps": 800, "width": 32, "layers": 1, "heads": 2},
+    ),
+    Case("pal", ideal_points, {**JOINT, "prototypes": 2, "width": 8, "hidden": 24}, shots=64),
+    Case(
+        "user_embedding",
+        two_tastes,
+        {**L2, **JOINT, "steps": 1500, "offset_penalty": 1e-3, "width": 2, "hidden": 16},
+    ),
     Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, "width": 2, "hidden": 16}),
     Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
 ]
