@@ -180,16 +180,24 @@ class Validation:
     shots: tuple[int, ...] = (2, 8)
     seed: int = 0
 
-    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
-        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
+    def margins(
+        self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the margins of all queries after each number of shots, float32 [m], and their places among the
+        choices, int [m]."""
         contexts, queries = contexts_and_queries(self.choices, seed=self.seed)
-        losses = []
+        found = []
         for count in self.shots:
             rows = contexts.first(count, width=max(self.shots))
             states = adapt_users(method, fitted, self.choices, rows, key=key, mesh=mesh)
             scores = score_users(method, fitted, states, self.choices, queries, mesh=mesh)[queries.mask]
-            losses.append(float(np.mean(np.logaddexp(0.0, scores[:, 1] - scores[:, 0], dtype=np.float64))))
-        return float(np.mean(losses))
+            found.append(scores[:, 0] - scores[:, 1])
+        return np.concatenate(found), np.tile(queries.places[queries.mask], len(self.shots))
+
+    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
+        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
+        margins, _ = self.margins(method, fitted, key=key, mesh=mesh)
+        return float(np.mean(np.logaddexp(0.0, -margins, dtype=np.float64)))
 
     def best(
         self, method: Method, fits: Iterable[Fitted], *, key: jax.Array, mesh: Mesh | None = None
@@ -223,3 +231,17 @@ def pooled_direction(
         tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
     _, strength, v = min(tried, key=lambda one: one[:2])
     return v, -strength
+
+
+def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:
+    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum.
+
+    They are fitted on a validation part, where two scores of different scales are added to one.
+    """
+    both = np.stack([first, second], axis=1)
+    scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
+    pairs = Pairs(
+        (both / scale).astype(np.float32), np.zeros(len(both), np.int32), np.ones(len(both), np.float32)
+    )
+    weights = fit_direction(pairs, np.float32(1e-3), jnp.zeros(2, jnp.float32), steps=50)
+    return np.float32(weights[0] / scale[0]), np.float32(weights[1] / scale[1])

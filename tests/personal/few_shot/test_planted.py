@@ -122,7 +122,9 @@ class Case:
 FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
-    Case("nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,)}, shots=128),
+    Case(
+        "nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=128
+    ),
     Case("profile_in_context", shown, L2, personal=False),
 ]
 SLOW = [
