@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, contexts_and_queries
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, score_users
-from prb_jax.sharding import batch_sharding, mesh_shape, to_global
 
 
 @jax.tree_util.register_dataclass
@@ -35,19 +34,9 @@ class Pairs:
     weights: Array
 
 
-def pairs_of(choices: Choices, mesh: Mesh | None = None) -> Pairs:
-    """Return the pairs of all choices, split over the devices of ``mesh`` (padded until they divide)."""
-    count = len(choices)
-    shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    spare = -count % shards
-    pairs = Pairs(
-        np.pad(choices.deltas, ((0, spare), (0, 0))),
-        np.pad(choices.person, (0, spare)),
-        np.pad(np.ones(count, np.float32), (0, spare)),
-    )
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, pairs)
-    return jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), pairs)
+def pairs_of(choices: Choices) -> Pairs:
+    """Return the pairs of all choices."""
+    return Pairs(choices.deltas, choices.person, np.ones(len(choices), np.float32))
 
 
 def mean_loss(margins: Array, weights: Array) -> jax.Array:
@@ -219,10 +208,10 @@ def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.A
 
 
 def pooled_direction(
-    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int, mesh: Mesh | None = None
+    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int
 ) -> tuple[np.ndarray, float]:
     """Return the direction of pooled Bradley-Terry, and its l2: the one of the lowest loss on the validation part."""
-    pairs, held = pairs_of(seen, mesh), validation.deltas
+    pairs, held = pairs_of(seen), validation.deltas
     start = jnp.zeros(held.shape[1], jnp.float32)
     tried = []
     for strength in sorted(l2, reverse=True):  # each start is the solution under the stronger penalty before

@@ -88,7 +88,7 @@ def fit(
     best = judge.best(METHOD, fits, key=key, mesh=mesh)
     if not settings.mix:
         return best
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     margins, rows = judge.margins(METHOD, best, key=key, mesh=mesh)
     weights = two_weights(margins, validation.deltas[rows] @ pooled)
     mixed = {"vote_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}

@@ -55,7 +55,7 @@ def fit(
     if not settings.mix:
         numbers = {"in_context_weight": np.float32(1), "pooled_weight": np.float32(0)}
         return Fitted({"direction": np.zeros(width, np.float32)}, numbers, settings)
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
     shown = np.asarray(validation.in_context, np.float32)
     weights = two_weights(shown[:, 0] - shown[:, 1], validation.deltas @ pooled)
     numbers = {"in_context_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}

@@ -28,7 +28,7 @@ def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
 
     @jax.jit
     def learn(chosen, mask):
-        context = Context(Responses(chosen), Responses(np.zeros_like(chosen)), mask)
+        context = Context(Responses(chosen), Responses(0 * chosen), mask)
         state = pref.adapt(fitted, context, jax.random.key(0))
         rule = pref.next_question(fitted, state, context, Responses(pool), Responses(nothing))
         return state["weights"], rule

@@ -12,7 +12,7 @@ import pytest
 from prb_jax.personal.few_shot.choices import Choices, UserRows
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user
 from prb_jax.personal.few_shot.registry import method_named
-from tests.personal.few_shot.mesh_states import MESHES, METHODS
+from tests.personal.few_shot.mesh_states import MESHES
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,11 +31,14 @@ def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
         timeout=300,
     )
     found = np.load(out)
-    for name in METHODS:
-        alone = found[f"{name}/none"]
-        assert np.ptp(alone) > 0.1
-        for mesh in MESHES:
-            np.testing.assert_allclose(found[f"{name}/{mesh}"], alone, atol=1e-5)
+    assert found["none/scores"].shape[0] > 20
+    assert np.ptp(found["none/scores"]) > 0.1
+    for mesh in MESHES:
+        np.testing.assert_array_equal(
+            found[f"{mesh}/basis"], found["none/basis"]
+        )  # fits are made on one device
+        for name in ("weights", "scores", "loss"):
+            np.testing.assert_allclose(found[f"{mesh}/{name}"], found[f"none/{name}"], atol=1e-5)
 
 
 @pytest.mark.slow
