@@ -47,7 +47,12 @@ def two_tastes() -> World:
     rng = np.random.default_rng(3)
     axis = rng.normal(size=WIDTH)
     axis *= 2.5 / np.linalg.norm(axis)
-    return world(FEATURES, (0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis) @ FEATURES.T, choices=96)
+    return world(
+        FEATURES,
+        (0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis) @ FEATURES.T,
+        choices=96,
+        new_choices=128,
+    )
 
 
 @cache
@@ -138,7 +143,7 @@ SLOW = [
         {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2},
         shots=200,
     ),
-    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.1, "steps": 1000, "inner_steps": 20}),
+    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.1, "steps": 1000, "inner_steps": 20}, shots=64),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
     Case(
         "gpo",
@@ -150,6 +155,7 @@ SLOW = [
         "user_embedding",
         two_tastes,
         {**L2, **JOINT, "steps": 1500, "offset_penalty": 1e-3, "width": 2, "hidden": 16},
+        shots=64,
     ),
     Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, "width": 2, "hidden": 16}),
     Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
