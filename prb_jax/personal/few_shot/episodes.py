@@ -2,8 +2,8 @@
 
 Each step draws people, and splits the choices of each one into a context of random size and queries.
 
-Where a person answered several questions, the queries are of other questions than the context: two comparisons of
-one question share responses, and a method would learn to recognise these instead of the person.
+Where a person answered several questions, the queries are of other questions than the context, and no query shares a
+response with its context: a method would learn to recognise responses instead of the person.
 """
 
 from __future__ import annotations
@@ -130,6 +130,13 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     in_context = mask & (rank < size[:, None])
     same = questions[:, :, None] == questions[:, None, :]
     seen = jnp.any(same & in_context[:, None, :], axis=2) & several
+    names = people.chosen, people.rejected
+    if people.table.items is not None:
+        names = tuple(people.table.items[each] for each in names)
+    for one in names:
+        for other in names:
+            shared = one[who][:, :, None] == other[who][:, None, :]
+            seen |= jnp.any(shared & in_context[:, None, :], axis=2)
     width = min(shots, count)
     first = places[:, :width]
 
