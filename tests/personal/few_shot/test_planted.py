@@ -15,7 +15,7 @@ from prb_jax.personal.few_shot.protocol import adapt_users, bytes_per_user, scor
 from prb_jax.personal.few_shot.registry import METHODS, method_named
 from tests.personal.few_shot.planted import World, with_posts, world
 
-USERS, ROWS, WIDTH = 100, 200, 4
+USERS, ROWS, WIDTH = 100, 1000, 4
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(ROWS, WIDTH)).astype(np.float32)
 SHARED = RNG.normal(size=WIDTH)
@@ -89,10 +89,11 @@ def posts_that_tell() -> World:
 
 @cache
 def groups() -> World:
-    """Three groups of people with opinions of their own on thirty texts that everybody judges."""
+    """Three groups of people with opinions of their own on texts that everybody judges."""
     rng = np.random.default_rng(7)
-    opinions = (rng.normal(size=(3, 30)) * 3)[rng.integers(0, 3, USERS)]
-    return world(FEATURES[:30], opinions, choices=400, new_choices=256, items=np.arange(30, dtype=np.int32))
+    opinions = (rng.normal(size=(3, 300)) * 3)[rng.integers(0, 3, 340)]
+    items = np.arange(300, dtype=np.int32)
+    return world(FEATURES[:300], opinions, seen=300, choices=150, new_choices=150, items=items)
 
 
 @cache
@@ -128,7 +129,7 @@ FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
     Case(
-        "nearest", groups, {"neighbours": (20,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=128
+        "nearest", groups, {"neighbours": (100,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=75
     ),
     Case("profile_in_context", shown, L2, personal=False),
 ]
