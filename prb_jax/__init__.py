@@ -16,9 +16,12 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.guide import guide
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
+    from prb_jax.generation.policy_accuracy import policy_accuracy
     from prb_jax.reports.comparison import compare
+    from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
@@ -57,10 +60,13 @@ _HOMES = {
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
     "Sample": "prb_jax.generation.policy",
+    "policy_accuracy": "prb_jax.generation.policy_accuracy",
     "compare": "prb_jax.reports.comparison",
+    "correlate": "prb_jax.reports.correlation",
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
@@ -93,12 +99,15 @@ __all__ = [
     "__version__",
     "ask",
     "compare",
+    "correlate",
     "evaluate",
     "evaluate_posts",
+    "guide",
     "leaderboard",
     "load",
     "load_policy",
     "personalise",
+    "policy_accuracy",
     "push",
     "read_comparisons",
     "report",
