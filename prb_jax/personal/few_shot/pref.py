@@ -89,6 +89,8 @@ def _svd_start(seen: Choices, rank: int) -> tuple[np.ndarray, np.ndarray] | None
     shape = (len(pairs), seen.people)
     matrix = csr_array((sign, (row.reshape(-1), seen.person)), shape=shape)
     left, size, right = svds(matrix, k=rank, v0=np.ones(min(shape)))
+    assert left is not None
+    assert right is not None
     root = np.sqrt(np.maximum(size, 0))
     deltas = seen.deltas[first] * sign[first][:, None]
     ridge = np.mean(np.sum(deltas**2, axis=1)) * 1e-2 * np.eye(deltas.shape[1])
@@ -110,9 +112,9 @@ def fit(
         factors, people = found
     pairs, fits = pairs_of(seen), []
     for l2 in settings.l2:
-        trained = _fit(pairs, np.float32(l2), factors, people, steps=settings.steps)
+        f, lam = _fit(pairs, np.float32(l2), factors, people, steps=settings.steps)
         numbers = {"l2": np.float32(l2), "svd_start": np.float32(found is not None)}
-        fits += _priors(*map(np.asarray, trained), numbers, settings)
+        fits += _priors(np.asarray(f), np.asarray(lam), numbers, settings)
     return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
 
 

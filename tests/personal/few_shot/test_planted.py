@@ -91,9 +91,9 @@ def posts_that_tell() -> World:
 def groups() -> World:
     """Three groups of people with opinions of their own on texts that everybody judges."""
     rng = np.random.default_rng(7)
-    opinions = (rng.normal(size=(3, 300)) * 3)[rng.integers(0, 3, 340)]
+    opinions = (rng.normal(size=(3, 300)) * 3)[rng.integers(0, 3, 940)]
     items = np.arange(300, dtype=np.int32)
-    return world(FEATURES[:300], opinions, seen=300, choices=150, new_choices=150, items=items)
+    return world(FEATURES[:300], opinions, seen=900, choices=150, new_choices=150, items=items)
 
 
 @cache
@@ -129,7 +129,7 @@ FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
     Case(
-        "nearest", groups, {"neighbours": (100,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=75
+        "nearest", groups, {"neighbours": (300,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=75
     ),
     Case("profile_in_context", shown, L2, personal=False),
 ]
