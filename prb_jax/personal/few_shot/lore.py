@@ -16,10 +16,10 @@ is the prior that the seen people suggest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -217,7 +217,7 @@ def _arrays(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[st
 
 
 def _pulled(
-    arrays: dict[str, np.ndarray], numbers: dict[str, np.generic], settings: LoReFreeSettings
+    arrays: dict[str, np.ndarray], numbers: Mapping[str, Any], settings: LoReFreeSettings
 ) -> Sequence[Fitted]:
     return [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
 

@@ -15,9 +15,10 @@ v_i^T, over the pairs v_i that the person has answered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,7 @@ def fit(
 
 
 def _priors(
-    factors: np.ndarray, people: np.ndarray, numbers: dict[str, np.generic], settings: PReFSettings
+    factors: np.ndarray, people: np.ndarray, numbers: Mapping[str, Any], settings: PReFSettings
 ) -> list[Fitted]:
     """One fit for every prior of a new person's weights."""
     # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
