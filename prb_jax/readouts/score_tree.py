@@ -49,7 +49,7 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    reads_only = _reads_only(config)
+    reads_only = is_pointwise(config)
     x = decode_tree(
         params,
         batch,
@@ -62,7 +62,7 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    return config.head(params, TreeStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, TreeStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def score_stream(
@@ -90,7 +90,7 @@ def score_stream(
             the place of their rows of the embedding (before Gemma's factor).
         differentiated: gradients are taken through the layers.
     """
-    reads_only = _reads_only(config)
+    reads_only = is_pointwise(config)
     x = decode_stream(
         params,
         batch,
@@ -103,15 +103,17 @@ def score_stream(
         differentiated=differentiated,
         reads_only=reads_only,
     )
-    return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
-def _reads_only(config: DecoderConfig) -> bool:
-    """Whether the head looks at nothing but the read positions, so that the last layer has less to do."""
+def is_pointwise(config: DecoderConfig) -> bool:
+    """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
+    position can be read."""
     return not config.head.needs
 
 
-def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+def last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    """Return the model's last norm, of float32 states [..., D]."""
     return functools.partial(
         rms_norm,
         weight=params["final_norm"],
