@@ -23,8 +23,8 @@ from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_jso
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
 from prb_jax.generation.sample import SAMPLES, read_sample_run, row_key
-from prb_jax.metrics.best_of import Point, curve, mean_interval, sizes_up_to
-from prb_jax.metrics.overlap import rouge_l
+from prb_jax.metrics.best_of import Point, curve, sizes_up_to
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
@@ -43,11 +43,14 @@ _DEFINITIONS = {
     "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
     "then over prompts; equal rewards are drawn from at random",
     "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
-    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with one",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with "
+    "fewer than six",
+    "ci95_reason": "why ci95 is null; null where there is an interval",
     "oracle": "takes the best quality itself: no selector is above it",
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
-    "reference": "quality is ROUGE-L F1, without stemming, against the response with the highest label",
+    "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
+    "highest label",
 }
 
 
@@ -138,10 +141,7 @@ def best_of_n(
             rows = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
         scores = {name: [rows[name, each.comparison.id] for each in found] for name in opened}
         if given is None and quality == REFERENCE:
-            given = [
-                np.asarray([rouge_l(text, each.reference) for text in each.comparison.responses])
-                for each in found
-            ]
+            given = _rouge_l(found)
         truth = scores[quality] if given is None else given
         sizes = sizes_up_to(max(len(each.numbers) for each in found))
         selectors = {name: scores[name] for name in rewards}
@@ -234,6 +234,19 @@ def _given_quality(quality: str, found: Sequence[_Candidates]) -> list[np.ndarra
     return values
 
 
+def _rouge_l(found: Sequence[_Candidates]) -> list[np.ndarray]:
+    """ROUGE-L F1 of each sample against the reference of its prompt."""
+    from rouge_score.rouge_scorer import RougeScorer  # it takes long to import
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    return [
+        np.asarray(
+            [scorer.score(each.reference, text)["rougeL"].fmeasure for text in each.comparison.responses]
+        )
+        for each in found
+    ]
+
+
 def _score(
     file: RowFile,
     name: str,
@@ -284,7 +297,7 @@ def _key(row: Row) -> tuple[str, str]:
 
 def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
     interval = mean_interval(point.by_prompt, users)
-    return {"k": point.k, "quality": point.quality, "ci95": interval, "first": point.first}
+    return {"k": point.k, "quality": point.quality, **interval.to_json(), "first": point.first}
 
 
 def _draw(path: Path, summary: Mapping[str, Any]) -> None:

@@ -78,8 +78,8 @@ class Recipe:
     vocab_size: int = 4096
     user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
     persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128, label_smoothing=0.1)
-    profiles: int = 6
-    generic_repeats: int = 2
+    profiles: int = 4
+    generic_repeats: int = 3
     limit: int | None = None
     seed: int = 0
 
@@ -168,9 +168,12 @@ def training_pairs(
     return pairs
 
 
-def without_profiles(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The pairs that the user-blind model learns from."""
-    return [_shown(comparison, 0, ()) for comparison in comparisons]
+def without_profiles(
+    personal: Sequence[Comparison], generic: Sequence[Comparison], recipe: Recipe
+) -> list[Comparison]:
+    """The pairs that the user-blind model learns from: generic ones have the same share as for the other model."""
+    again = [_shown(one, number, ()) for number in range(recipe.generic_repeats) for one in generic]
+    return [*(_shown(comparison, 0, ()) for comparison in personal), *again]
 
 
 def _profile(

@@ -92,7 +92,3 @@ class Quantized(Protocol):
     def bytes_of_weights(self) -> tuple[int, int] | None:
         """Before quantising and as held, if known."""
         ...
-
-    def without_weights(self) -> Scorer:
-        """The same, with nothing left of it in memory but what is not weights: it scores no more."""
-        ...
