@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
@@ -56,6 +57,7 @@ _HOMES = {
     "Sample": "prb_jax.generation.policy",
     "compare": "prb_jax.reports.comparison",
     "leaderboard": "prb_jax.reports.leaderboard",
+    "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
@@ -88,6 +90,7 @@ __all__ = [
     "push",
     "read_comparisons",
     "report",
+    "reward_fn",
     "split",
     "train",
 ]

@@ -24,6 +24,7 @@ from prb_jax.commands import (
     rank_profiles,
     report,
     sample,
+    serve,
     split,
     train,
 )
@@ -38,8 +39,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, convert, inspect, personas, prepare, split,
-    rank_profiles, quickstart, bench, plan, completion,
+    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
+    prepare, split, rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ ORDER = (
     ("retrieval",),
     ("training",),
     ("generation",),
+    ("serving",),
     ("reports",),
     ("inspection",),
     ("plan",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
-from prb_jax.scoring.batch_shapes import uses_streams
+from prb_jax.scoring.batch_shapes import lanes, uses_streams
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
@@ -130,11 +131,14 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
     program = cast(Any, model.stream_fn or model.score_fn)
     before = program._cache_size()
 
+    counting = threading.Lock()  # batches run side by side
+
     def dispatch(batch: Any) -> jax.Array:
         nonlocal padded, flops
-        padded += sum(x.size for x in _token_arrays(batch))
-        if isinstance(batch, StreamBatch):
-            flops += stream_flops(batch, model.decoder)
+        with counting:
+            padded += sum(x.size for x in _token_arrays(batch))
+            if isinstance(batch, StreamBatch):
+                flops += stream_flops(batch, model.decoder)
         return model.dispatch(batch)
 
     scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
@@ -145,6 +149,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         encode=lambda trees: list(cast(Sequence[Tree], trees)),
         dispatch=dispatch,
         options=model.batch_options(batch_tokens),
+        lanes=lanes(model.mesh),
     ):
         needed += scored.computed or 0
         for index, row in zip(scored.indices, scored.scores, strict=True):

@@ -1,4 +1,4 @@
-"""`prb bench`: time scoring, training, sampling, loading or ranking on this machine."""
+"""`prb bench`: time scoring, training, sampling, serving, loading or ranking on this machine."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ Measure = Callable[[argparse.Namespace], list[Any]]
 
 def add(verbs: Verbs) -> None:
     """Add the verb, its sub-verbs and their arguments."""
-    about = "how fast a model scores, trains, draws texts, loads or ranks on this machine"
+    about = "how fast a model scores, trains, draws texts, serves, loads or ranks on this machine"
     sub_verbs = verbs.add_parser("bench", help=about, description=about).add_subparsers(required=True)
 
     score = _add(
@@ -97,6 +97,18 @@ def add(verbs: Verbs) -> None:
     )
     add_attention(sample)
 
+    serve = _add(
+        sub_verbs,
+        "serve",
+        _serve,
+        about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
+    )
+    serve.add_argument("--clients", type=positive, default=500, metavar="N", help="at a time (default: 500)")
+    serve.add_argument(
+        "--seconds", type=positive, default=30, metavar="S", help="that they ask (default: 30)"
+    )
+    _add_lengths(serve)
+
     _add(sub_verbs, "load", _load, about="time loading a folder's weights, beside plain reading of its files")
 
     rank = _add(
@@ -128,13 +140,19 @@ def _add(verbs: Verbs, name: str, measure: Measure, *, about: str) -> Parser:
     )
     sub.add_argument("--dtype", nargs="+", choices=DTYPES, default=[None], help="default: the checkpoint's")
     sub.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
-    sub.add_argument("--rounds", type=positive, default=3, metavar="N", help="side-by-side repetitions")
+    if measure is not _serve:
+        sub.add_argument("--rounds", type=positive, default=3, metavar="N", help="side-by-side repetitions")
     sub.add_argument("--json", metavar="FILE", help="also write the numbers here")
     return sub
 
 
 def _add_workload(sub: Parser, *, pairs: str) -> None:
     sub.add_argument("--pairs", type=positive, metavar="N", help=pairs)
+    _add_lengths(sub)
+    add_attention(sub)
+
+
+def _add_lengths(sub: Parser) -> None:
     sub.add_argument(
         "--prefix-tokens", type=positive, default=2000, metavar="N", help="mean length of the prefix"
     )
@@ -142,7 +160,6 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
         "--response-tokens", type=positive, default=130, metavar="N", help="mean length of a response"
     )
     sub.add_argument("--batch-tokens", type=positive, metavar="N", help="padded tokens computed at a time")
-    add_attention(sub)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -218,6 +235,17 @@ def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
         "pairs", "prefix_tokens", "response_tokens", "batch_tokens", "attention", "against", "mesh", "rounds",
     )  # fmt: skip
     return {"dtype": dtype, **{name: getattr(options, name) for name in names}}
+
+
+def _serve(options: argparse.Namespace) -> list[Any]:
+    from prb_jax.bench.serving import bench_serving, table
+
+    _check_weights(options)
+    names = ("clients", "seconds", "prefix_tokens", "response_tokens", "batch_tokens", "mesh")
+    chosen = {name: getattr(options, name) for name in names}
+    results = [bench_serving(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
+    print_table(table(results))
+    return results
 
 
 def _load(options: argparse.Namespace) -> list[Any]:

@@ -211,7 +211,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     values = (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, responses=texts)
     set_field(comparison, "labels", values)
     set_field(comparison, "user_id", fields.optional_identifier(get("user_id"), where, "user_id"))
-    set_field(comparison, "profile", _profile(get("profile"), where))
+    set_field(comparison, "profile", read_profile(get("profile"), where))
     order = fields.optional_text(get("profile_order"), where, "profile_order")
     set_field(comparison, "profile_order", order)
     set_field(comparison, "category", fields.optional_text(get("category"), where, "category"))
@@ -245,7 +245,8 @@ def _labels(value: object, where: str, *, responses: Sequence[str]) -> tuple[flo
     return labels
 
 
-def _profile(value: object, where: str) -> tuple[Post, ...]:
+def read_profile(value: object, where: str) -> tuple[Post, ...]:
+    """The posts of a profile, none where it is absent; errors of single ones start with ``where``."""
     if value is None:
         return ()
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,13 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
-from prb_jax.generation.sample import SAMPLES, read_sample_run, row_key
+from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
+from prb_jax.generation.sample import SAMPLES, row_key
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.folder import SUMMARY, as_recorded
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
 from prb_jax.scoring.open_scorer import open_scorer
@@ -35,7 +36,7 @@ from prb_jax.scoring.run_identity import computing_versions
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
-KIND = "prb_jax best-of-n"
+RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARDS)
 REFERENCE = "reference"
 ORACLE, RANDOM = "oracle", "random"
 
@@ -114,10 +115,10 @@ def best_of_n(
     """
     path, refused = Path(out), len(set(rewards)) != len(rewards)
     refuse_file(out)
-    _read_run(path)
+    RUNS.read(path)
     if not rewards or refused:
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
-    run = read_sample_run(Path(samples))
+    run = SAMPLE_RUNS.read_finished(Path(samples))
     found, left_out, empty = _candidates(Path(samples), run, data)
     given = _given_quality(quality, found)
     scorers = [*rewards] if given is not None or quality == REFERENCE else [*rewards, quality]
@@ -133,7 +134,7 @@ def best_of_n(
         "versions": computing_versions(plain=False),
     }
     with held_folder(path):
-        _open(path, decided, command=command, samples=str(samples))
+        RUNS.start(path, decided, notes={"command": list(command), "samples": str(samples)})
         with open_rows(path / REWARDS, what="rewards", key=_key, fields=("scorer", "id", "scores")) as file:
             for name, scorer in opened.items():
                 _score(file, name, scorer, found, view=view, progress=progress)
@@ -320,18 +321,3 @@ def _draw(path: Path, summary: Mapping[str, Any]) -> None:
     axis.legend()
     with writing(path), whole_file(path) as file:
         figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    return read_record(path, RUN, kind=KIND, command="prb best-of-n", others=(REWARDS, SUMMARY))
-
-
-def _open(path: Path, inputs: Mapping[str, Any], *, command: Sequence[str], samples: str) -> None:
-    wanted, found = as_recorded(inputs), _read_run(path)
-    if found is not None and found["inputs"] != wanted:
-        if (path / REWARDS).exists() and (path / REWARDS).stat().st_size:
-            check_same_inputs(path, found["inputs"], wanted)
-        found = None  # it stopped before its first row: there is nothing to keep
-    session = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-    notes = {"command": list(command), "samples": samples}
-    record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)

@@ -6,27 +6,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError
 from prb_jax.generation.load import load_opened_policy
 from prb_jax.generation.policy import Policy, Sample
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.folder import (
-    RUN,
-    SUMMARY,
-    as_recorded,
-    check_same_inputs,
-    read_record,
-    record_session,
-)
+from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
 from prb_jax.scoring.inputs import Inputs, check_unchanged
@@ -34,7 +28,7 @@ from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions, session_facts
 
 SAMPLES = "samples.jsonl"
-KIND = "prb_jax samples"
+RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLES)
 FIELDS = ("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish")
 
 _DEFINITIONS = {
@@ -98,7 +92,7 @@ def sample_data(
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
     path = Path(out)
     refuse_file(out)
-    _read_run(path)
+    RUNS.read(path)
     inputs = read_inputs(data, subset=subset, limit=limit)
     policy = _opened(model, loading or LoadOptions())
     stop_ids = policy.stops(options)
@@ -117,7 +111,7 @@ def sample_data(
     }
     notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
     with held_folder(path):
-        _open(path, decided, session=_session(policy, rows), notes=notes)
+        RUNS.start(path, decided, session=_session(policy, rows), notes=notes)
         with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:
             known = file.rows
 
@@ -150,22 +144,6 @@ def _opened(model: str | Path | Policy, loading: LoadOptions) -> Policy:
     return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
 
 
-def read_sample_run(folder: Path) -> dict[str, Any]:
-    """Return what ``run.json`` of a finished run of `prb sample` says.
-
-    Raises:
-      RunError: there is none, or it is not finished.
-    """
-    run = _read_run(folder)
-    if run is None:
-        raise RunError(f"{folder}: no run of `prb sample`: it has no {RUN}")
-    if not (folder / SUMMARY).exists():
-        raise RunError(
-            f"{folder}: the run is not finished: repeat its command, {quote(' '.join(run['command']))}"
-        )
-    return run
-
-
 def row_key(row: Row) -> tuple[str, int]:
     """What tells samples apart."""
     return row["id"], row["sample"]
@@ -182,21 +160,6 @@ def _row(prompt: Prompt, number: int, sample: Sample) -> dict[str, Any]:
         "sampled_logprob": sample.sampled_logprob,
         "finish": sample.finish,
     }
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    return read_record(path, RUN, kind=KIND, command="prb sample", others=(SAMPLES, SUMMARY))
-
-
-def _open(
-    path: Path, inputs: Mapping[str, Any], *, session: Mapping[str, Any], notes: Mapping[str, Any]
-) -> None:
-    wanted, found = as_recorded(inputs), _read_run(path)
-    if found is not None and found["inputs"] != wanted:
-        if (path / SAMPLES).exists() and (path / SAMPLES).stat().st_size:
-            check_same_inputs(path, found["inputs"], wanted)
-        found = None  # it stopped before its first sample: there is nothing to keep
-    record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
 
 
 def _session(policy: Policy, rows: int | None) -> dict[str, Any]:

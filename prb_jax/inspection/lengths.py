@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import listed
+from prb_jax.errors import listed, quote
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.view import View
@@ -97,7 +97,7 @@ def length_report(comparisons: Sequence[Comparison], reader: Reader, *, view: Vi
         if isinstance(tree, TooLongError):
             refused.append(comparison.id)
         else:
-            reader.check_readable(comparison, tree)
+            reader.check_readable(f"comparison {quote(comparison.id)}", tree)
             cuts.append(tree.truncation)
     return LengthReport(
         view=view,

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.personal.users import OfUser
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
@@ -49,7 +48,7 @@ class UserTokens(Protocol):
         """The positions that they take in front of every prefix."""
         ...
 
-    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Return the trees as the model sees them, with the tokens of their comparison's user in front."""
         ...
 
@@ -136,7 +135,7 @@ class NullMethod:
     def shardings(self) -> dict[str, NamedSharding]:
         return {}
 
-    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         return list(trees)
 
     def start(self, embedding: jax.Array) -> MethodState:

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.personal.users import Users
+from prb_jax.personal.users import OfUser, Users
 from prb_jax.trees.tree import Tree
 
 TABLE, NAMES = "users.safetensors", "users.json"
@@ -41,7 +40,7 @@ class UserPrompts:
     tokens: int
     first_id: int
 
-    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Return the trees with the soft prompt of their comparison's user in front."""
         within = np.arange(self.tokens, dtype=np.int32)
         starts = self.first_id + self.tokens * self.users.rows(comparisons)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.personal.embedding import (
     SAVED,
     RowAdam,
@@ -63,7 +62,7 @@ class SoftPrompts:
     def shardings(self) -> dict[str, NamedSharding]:
         return state_shardings(self.mesh, width=self.width)
 
-    def encode(self, trees: Sequence[Tree], comparisons: Sequence[Comparison]) -> list[Tree]:
+    def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Trees with room for a soft prompt in front; the ids there are the number of the user's row."""
         marked = []
         for tree, row in zip(trees, self.rows(comparisons), strict=True):

@@ -12,12 +12,9 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
-from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.stream_states import StreamStates
 from prb_jax.models.tree_states import TreeStates, read_places
-from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import Mlp
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.streams import StreamBatch
 
@@ -87,9 +84,7 @@ def score_stream(
 
 def _reads_only(config: DecoderConfig) -> bool:
     """Whether the head looks at nothing but the read positions, so that the last layer has less to do."""
-    return isinstance(config.head, Linear | LanguageHead | Vocabulary | Mlp) or (
-        isinstance(config.head, Gated) and not config.head.needs
-    )
+    return not config.head.needs
 
 
 def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:

@@ -61,7 +61,8 @@ class RowFile:
                 f"{self.path}: {len(missing)} of {len(keys)} rows are missing, first {quote(missing[0])}"
             )
         if len(self.rows) != len(keys):
-            extra = next(key for key in self.rows if key not in set(keys))
+            known = set(keys)
+            extra = next(key for key in self.rows if key not in known)
             raise RunError(
                 f"{self.path}: holds a row of nothing in this run: {quote(extra)}; remove it, or start again in "
                 "another folder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
 # out of the cache; accelerators need some thousand tokens to be busy.
 TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
+MOST_LANES = 8
+"""Batches side by side; each holds activations of its own."""
+
 MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
 
@@ -45,3 +49,15 @@ def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None =
 def uses_streams(mesh: Mesh) -> bool:
     """Whether decoders on these devices are scored over packed streams: CPUs; kernels want trees in buckets."""
     return mesh.devices.flat[0].platform == "cpu"
+
+
+def lanes(mesh: Mesh) -> int:
+    """Return how many batches are computed side by side: on one CPU device one for each core.
+
+    Attention walks through blocks that are too small to be shared among threads, which leaves cores idle between the
+    large products of a single batch. Programs of several devices meet in collectives and must keep one order.
+    """
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_LANES)

@@ -64,7 +64,16 @@ class Dealer(Protocol):
 
 def dealer_of(options: ShapeOptions | StreamOptions) -> Dealer:
     """Return a dealer for one run over a list of comparisons."""
-    return _Buckets(options) if isinstance(options, ShapeOptions) else _Streams(options)
+    return _Buckets(options, Shapes({}, options)) if isinstance(options, ShapeOptions) else _Streams(options)
+
+
+def fixed_dealer(options: StreamOptions | Shapes) -> Dealer:
+    """Return a dealer that deals at once: into the `fixed` shapes of the options, or into these buckets."""
+    if isinstance(options, Shapes):
+        return _Buckets(options.options, options)
+    dealer = _Streams(options)
+    dealer.shape = options.fixed[-1]
+    return dealer
 
 
 class _Streams:
@@ -107,9 +116,8 @@ class _Streams:
 class _Buckets:
     """Pads trees to a few fixed shapes, which a sample of the input decides."""
 
-    def __init__(self, options: ShapeOptions) -> None:
-        self.options = options
-        self.shapes = Shapes({}, options)
+    def __init__(self, options: ShapeOptions, shapes: Shapes) -> None:
+        self.options, self.shapes = options, shapes
 
     def sample(self, count: int, first_window: range) -> Sequence[int]:
         return sample_indices(count)

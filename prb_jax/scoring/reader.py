@@ -22,11 +22,20 @@ from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import TokenisedComparison
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
+
+
+class IdsTooLongError(DataError):
+    """A conversation in token ids is longer than the limit."""
+
+
+@dataclass(frozen=True)
+class _Owner:
+    user_id: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +105,35 @@ class Reader:
         stored = [one.tree for one in comparisons if isinstance(one, TokenisedComparison)]
         trees = stored if len(stored) == len(comparisons) else self.encode_text(comparisons, view=view)
         for comparison, tree in zip(comparisons, trees, strict=True):
-            self.check_readable(comparison, tree)
+            self.check_readable(f"comparison {quote(comparison.id)}", tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
+
+    def encode_ids(
+        self, sequences: Sequence[np.ndarray], *, user_id: str | None = None, view: View, name: str
+    ) -> Tree:
+        """Return the tree of whole conversations that are token ids already, each read at its last token.
+
+        Args:
+          sequences: K of them, int32.
+          user_id: whose they are, for soft prompts.
+          view: its limit holds.
+          name: for messages.
+
+        Raises:
+          DataError: an id that the model does not have, or a conversation that it cannot read.
+          IdsTooLongError: more ids than the limit.
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
+        self._check_labels(view.protocol)
+        limit = self.limit(view)
+        for ids in sequences:
+            if len(ids) > limit:
+                raise IdsTooLongError(f"{name}: {len(ids):,} tokens, more than the limit of {limit:,}")
+            if len(ids) and int(ids.min()) < 0:
+                raise DataError(f"{name}: token ids: expected 0 or more, found {int(ids.min())}")
+        tree = build_tree(sequences)
+        self.check_readable(name, tree)
+        return tree if self.prompts is None else self.prompts.encode([tree], [_Owner(user_id)])[0]
 
     def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
         """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""
@@ -160,7 +196,7 @@ class Reader:
         if not (self.labels_named or protocol is TextProtocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
-    def check_readable(self, comparison: Comparison, tree: Tree) -> None:
+    def check_readable(self, named: str, tree: Tree) -> None:
         """Refuse a tree (without soft prompts) that would not be scored as it reads.
 
         Raises:
@@ -168,7 +204,6 @@ class Reader:
             which the head reads.
         """
         config, parts = self.config, (tree.prefix, *tree.responses)
-        named = f"comparison {quote(comparison.id)}"
         top = max(int(ids.max(initial=0)) for ids in parts)
         if top >= config.vocab_size:
             raise DataError(

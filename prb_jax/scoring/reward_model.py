@@ -15,7 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import shape_options, stream_options
+from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.scored import ScoredBatch
@@ -228,6 +228,7 @@ class RewardModel:
             dispatch=self.dispatch,
             options=self.batch_options(batch_tokens),
             skip=skip,
+            lanes=lanes(self.mesh),
         )
 
     def dispatch(self, batch: Batch) -> jax.Array:

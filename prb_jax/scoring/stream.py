@@ -1,9 +1,9 @@
 """Scores a list of comparisons: tokenise, batch and dispatch ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
-before the results of earlier ones are waited for. Of several processes each tokenises a part of a window, and
-all get the whole, so that all deal the same batches. Windows and shapes depend on the whole input and on the
-options alone, not on what is already scored.
+before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
+processes each tokenises a part of a window, and all get the whole, so that all deal the same batches. Windows
+and shapes depend on the whole input and on the options alone, not on what is already scored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -30,8 +31,8 @@ FIRST_WINDOW = 512
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-IN_FLIGHT = 2
-"""Batches given to the device and not yet read back: one that runs, one that waits."""
+WAITING = 1
+"""Batches given to the device and not yet read back, besides those that run."""
 
 Dispatch = Callable[[Batch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]
@@ -41,7 +42,7 @@ Skip = Callable[[Sequence[int]], bool]
 class _Pending:
     dealt: Dealt
     trees: list[Tree]
-    scores: jax.Array
+    scores: Callable[[], np.ndarray]
 
 
 def windows(count: int) -> list[range]:
@@ -58,6 +59,7 @@ def stream_scores(
     options: ShapeOptions | StreamOptions,
     skip: Skip = lambda indices: False,
     divide: bool = True,
+    lanes: int = 1,
 ) -> Iterator[ScoredBatch]:
     """Scores every comparison once; a window's batches come the largest shapes first.
 
@@ -70,6 +72,7 @@ def stream_scores(
         whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
         for trees that are there already.
+      lanes: batches that are computed side by side; see :func:`prb_jax.scoring.batch_shapes.lanes`.
 
     Raises:
       PrbError: as `encode`.
@@ -79,7 +82,11 @@ def stream_scores(
     parts = windows(len(comparisons))
     waiting: deque[_Pending] = deque()
     # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
-    with ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool:
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool,
+        ThreadPoolExecutor(lanes, thread_name_prefix="compute") as computing,
+    ):
+        start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, known=set())
 
         def part_of(indices: Sequence[int]) -> Part:
             if not divide:
@@ -108,14 +115,41 @@ def stream_scores(
                     if skip(dealt.members):
                         continue
                     members = [trees[index - part.start] for index in dealt.members]
-                    waiting.append(_Pending(dealt, members, dispatch(dealt.make())))
-                    while len(waiting) > IN_FLIGHT:
+                    waiting.append(_Pending(dealt, members, start(dealt.make())))
+                    while len(waiting) >= lanes + WAITING + 1:
                         yield _finish(waiting.popleft())
             while waiting:
                 yield _finish(waiting.popleft())
         finally:
             for _, future in encoded:
                 future.cancel()
+            computing.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(
+    batch: Batch,
+    *,
+    dispatch: Dispatch,
+    computing: ThreadPoolExecutor | None,
+    known: set[tuple[tuple[int, ...], ...]],
+) -> Callable[[], np.ndarray]:
+    """Start scoring a batch; returns what waits for its scores.
+
+    A device runs the programs that one thread gives it one after another, and those of several threads side by side.
+
+    Args:
+      batch: of the host.
+      dispatch: as of :func:`stream_scores`.
+      computing: the threads, where batches run side by side.
+      known: the shapes so far. The first batch of a shape is given to the device here, so that its program is
+        compiled once and not by every thread.
+    """
+    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
+    if computing is None or shapes not in known:
+        known.add(shapes)
+        scores = dispatch(batch)
+        return lambda: np.asarray(scores, np.float32)
+    return computing.submit(lambda: np.asarray(dispatch(batch), np.float32)).result
 
 
 def _choose_shapes(
@@ -139,7 +173,7 @@ def _finish(pending: _Pending) -> ScoredBatch:
     """Waits for a batch and takes out the scores of its comparisons."""
     return ScoredBatch(
         indices=pending.dealt.members,
-        scores=pending.dealt.take(np.asarray(pending.scores, np.float32)),
+        scores=pending.dealt.take(pending.scores()),
         tokens=[tree.tokens for tree in pending.trees],
         truncation=[tree.truncation for tree in pending.trees],
         computed=pending.dealt.computed,

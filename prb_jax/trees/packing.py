@@ -83,7 +83,7 @@ class DealtStreams:
 
 
 def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:
-    """Return the shape of streams that computes least for these trees.
+    """Return the shape of streams that costs least for these trees, by :func:`_cost`.
 
     Args:
       trees: all trees, or the first of many.
@@ -102,15 +102,15 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     lengths = [length for length in lengths if length >= least] or lengths[-1:]
     best: tuple[int, int, int] | None = None
     for length in lengths:
-        if best is not None and -(-needed // length) * length >= best[0]:
+        if best is not None and _cost(-(-needed // length), length) >= best[0]:
             continue  # not even without a gap
         units = divide(found, most_tokens=length, most_reads=length)
         units = [unit for unit in units if unit.tokens <= length]
         bins = _first_fit(units, StreamShape(length, length))
-        computed = len(bins) * length
+        cost = _cost(len(bins), length)
         reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
-        if bins and (best is None or computed < best[0]):
-            best = computed, length, reads
+        if bins and (best is None or cost < best[0]):
+            best = cost, length, reads
     if best is None:  # nothing is usual
         best = 0, options.tokens, 1
     spare = 1 if whole else 2
@@ -161,6 +161,14 @@ def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
 def coarse_length(tokens: int, block: int) -> int:
     """Round up to a step of a sixteenth to an eighth of the length, and to whole blocks."""
     return round_up(tokens, max(block, 1 << max(tokens.bit_length() - 4, 0)))
+
+
+def _cost(streams: int, length: int) -> int:
+    """Tokens computed by a machine that computes one stream at a time, and in pairs by one that computes two.
+
+    Both count, whatever this machine is, so that it decides nothing about the streams.
+    """
+    return (streams + round_up(streams, 2)) * length
 
 
 def _lengths(largest: int, options: StreamOptions) -> list[int]:

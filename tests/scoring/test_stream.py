@@ -17,7 +17,7 @@ from prb_jax.scoring.dealing import SAMPLE, sample_indices
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import (
     FIRST_WINDOW,
-    IN_FLIGHT,
+    WAITING,
     WINDOW,
     stream_scores,
     windows,
@@ -164,9 +164,37 @@ def test_batches_are_dispatched_ahead_of_their_results() -> None:
     for _ in stream:
         dispatched.append(sum(kind == "dispatch" for kind, _ in machine.events))
     total = dispatched[-1]
-    assert total > 2 * IN_FLIGHT
-    # When the n-th result is handed out, IN_FLIGHT more are under way.
-    assert dispatched == [min(n + 1 + IN_FLIGHT, total) for n in range(total)]
+    under_way = 1 + WAITING
+    assert total > 2 * under_way
+    # When the n-th result is handed out, so many more are under way.
+    assert dispatched == [min(n + 1 + under_way, total) for n in range(total)]
+
+
+def test_lanes_compute_side_by_side_and_keep_the_order() -> None:
+    """Two batches wait for each other in every pair, so neither would end if they ran one after another."""
+    alone = Machine().run(400)
+    machine, meeting, names = Machine(), threading.Barrier(2, timeout=60), list[str]()
+
+    def dispatch(batch: TreeBatch) -> Any:
+        scores, name = machine.dispatch(batch), threading.current_thread().name
+        if name.startswith("compute"):
+            names.append(name)
+            if len(names) <= 2:
+                meeting.wait()
+        return scores
+
+    together = list(
+        stream_scores(
+            [comparison(number) for number in range(400)],
+            encode=machine.encode, dispatch=dispatch, options=OPTIONS, lanes=2,
+        )
+    )  # fmt: skip
+    assert [batch.indices for batch in together] == [batch.indices for batch in alone]
+    assert_scored(together, range(400))
+    # The first batch of each shape is compiled by the caller's own thread, once.
+    assert len(names) == len(together) - len(machine.shapes)
+    assert len(set(names)) == 2
+    assert not any(thread.name.startswith("compute") for thread in threading.enumerate())
 
 
 def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
@@ -214,7 +242,7 @@ def test_an_error_while_tokenising_reaches_the_caller() -> None:
     with pytest.raises(DataError, match="comparison '1400': cannot be shown"):
         scored.extend(stream)
     assert_scored(scored, sorted(index for batch in scored for index in batch.indices))
-    assert len(scored) == sum(kind == "dispatch" for kind, _ in machine.events) - IN_FLIGHT
+    assert len(scored) == sum(kind == "dispatch" for kind, _ in machine.events) - 1 - WAITING
     names = {thread.name for thread in threading.enumerate()}
     assert not any(name.startswith("tokenise") for name in names)
 

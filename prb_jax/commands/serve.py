@@ -1,0 +1,97 @@
+"""`prb serve`: answer HTTP requests for scores."""
+
+import argparse
+import os
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_attention,
+    add_model_options,
+    add_quantize,
+    add_verb,
+    model_options,
+    not_negative,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.models import DTYPES
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs, "serve", run, about="answer HTTP requests for scores", after_interrupt="nothing was served"
+    )
+    sub.add_argument("model", metavar="MODEL", help="what `prb evaluate` takes, but for baselines")
+    sub.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address (default: 127.0.0.1, this machine alone); another one needs a token in PRB_SERVE_TOKEN",
+    )
+    sub.add_argument(
+        "--port", type=not_negative, default=8000, metavar="P", help="(default: 8000); 0 picks one"
+    )
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        help="posts of a profile that the model sees (default: as in training, or 10)",
+    )
+    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
+    sub.add_argument(
+        "--max-length",
+        metavar="L",
+        type=positive,
+        help="longest conversation in tokens (default: the model's)",
+    )
+    sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time, about")
+    _add_limit(sub, "--max-bytes", 16_000_000, "bytes of a request")
+    _add_limit(sub, "--max-items", 1024, "responses of a request")
+    _add_limit(sub, "--max-waiting", 8192, "responses that may wait for their scores")
+    _add_limit(sub, "--max-connections", 2048, "connections at a time")
+    _add_limit(sub, "--timeout", 120, "seconds until a request is answered")
+    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    add_quantize(sub)
+    add_attention(sub)
+    add_model_options(sub)
+
+
+def _add_limit(sub: argparse.ArgumentParser, flag: str, default: int, about: str) -> None:
+    sub.add_argument(flag, metavar="N", type=positive, default=default, help=f"{about} (default: {default})")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    with until_terminated(options):
+        start(options)
+        from prb_jax.readouts.load_options import LoadOptions
+        from prb_jax.serving.limits import Limits
+        from prb_jax.serving.serve import TOKEN, ServeOptions, serve
+        from prb_jax.text.view import ViewOptions
+
+        names = ("mesh", "dtype", "quantize", "attention")
+        serve(
+            options.model,
+            options=ServeOptions(
+                host=options.host,
+                port=options.port,
+                token=os.environ.get(TOKEN) or None,
+                view=ViewOptions(
+                    profile_posts=options.profile_posts,
+                    protocol=options.protocol,
+                    max_length=options.max_length,
+                ),
+                batch_tokens=options.batch_tokens,
+                limits=Limits(
+                    bytes=options.max_bytes,
+                    items=options.max_items,
+                    waiting=options.max_waiting,
+                    connections=options.max_connections,
+                    seconds=options.timeout,
+                ),
+            ),
+            loading=LoadOptions(**{name: getattr(options, name) for name in names}, **model_options(options)),
+        )
+    return 0

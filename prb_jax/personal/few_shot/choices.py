@@ -1,0 +1,314 @@
+"""The choices of people among responses, as arrays, and the part of them that a method sees of one person.
+
+Letters: R distinct responses, D features of one, n choices, U users, k comparisons of one user, K responses of one
+comparison, M posts of a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from prb_jax.errors import DataError
+
+Array = Any
+"""A numpy or jax array."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Responses:
+    """Responses with the facts that a method may use of each; all fields share their leading axes.
+
+    Attributes:
+      features: float32 [..., D], the backbone's state at the read position of the response given the question.
+      items: int32 [...], the identity of the response's text, equal wherever the same text is judged.
+      base_scores: float32 [...], the backbone's own reward, where it has one.
+      in_context: float32 [...], the reward of the same backbone when it saw this user's profile.
+      prompts: float32 [..., D], the backbone's state of the question alone.
+    """
+
+    features: Array
+    items: Array | None = None
+    base_scores: Array | None = None
+    in_context: Array | None = None
+    prompts: Array | None = None
+
+    def take(self, rows: Array) -> Responses:
+        """Return the responses ``rows`` (int32, any shape) of a table with one leading axis."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Posts:
+    """The posts of a profile, padded; a table of users has a leading axis U.
+
+    Attributes:
+      features: float32 [..., M, D], the backbone's states of the posts.
+      mask: bool [..., M], True where there is a post.
+      signs: float32 [..., M]: 1 where the post is a text that the user agrees with, -1 where it is a text that the
+        user disagrees with, 0 for the user's own words.
+      items: int32 [..., M], the identity of the post's text among ``Responses.items``, -1 for no such text.
+    """
+
+    features: Array
+    mask: Array
+    signs: Array | None = None
+    items: Array | None = None
+
+    def take(self, users: Array) -> Posts:
+        """Return the posts of ``users`` (int32, any shape) of a table of users."""
+        return jax.tree.map(lambda leaf: leaf[users], self)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Context:
+    """All that a method sees of one user: k comparisons and the profile's posts.
+
+    Padding is told by the masks alone, never by features of zero.
+
+    Attributes:
+      chosen, rejected: the responses of the comparisons, with leading axis k.
+      mask: bool [k], True where there is a comparison.
+      posts: the user's posts; None where the data have none.
+    """
+
+    chosen: Responses
+    rejected: Responses
+    mask: Array
+    posts: Posts | None = None
+
+    @property
+    def deltas(self) -> Array:
+        """float32 [k, D]: chosen minus rejected; zero where there is no comparison."""
+        return (self.chosen.features - self.rejected.features) * self.mask[:, None]
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """Comparisons grouped by user: the k of a context, or the queries to be scored. Numpy arrays of the host.
+
+    Attributes:
+      users: int32 [U], distinct users; their rows in the table of posts.
+      places: int32 [U, k], the places of the choices in their `Choices`; any number where the mask is False.
+      mask: bool [U, k].
+    """
+
+    users: np.ndarray
+    places: np.ndarray
+    mask: np.ndarray
+
+    def first(self, count: int, *, width: int | None = None) -> UserRows:
+        """Return the first ``count`` comparisons of every user.
+
+        Args:
+          count: k, 0 or more.
+          width: places for each user, ``count`` by default and at least 1; one width for several counts means one
+            compiled program for all of them.
+        """
+        width = max(1, count if width is None else width)
+        spare = max(0, width - self.places.shape[1])
+        places, mask = (np.pad(table, ((0, 0), (0, spare)))[:, :width] for table in (self.places, self.mask))
+        return UserRows(self.users, places, mask & (np.arange(width) < count))
+
+    def of(self, users: np.ndarray) -> UserRows:
+        """Return the rows of ``users`` in their order; a user without any has an empty row."""
+        rows = {int(user): row for row, user in enumerate(self.users)}
+        found = np.array([rows.get(int(user), -1) for user in users], np.int64)
+        mask = self.mask[found] & (found >= 0)[:, None]
+        return UserRows(np.asarray(users, np.int32), self.places[found], mask)
+
+    def swapped_users(self, seed: int = 0) -> UserRows:
+        """Return the same users, each with the comparisons of another user: the control of every personal gain."""
+        order = np.random.default_rng(seed).permutation(len(self.users))
+        other = np.empty_like(order)
+        other[order] = np.roll(order, 1)  # one circle through all users: nobody keeps their own
+        return UserRows(self.users, self.places[other], self.mask[other])
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of people between two responses each.
+
+    Attributes:
+      features: float32 [R, D] of distinct responses, see `Responses`; standardised by the caller on the seen part.
+      chosen, rejected: int32 [n], rows of ``features``.
+      users: int32 [n], below ``number_of_users``.
+      questions: int32 [n], the identity of the question.
+      number_of_users: U.
+      items, base_scores, prompts: as in `Responses`, with leading axis R.
+      in_context: float32 [n, 2], of the chosen and of the rejected response, by the backbone that saw the profile.
+      posts: the profiles, with leading axis U.
+      queries: bool [n], of users of a validation part: True for the choices that are to be predicted, False for those
+        that may be adapted on. None: `halves` deals the choices of each user.
+    """
+
+    features: Array
+    chosen: np.ndarray
+    rejected: np.ndarray
+    users: np.ndarray
+    questions: np.ndarray
+    number_of_users: int
+    items: Array | None = None
+    base_scores: Array | None = None
+    prompts: Array | None = None
+    in_context: Array | None = None
+    posts: Posts | None = None
+    queries: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        rows, count = len(self.features), len(self.chosen)
+        if np.ndim(self.features) != 2:
+            raise DataError(f"choices: features: expected [R, D], found shape {np.shape(self.features)}")
+        for name, length in [("items", rows), ("base_scores", rows), ("prompts", rows)]:
+            _check_length(name, getattr(self, name), length)
+        for name in ("rejected", "users", "questions", "in_context", "queries"):
+            _check_length(name, getattr(self, name), count)
+        for name, limit in (("chosen", rows), ("rejected", rows), ("users", self.number_of_users)):
+            values = np.asarray(getattr(self, name))
+            if count and (values.min() < 0 or values.max() >= limit):
+                bad = int(np.flatnonzero((values < 0) | (values >= limit))[0])
+                raise DataError(
+                    f"choices: {name}[{bad}]: expected 0 to {limit - 1}, found {int(values[bad])}"
+                )
+        for name in ("features", "base_scores", "prompts", "in_context"):
+            values = getattr(self, name)
+            if values is not None and not np.isfinite(np.asarray(values)).all():
+                raise DataError(f"choices: {name}: expected finite numbers, found NaN or infinity")
+        if self.posts is not None:
+            _check_length("posts", self.posts.features, self.number_of_users)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def table(self) -> Responses:
+        """The distinct responses, with leading axis R; ``in_context`` is no fact of a response alone."""
+        return Responses(self.features, self.items, self.base_scores, None, self.prompts)
+
+    @property
+    def deltas(self) -> np.ndarray:
+        """float32 [n, D]: chosen minus rejected."""
+        features = np.asarray(self.features, np.float32)
+        return features[self.chosen] - features[self.rejected]
+
+    @property
+    def people(self) -> int:
+        """P, how many users made a choice."""
+        return len(np.unique(np.asarray(self.users)))
+
+    @property
+    def person(self) -> np.ndarray:
+        """int32 [n]: the users of the choices, numbered from 0 to P - 1."""
+        return np.unique(np.asarray(self.users), return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+    def only(self, places: np.ndarray) -> Choices:
+        """Return the choices at ``places`` (int or bool [n]) with the same tables."""
+        per_choice = ("chosen", "rejected", "users", "questions", "in_context", "queries")
+        kept = {name: getattr(self, name) for name in per_choice if getattr(self, name) is not None}
+        return replace(self, **{name: np.asarray(values)[places] for name, values in kept.items()})
+
+    def turned_round(self) -> Choices:
+        """Return the choices with chosen and rejected exchanged."""
+        shown = None if self.in_context is None else np.asarray(self.in_context)[:, ::-1]
+        return replace(self, chosen=self.rejected, rejected=self.chosen, in_context=shown)
+
+    def require(self, method: str, needs: Sequence[str]) -> None:
+        """Raise one clear error where the data lack a thing that a method needs.
+
+        Args:
+          method: its name, for the message.
+          needs: names of fields; ``posts.signs`` and ``posts.items`` are those of the posts.
+
+        Raises:
+          DataError: one of them is missing, or nobody chose anything.
+        """
+        if not len(self):
+            raise DataError(f"{method}: expected at least one comparison, found none")
+        for name in needs:
+            found: Any = self
+            for part in name.split("."):
+                found = None if found is None else getattr(found, part)
+            if found is None:
+                raise DataError(f"{method} needs {_MEANING[name]}; the data have none")
+
+
+_MEANING = {
+    "items": "responses that several people judged (`items`)",
+    "base_scores": "the backbone's own scores (`base_scores`)",
+    "prompts": "the states of the questions alone (`prompts`)",
+    "in_context": "the scores of the backbone that saw the profile (`in_context`)",
+    "posts": "the states of the profile's posts (`posts`)",
+    "posts.signs": "posts that the user agrees or disagrees with (`posts.signs`)",
+    "posts.items": "posts that are judged responses too (`posts.items`)",
+}
+assert set(_MEANING) >= {field.name for field in fields(Responses)} - {"features"}
+
+
+def _check_length(name: str, values: Array | None, length: int) -> None:
+    if values is not None and len(values) != length:
+        raise DataError(f"choices: {name}: expected {length} rows, found {len(values)}")
+
+
+def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None = None) -> UserRows:
+    """Group choices by user, padded to the largest number of one user.
+
+    Args:
+      choices: n choices.
+      among: bool [n], the choices to take; None takes all. Users without any are left out.
+      seed: of the order of each user's choices; None keeps the order of the data.
+    """
+    places = np.arange(len(choices)) if among is None else np.flatnonzero(among)
+    if seed is not None:
+        places = np.random.default_rng(seed).permutation(places)
+    users = np.asarray(choices.users)[places]
+    order = np.argsort(users, kind="stable")
+    found, first, counts = np.unique(users[order], return_index=True, return_counts=True)
+    width = int(counts.max(initial=1))
+    column = np.arange(len(order)) - np.repeat(first, counts)
+    table = np.zeros((len(found), width), np.int32)
+    mask = np.zeros((len(found), width), bool)
+    row = np.repeat(np.arange(len(found)), counts)
+    table[row, column], mask[row, column] = places[order], True
+    return UserRows(found.astype(np.int32), table, mask)
+
+
+def halves(choices: Choices, *, seed: int) -> np.ndarray:
+    """bool [n], True for the queries: half of each user's questions, or of their choices where they have one question.
+
+    A user with a single choice has it as a query, so that it is predicted at zero shots.
+    """
+    rng = np.random.default_rng(seed)
+    queries = np.zeros(len(choices), bool)
+    grouped = group(choices)
+    for places, mask in zip(grouped.places, grouped.mask, strict=True):
+        own = places[mask]
+        questions = rng.permutation(np.unique(np.asarray(choices.questions)[own]))
+        if len(questions) > 1:
+            queries[own] = np.isin(np.asarray(choices.questions)[own], questions[: (len(questions) + 1) // 2])
+        else:
+            queries[rng.permutation(own)[: (len(own) + 1) // 2]] = True
+    return queries
+
+
+def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, UserRows]:
+    """Return the comparisons to adapt on, in a random order, and those to predict, of the users who have any of these.
+
+    Args:
+      choices: of a validation part; its ``queries`` if it has them, otherwise `halves`.
+      seed: of the order and of the halves.
+    """
+    asked = halves(choices, seed=seed) if choices.queries is None else np.asarray(choices.queries)
+    if not asked.any():
+        raise DataError("choices: queries: expected at least one comparison to predict, found none")
+    queries = group(choices, asked)
+    if asked.all():
+        empty = np.zeros((len(queries.users), 1), np.int32)
+        return UserRows(queries.users, empty, empty > 0), queries
+    return group(choices, ~asked, seed=seed).of(queries.users), queries

@@ -1,0 +1,225 @@
+"""Training and solving inside ``jax.jit``: a convex loss to its minimum, any loss for a number of steps, a person's
+most probable weights; and the choice of numbers on the validation part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from prb_jax.personal.few_shot.choices import Array, Choices, contexts_and_queries
+from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, score_users
+from prb_jax.sharding import batch_sharding, mesh_shape, to_global
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pairs:
+    """The choices of a part, ready for a loss over all of them.
+
+    Attributes:
+      deltas: float32 [n, D], chosen minus rejected.
+      users: int32 [n], the people numbered from 0 to P - 1, see `Choices.person`.
+      weights: float32 [n], 1 for a choice and 0 for padding.
+    """
+
+    deltas: Array
+    users: Array
+    weights: Array
+
+
+def pairs_of(choices: Choices, mesh: Mesh | None = None) -> Pairs:
+    """Return the pairs of all choices, split over the devices of ``mesh`` (padded until they divide)."""
+    count = len(choices)
+    shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
+    spare = -count % shards
+    pairs = Pairs(
+        np.pad(choices.deltas, ((0, spare), (0, 0))),
+        np.pad(choices.person, (0, spare)),
+        np.pad(np.ones(count, np.float32), (0, spare)),
+    )
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, pairs)
+    return jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), pairs)
+
+
+def mean_loss(margins: Array, weights: Array) -> jax.Array:
+    """Return the mean Bradley-Terry loss, softplus(-margin), of the choices that ``weights`` counts."""
+    return jnp.sum(weights * jax.nn.softplus(-margins)) / jnp.maximum(jnp.sum(weights), 1e-9)
+
+
+def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolerance: float = 1e-6) -> Any:
+    """Return the parameters at the minimum of a smooth loss, by L-BFGS with a line search.
+
+    Args:
+      loss: of the parameters.
+      start: parameters.
+      steps: at most.
+      tolerance: the norm of the gradient at which it stops.
+    """
+    solver = optax.lbfgs()
+    value_and_gradient = optax.value_and_grad_from_state(loss)
+
+    def step(carry: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+        params, state, count, _ = carry
+        value, gradient = value_and_gradient(params, state=state)
+        updates, state = solver.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
+        return optax.apply_updates(params, updates), state, count + 1, optax.tree.norm(gradient)
+
+    def open_still(carry: tuple[Any, Any, Any, Any]) -> Any:
+        return (carry[2] < steps) & (carry[3] > tolerance)
+
+    return jax.lax.while_loop(open_still, step, (start, solver.init(start), 0, jnp.inf))[0]
+
+
+def train(
+    loss: Callable[[Any, jax.Array, jax.Array], jax.Array],
+    start: Any,
+    *,
+    steps: int,
+    rate: float,
+    key: jax.Array,
+) -> Any:
+    """Return the parameters after ``steps`` of Adam with a cosine schedule and gradients clipped to norm 1.
+
+    Args:
+      loss: ``(params, key, progress)``; progress runs from 0 to 1.
+      start: parameters.
+      steps: number of updates.
+      rate: the learning rate at the start.
+      key: split over the steps.
+    """
+    solver = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(rate, steps)))
+
+    def step(carry: tuple[Any, Any], now: Array) -> tuple[tuple[Any, Any], None]:
+        params, state = carry
+        gradient = jax.grad(loss)(params, jax.random.fold_in(key, now), now / steps)
+        updates, state = solver.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (start, solver.init(start)), jnp.arange(steps))[0][0]
+
+
+def descend(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, rate: float) -> Any:
+    """Return a person's parameters after ``steps`` of Adam on a loss that draws nothing, as `train`."""
+    return train(
+        lambda params, key, progress: loss(params), start, steps=steps, rate=rate, key=jax.random.key(0)
+    )
+
+
+def numpy_rng(key: jax.Array) -> np.random.Generator:
+    """Return a generator of the host for the same draws wherever ``key`` is the same."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
+NEWTON_STEPS = 12
+
+
+def most_probable(features: Array, mask: Array, offset: Array, precision: Array) -> jax.Array:
+    """Return the most probable weights of a person under a Gaussian prior: argmax of
+    sum_i log sigmoid(offset_i + features_i . o) - (precision / 2) |o|^2.
+
+    Newton's method with step halving, in the space of the k comparisons, so that its cost grows with k and not with
+    the cube of J (the Laplace mode of Rasmussen and Williams 2006, section 3.4).
+
+    Args:
+      features: float32 [k, J], differences of the chosen and the rejected response.
+      mask: bool [k].
+      offset: float32 [k], the margins without ``o``.
+      precision: float32 [], above 0.
+
+    Returns:
+      float32 [J]; zero where the mask is False throughout.
+    """
+    known = mask.astype(jnp.float32)
+    rows = features * known[:, None]
+    kernel = rows @ rows.T / precision
+    identity = jnp.eye(len(rows), dtype=jnp.float32)
+    halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
+
+    def objective(dual: Array) -> jax.Array:
+        return jnp.sum(known * jax.nn.softplus(-(offset + kernel @ dual))) + 0.5 * dual @ (kernel @ dual)
+
+    def newton(_: Array, dual: Array) -> jax.Array:
+        margin = offset + kernel @ dual
+        slope = known * jax.nn.sigmoid(-margin)
+        curve = known * jax.nn.sigmoid(margin) * jax.nn.sigmoid(-margin)
+        root = jnp.sqrt(curve)
+        system = identity + root[:, None] * kernel * root
+        # The new dual solves (I + W K) a = W f + slope; f is the margin without its offset.
+        target = curve * (kernel @ dual) + slope
+        solved = jax.scipy.linalg.cho_solve(
+            (jax.scipy.linalg.cholesky(system, lower=True), True), root * (kernel @ target)
+        )
+        change = target - root * solved - dual
+        tried = dual + halvings[:, None] * change
+        return tried[jnp.argmin(jax.vmap(objective)(tried))]
+
+    dual = jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(len(rows), jnp.float32))
+    return rows.T @ dual / precision
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a method chooses its numbers: by the loss on the queries of people who are not seen.
+
+    Attributes:
+      choices: the validation part.
+      shots: how many comparisons of each person are adapted on; the losses of these counts are averaged.
+      seed: which comparisons.
+    """
+
+    choices: Choices
+    shots: tuple[int, ...] = (2, 8)
+    seed: int = 0
+
+    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
+        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
+        contexts, queries = contexts_and_queries(self.choices, seed=self.seed)
+        losses = []
+        for count in self.shots:
+            rows = contexts.first(count, width=max(self.shots))
+            states = adapt_users(method, fitted, self.choices, rows, key=key, mesh=mesh)
+            scores = score_users(method, fitted, states, self.choices, queries, mesh=mesh)[queries.mask]
+            losses.append(float(np.mean(np.logaddexp(0.0, scores[:, 1] - scores[:, 0], dtype=np.float64))))
+        return float(np.mean(losses))
+
+    def best(
+        self, method: Method, fits: Iterable[Fitted], *, key: jax.Array, mesh: Mesh | None = None
+    ) -> Fitted:
+        """Return the fit of the lowest loss, with ``validation_loss`` among its numbers; the first of equal ones."""
+        tried = [(self.loss(method, fitted, key=key, mesh=mesh), fitted) for fitted in fits]
+        loss, fitted = min(tried, key=lambda pair: pair[0])
+        return replace(fitted, numbers={**fitted.numbers, "validation_loss": np.float32(loss)})
+
+
+@partial(jax.jit, static_argnames="steps")
+def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.Array:
+    """Return the direction v float32 [D] of the lowest mean softplus(-v.delta) + (l2 / 2) |v|^2."""
+
+    def loss(v: Array) -> jax.Array:
+        return mean_loss(pairs.deltas @ v, pairs.weights) + 0.5 * l2 * jnp.sum(v * v)
+
+    return minimise(loss, start, steps=steps)
+
+
+def pooled_direction(
+    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int, mesh: Mesh | None = None
+) -> tuple[np.ndarray, float]:
+    """Return the direction of pooled Bradley-Terry, and its l2: the one of the lowest loss on the validation part."""
+    pairs, held = pairs_of(seen, mesh), validation.deltas
+    start = jnp.zeros(held.shape[1], jnp.float32)
+    tried = []
+    for strength in sorted(l2, reverse=True):  # each start is the solution under the stronger penalty before
+        start = fit_direction(pairs, strength, start, steps=steps)
+        v = np.asarray(start)
+        tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
+    _, strength, v = min(tried, key=lambda one: one[:2])
+    return v, -strength

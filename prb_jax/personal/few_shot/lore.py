@@ -1,0 +1,266 @@
+"""LoRe: a low-rank basis of rewards that all people share, and the weights of each person on it (arXiv 2504.14439).
+
+    r_u = phi(w_u)^T V^T e        V in R^{D x B}, w_u in R^B
+    sum_u (1 / |D_u|) sum_i softplus(-delta_i^T V phi(w_u)) + a sum_j |V_j - V_ref|^2
+
+``lore`` is the published method: phi is the softmax, so a person mixes the basis. In ``lore_free`` phi is the
+identity, so a person may dislike a direction. V_ref is the direction of the backbone's true score head, or of
+pooled Bradley-Terry. A new person is fitted in w alone, pulled to the mean w of the seen people, which is the state
+at k = 0:
+
+    sum_i softplus(-delta_i^T V phi(w)) + (pull / 2) |w - w_mean|^2
+
+The free weights are scaled so that those of the seen people have the identity as their covariance; a pull of 1 then
+is the prior that the seen people suggest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import DataError, quote
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
+from prb_jax.personal.few_shot.fitting import (
+    Pairs,
+    Validation,
+    descend,
+    minimise,
+    most_probable,
+    numpy_rng,
+    pairs_of,
+    pooled_direction,
+)
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State
+from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoReFreeSettings(FewShotSettings):
+    """Settings of LoRe with free weights; of each tuple the validation part chooses one entry.
+
+    Attributes:
+      bases: B, the number of directions.
+      anchor: a, relative to the mean square of the features, the pull of the basis to its reference.
+      pull: of a new person's weights to the mean weights.
+      reference: ``head``, the score head of the backbone (from ``base_scores``, which it must explain), or ``pooled``.
+      l2: penalties of the pooled direction.
+      steps: updates of the solver at most.
+    """
+
+    bases: tuple[int, ...] = (4, 8)
+    anchor: tuple[float, ...] = (1e-4, 1e-2)
+    pull: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
+    reference: Literal["head", "pooled"] = "pooled"
+    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    steps: int = 150
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, above={"pull": 0, "l2": 0}, least={"bases": 2, "anchor": 0, "steps": 1})
+        if self.reference not in ("head", "pooled"):
+            raise DataError(
+                f"{type(self).__name__}.reference: expected head or pooled, found {quote(self.reference)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoReSettings(LoReFreeSettings):
+    """Settings of LoRe with softmax weights, which a new person is fitted in step by step.
+
+    Attributes:
+      adapt_steps: updates of the weights of a new person.
+      adapt_rate: their learning rate.
+    """
+
+    adapt_steps: int = 100
+    adapt_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, above={"adapt_rate": 0}, least={"adapt_steps": 1})
+
+
+def head_direction(choices: Choices) -> np.ndarray:
+    """Return the direction of the backbone's score head in the features, float32 [D].
+
+    Raises:
+      DataError: the features do not explain the scores, so that they are not those that the head reads.
+    """
+    choices.require("lore with reference=head", ("base_scores",))
+    features = np.asarray(choices.features, np.float64)
+    scores = np.asarray(choices.base_scores, np.float64)
+    columns = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    solution = np.linalg.lstsq(columns, scores, rcond=None)[0]
+    unexplained = np.var(scores - columns @ solution) / max(np.var(scores), 1e-30)
+    if unexplained > 1e-3:
+        raise DataError(
+            "lore with reference=head: expected base_scores that are linear in the features, "
+            f"found {unexplained:.1%} of their variance unexplained; use reference=pooled"
+        )
+    return solution[:-1].astype(np.float32)
+
+
+def mixed(weights: Array, *, simplex: bool) -> jax.Array:
+    """Return phi(w)."""
+    return jax.nn.softmax(weights, axis=-1) if simplex else weights
+
+
+@partial(jax.jit, static_argnames=("steps", "simplex"))
+def _fit(
+    pairs: Pairs,
+    share: Array,
+    reference: Array,
+    anchor: Array,
+    basis: Array,
+    weights: Array,
+    *,
+    steps: int,
+    simplex: bool,
+) -> tuple[Array, Array]:
+    people = weights.shape[0]
+
+    def loss(params: tuple[Array, Array]) -> jax.Array:
+        v, w = params
+        margins = jnp.sum((pairs.deltas @ v) * mixed(w, simplex=simplex)[pairs.users], axis=1)
+        fit = jnp.sum(share[pairs.users] * pairs.weights * jax.nn.softplus(-margins)) / people
+        # A small ridge: without it the scales of V and w, or of one person's w alone, are free.
+        spread = jnp.sum((w - jnp.mean(w, axis=0)) ** 2) / people
+        return fit + anchor * jnp.sum((v - reference[:, None]) ** 2) + 1e-3 * spread
+
+    return minimise(loss, (basis, weights), steps=steps)
+
+
+def personal_directions(choices: Choices, direction: Array, count: int) -> np.ndarray:
+    """Return the directions in which people differ most, float32 [D, count], of length 1.
+
+    The right singular vectors of the people's mean gradients at the shared ``direction``.
+    """
+    deltas = choices.deltas
+    slope = 1 / (1 + np.exp(np.clip(deltas @ np.asarray(direction), -50, 50)))
+    gradients = np.zeros((choices.people, deltas.shape[1]), np.float32)
+    np.add.at(gradients, choices.person, slope[:, None] * deltas)
+    gradients /= np.sqrt(np.bincount(choices.person))[:, None]
+    gradients -= gradients.mean(axis=0)
+    _, _, right = np.linalg.svd(gradients, full_matrices=False)
+    if len(right) < count:
+        raise DataError(f"expected at least {count} seen people and features, found {len(right)}")
+    return right[:count].T.astype(np.float32)
+
+
+def _start(
+    choices: Choices, reference: np.ndarray, bases: int, *, simplex: bool, key: jax.Array
+) -> tuple[Array, Array]:
+    rng = numpy_rng(key)
+    scale = 1 / np.sqrt(np.mean(np.sum(choices.deltas**2, axis=1)) / choices.deltas.shape[1])
+    own = personal_directions(choices, reference, bases - 1) * scale
+    weights = rng.normal(0, 0.1, (choices.people, bases)).astype(np.float32)
+    if not simplex:
+        weights[:, 0] += 1
+        return np.concatenate([reference[:, None], own], axis=1), weights
+    # Corners of a simplex around the reference, in the directions in which people differ.
+    corners = np.linalg.qr(rng.normal(size=(bases, bases)))[0]
+    corners -= corners.mean(axis=0)
+    spread = np.linalg.svd(corners)[2][: bases - 1]
+    return (reference[:, None] + 2 * own @ spread @ corners.T).astype(np.float32), weights
+
+
+def _fit_all(
+    seen: Choices,
+    validation: Choices,
+    *,
+    settings: LoReFreeSettings,
+    key: jax.Array,
+    mesh: Mesh | None = None,
+    simplex: bool,
+) -> Fitted:
+    name, method = ("lore", LORE) if simplex else ("lore_free", LORE_FREE)
+    seen.require(name, ())
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    reference = head_direction(seen) if settings.reference == "head" else pooled
+    pairs = pairs_of(seen, mesh)
+    share = (1 / np.bincount(seen.person)).astype(np.float32)
+    fits: list[Fitted] = []
+    for bases in settings.bases:
+        basis, weights = _start(seen, reference, bases, simplex=simplex, key=key)
+        for anchor in sorted(settings.anchor, reverse=True):
+            basis, weights = _fit(
+                pairs,
+                share,
+                reference,
+                np.float32(anchor),
+                basis,
+                weights,
+                steps=settings.steps,
+                simplex=simplex,
+            )
+            arrays = _arrays(np.asarray(basis), np.asarray(weights), simplex=simplex)
+            numbers = {"bases": np.int32(bases), "anchor": np.float32(anchor), "l2": np.float32(l2)}
+            fits += _pulled(arrays, numbers, settings)
+    return Validation(validation, settings.validation_shots).best(method, fits, key=key, mesh=mesh)
+
+
+def _arrays(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[str, np.ndarray]:
+    if not simplex:
+        covariance = np.cov(weights.T.astype(np.float64)) + 1e-8 * np.eye(basis.shape[1])
+        root = np.linalg.cholesky(covariance)
+        basis, weights = (basis @ root), np.linalg.solve(root, weights.T).T
+    mean = weights.mean(axis=0)
+    return {"basis": basis.astype(np.float32), "mean": mean.astype(np.float32)}
+
+
+def _pulled(
+    arrays: dict[str, np.ndarray], numbers: dict[str, np.generic], settings: LoReFreeSettings
+) -> Sequence[Fitted]:
+    return [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
+
+
+def empty_state(fitted: Fitted) -> State:
+    """Return the mean weights of the seen people."""
+    return {"weights": jnp.asarray(fitted.arrays["mean"])}
+
+
+def adapt_free(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return the most probable weights, float32 [B]."""
+    mean = fitted.arrays["mean"]
+    rows = context.deltas @ fitted.arrays["basis"]
+    return {"weights": mean + most_probable(rows, context.mask, rows @ mean, fitted.numbers["pull"])}
+
+
+def adapt_simplex(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return the weights w float32 [B] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
+    mean = fitted.arrays["mean"]
+    rows = context.deltas @ fitted.arrays["basis"]
+
+    def loss(weights: Array) -> jax.Array:
+        margins = rows @ jax.nn.softmax(weights)
+        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((weights - mean) ** 2)
+        return jnp.sum(context.mask * jax.nn.softplus(-margins)) + pull
+
+    settings = fitted.settings
+    return {"weights": descend(loss, jnp.asarray(mean), steps=settings.adapt_steps, rate=settings.adapt_rate)}
+
+
+def score_free(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return w^T V^T e, float32 [K]."""
+    return responses.features @ (fitted.arrays["basis"] @ state["weights"])
+
+
+def score_simplex(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return softmax(w)^T V^T e, float32 [K]."""
+    return responses.features @ (fitted.arrays["basis"] @ jax.nn.softmax(state["weights"]))
+
+
+LORE = Method(
+    "lore", LoReSettings, partial(_fit_all, simplex=True), adapt_simplex, score_simplex, empty_state
+)
+LORE_FREE = Method(
+    "lore_free", LoReFreeSettings, partial(_fit_all, simplex=False), adapt_free, score_free, empty_state
+)

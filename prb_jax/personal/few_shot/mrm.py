@@ -1,0 +1,127 @@
+"""MRM: a reward whose mixing weights are meta-learned, adapted by a few gradient steps (arXiv 2601.18731).
+
+    r = softmax(w)^T (0.01 A e),  A in R^{B x D}
+    inner: steps of Adam on w, from a learned start w_0, on the person's comparisons
+    outer: sum_u g((L_u - tau) / gamma) L_u,  g the sigmoid, tau the median of the batch; the gate is not detached
+
+One inner step, as published, moves each weight by the learning rate at most, so it hardly personalises; the number
+of steps and the rate are settings, and the accuracy without adaptation is always printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
+from prb_jax.personal.few_shot.controls import accuracy_of, without_user
+from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
+from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
+from prb_jax.personal.few_shot.settings import check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class MRMSettings(EpisodeSettings):
+    """Settings of MRM; the published ones are 2 bases, 1 inner step and an inner rate of 1e-3 to 5e-3.
+
+    Attributes:
+      bases: B, the rows of A.
+      inner_steps: updates of w for a person.
+      inner_rate: their learning rate.
+      gamma: the width of the gate.
+      rate: as in training by episodes; the rows of A have the size of 100 directions, so it is larger.
+      l2: penalties of the pooled direction around which the rows of A start.
+    """
+
+    bases: int = 2
+    inner_steps: int = 5
+    inner_rate: float = 0.3
+    gamma: float = 0.5
+    rate: float = 0.1
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above = {"inner_rate": 0, "gamma": 0, "l2": 0}
+        check_numbers(self, above=above, least={"bases": 2, "inner_steps": 1})
+
+
+def fit(
+    seen: Choices, validation: Choices, *, settings: MRMSettings, key: jax.Array, mesh: Mesh | None = None
+) -> Fitted:
+    """Train A and w_0 by episodes: each person's loss is that after the inner steps."""
+    seen.require("mrm", ())
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    rng = numpy_rng(key)
+    size = 1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)))
+    rows = pooled + rng.normal(0, size, (settings.bases, len(pooled)))
+    arrays = {
+        "rows": (100 * rows).astype(np.float32),
+        "start": rng.normal(0, 1, settings.bases).astype(np.float32),
+    }
+    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
+    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh)
+
+
+def _loss(fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
+    states = jax.vmap(adapt, in_axes=(None, 0, None))(fitted, episode.contexts, key)
+    losses, counts = query_losses(METHOD, fitted, states, episode), jnp.sum(episode.weights, axis=1)
+    each = jnp.sum(losses, axis=1) / jnp.maximum(counts, 1)
+    known = counts > 0
+    middle = jnp.nanmedian(jnp.where(known, each, jnp.nan))
+    gate = jax.nn.sigmoid((each - middle) / fitted.settings.gamma)
+    return jnp.sum(jnp.where(known, gate * each, 0.0)) / jnp.maximum(jnp.sum(known), 1)
+
+
+def empty_state(fitted: Fitted) -> State:
+    """Return the learned start w_0."""
+    return {"weights": jnp.asarray(fitted.arrays["start"])}
+
+
+def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return w float32 [B] (before the softmax) after the inner steps."""
+    rows = context.deltas @ fitted.arrays["rows"].T * 0.01
+    count = jnp.maximum(jnp.sum(context.mask), 1)
+
+    def loss(weights: Array) -> jax.Array:
+        return jnp.sum(context.mask * jax.nn.softplus(-(rows @ jax.nn.softmax(weights)))) / count
+
+    # eps_root keeps the derivative of Adam's square root finite where the gradient is zero.
+    solver = optax.adam(fitted.settings.inner_rate, eps_root=1e-12)
+    start = jnp.asarray(fitted.arrays["start"])
+
+    def step(carry: tuple[Array, optax.OptState], _: None) -> tuple[tuple[Array, optax.OptState], None]:
+        weights, state = carry
+        updates, state = solver.update(jax.grad(loss)(weights), state)
+        return (jnp.asarray(optax.apply_updates(weights, updates)), state), None
+
+    (weights, _), _ = jax.lax.scan(step, (start, solver.init(start)), length=fitted.settings.inner_steps)
+    return {"weights": weights}
+
+
+def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return softmax(w)^T (0.01 A e), float32 [K]."""
+    return responses.features @ (fitted.arrays["rows"].T @ jax.nn.softmax(state["weights"])) * 0.01
+
+
+def controls(
+    fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
+) -> Mapping[str, float]:
+    """Return the accuracy with and without adaptation, and how far w moves."""
+    states = adapt_users(METHOD, fitted, choices, contexts, key=key)
+    moved = np.abs(states["weights"] - np.asarray(fitted.arrays["start"]))
+    return {
+        "accuracy": accuracy_of(METHOD, fitted, states, choices, queries),
+        "accuracy_no_adaptation": without_user(METHOD, fitted, choices, queries),
+        "largest_move_of_a_weight": float(moved.max()),
+    }
+
+
+METHOD = Method("mrm", MRMSettings, fit, adapt, score, empty_state, controls=controls)

@@ -1,0 +1,146 @@
+"""Nearest users by common votes: people who judged the same texts alike will judge the next one alike.
+
+    x_u,i  in [-1, 1]: the mean vote of person u on text i (1 chosen or agreed with, -1 rejected or disagreed with)
+    s_u,n  = x_u.x_n / sqrt((|x_u|^2 + c) (|x_n|^2 + c))
+    r_u(i) = (lambda p_i + sum_n s_u,n x_n,i) / (lambda + sum_n |s_u,n| [n voted on i])
+
+over the N people of the largest |s|; p is the mean vote of everybody (popularity, which is the score at k = 0). It
+reads no features: texts are told apart by their identity, so the data must share them. Neighbourhood collaborative
+filtering (Resnick and others 1994).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import DataError
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
+from prb_jax.personal.few_shot.fitting import Validation
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State
+from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestSettings(FewShotSettings):
+    """Settings of nearest users; of each tuple the validation part chooses one entry.
+
+    Attributes:
+      neighbours: N; everybody where there are fewer seen people.
+      shrink: c, which keeps people with few common texts from being near.
+      prior: lambda, how many votes the popularity of a text counts for.
+    """
+
+    neighbours: tuple[int, ...] = (20, 200)
+    shrink: tuple[float, ...] = (1.0, 8.0)
+    prior: tuple[float, ...] = (0.3, 1.0, 3.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, above={"shrink": 0, "prior": 0}, least={"neighbours": 1})
+
+
+def fit(
+    seen: Choices, validation: Choices, *, settings: NearestSettings, key: jax.Array, mesh: Mesh | None = None
+) -> Fitted:
+    """Count the votes of the seen people, those in their profiles too.
+
+    Raises:
+      DataError: no text was judged by two people.
+    """
+    seen.require("nearest", METHOD.needs)
+    votes, counts = _votes(seen)
+    if (np.sum(counts > 0, axis=0) < 2).all():
+        raise DataError("nearest needs responses that several people judged: every text has one judge")
+    has_votes = np.sum(counts, axis=1) > 0
+    mean = np.where(counts > 0, votes / np.maximum(counts, 1), 0)[has_votes]
+    popularity = mean.sum(0) / (np.sum(counts > 0, axis=0) + 1.0)
+    arrays = {"votes": mean.astype(np.float32), "popularity": popularity.astype(np.float32)}
+    fits = [
+        Fitted(
+            arrays,
+            {"neighbours": np.int32(count), "shrink": np.float32(shrink), "prior": np.float32(prior)},
+            settings,
+        )
+        for count, shrink, prior in product(settings.neighbours, settings.shrink, settings.prior)
+    ]
+    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+
+
+def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of the votes [U, I] and their counts."""
+    items = np.asarray(choices.items)
+    users = [choices.users, choices.users]
+    texts = [items[choices.chosen], items[choices.rejected]]
+    signs = [np.ones(len(choices)), -np.ones(len(choices))]
+    posts = choices.posts
+    if posts is not None and posts.items is not None and posts.signs is not None:
+        mask = np.asarray(posts.mask) & (np.asarray(posts.items) >= 0) & (np.asarray(posts.signs) != 0)
+        mask &= np.isin(np.arange(choices.number_of_users), choices.users)[:, None]
+        users.append(np.nonzero(mask)[0])
+        texts.append(np.asarray(posts.items)[mask])
+        signs.append(np.asarray(posts.signs)[mask])
+    size = (choices.number_of_users, 1 + max(int(np.max(text, initial=0)) for text in [items, *texts]))
+    votes, counts = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    place = (np.concatenate(users), np.concatenate(texts))
+    np.add.at(votes, place, np.concatenate(signs))
+    np.add.at(counts, place, 1)
+    return votes, counts
+
+
+def _places(fitted: Fitted) -> int:
+    """Neighbours for which a state has room, the same for all numbers that are tried."""
+    return min(max(fitted.settings.neighbours), len(fitted.arrays["votes"]))
+
+
+def empty_state(fitted: Fitted) -> State:
+    """Return neighbours without weight."""
+    count = _places(fitted)
+    return {"users": jnp.zeros(count, jnp.int32), "weights": jnp.zeros(count, jnp.float32)}
+
+
+def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return the nearest seen people, int32 [N], and their similarities, float32 [N]."""
+    assert context.chosen.items is not None
+    assert context.rejected.items is not None
+    known = context.mask.astype(jnp.float32)
+    items, signs = [context.chosen.items, context.rejected.items], [known, -known]
+    posts = context.posts
+    if posts is not None and posts.items is not None and posts.signs is not None:
+        items.append(posts.items)
+        signs.append(posts.signs * posts.mask * (posts.items >= 0))
+    votes = fitted.arrays["votes"]
+    places, sign = jnp.concatenate(items), jnp.concatenate(signs)
+    own = jnp.zeros(votes.shape[1], jnp.float32).at[places].add(sign, mode="drop")
+    counts = jnp.zeros(votes.shape[1], jnp.float32).at[places].add(jnp.abs(sign), mode="drop")
+    own = own / jnp.maximum(counts, 1)
+    shrink = fitted.numbers["shrink"]
+    norms = (jnp.sum(own * own) + shrink) * (jnp.sum(votes * votes, axis=1) + shrink)
+    similar = votes @ own / jnp.sqrt(norms)
+    _, users = jax.lax.top_k(jnp.abs(similar), _places(fitted))
+    near = jnp.arange(len(users)) < fitted.numbers["neighbours"]
+    return {"users": users.astype(jnp.int32), "weights": similar[users] * near}
+
+
+def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return the weighted mean vote of the neighbours and of everybody, float32 [K]; 0 for a text without votes."""
+    assert responses.items is not None
+    votes, prior = fitted.arrays["votes"], fitted.numbers["prior"]
+    known = responses.items < votes.shape[1]
+    items = jnp.where(known, responses.items, 0)
+    theirs = votes[state["users"][:, None], items]
+
+    def total(values: Array) -> jax.Array:
+        return state["weights"] @ values
+
+    weight = jnp.abs(state["weights"]) @ (theirs != 0)
+    found = (prior * fitted.arrays["popularity"][items] + total(theirs)) / (prior + weight)
+    return jnp.where(known, found, 0.0)
+
+
+METHOD = Method("nearest", NearestSettings, fit, adapt, score, empty_state, needs=("items",))

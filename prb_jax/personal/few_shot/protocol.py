@@ -1,0 +1,233 @@
+"""The protocol of every few-shot method, and the functions that run one over many users.
+
+A method is a `Method`: pure functions and their settings. It is fitted on people who are seen; every choice (such
+as the strength of a penalty) is made on people of a validation part. It is adapted to a new person from k
+comparisons without any change of the fitted arrays. The state of a person is a small tree of arrays, so thousands
+of people are adapted at once by ``vmap``, split over the devices of a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import DataError
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, UserRows
+from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
+
+State = Any
+"""What a method knows of one user: a tree of arrays, the same shapes for all users."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays", "numbers"], meta_fields=["settings"])
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted method.
+
+    Attributes:
+      arrays: its arrays by name, float32 or int32.
+      numbers: scalars by name: all that was chosen on the validation part (``l2``), and facts to be reported.
+      settings: the frozen settings with which it was fitted.
+    """
+
+    arrays: dict[str, Any]
+    numbers: dict[str, Any]
+    settings: Any
+
+
+class Fit(Protocol):
+    """Fits a method; see `Method`."""
+
+    def __call__(
+        self, seen: Choices, validation: Choices, *, settings: Any, key: jax.Array, mesh: Mesh | None = None
+    ) -> Fitted:
+        """Return the fitted method."""
+        ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of personalisation from few comparisons.
+
+    Attributes:
+      name: as it is written on the command line.
+      settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
+      fit: from the choices of seen people, and of other people for every choice of a number.
+      adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
+      score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
+      empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
+      needs: names of the fields of `Choices` that it cannot do without.
+      controls: ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
+        print beside its accuracy, such as its accuracy without adaptation.
+    """
+
+    name: str
+    settings: type
+    fit: Fit
+    adapt: Callable[[Fitted, Context, jax.Array], State]
+    score: Callable[[Fitted, State, Responses], jax.Array]
+    empty_state: Callable[[Fitted], State]
+    needs: tuple[str, ...] = ()
+    controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
+
+
+USERS_AT_ONCE = 2048
+"""Users that are adapted by one call of the compiled program: it bounds the memory of their gathered features."""
+
+
+def adapt_users(
+    method: Method,
+    fitted: Fitted,
+    choices: Choices,
+    contexts: UserRows,
+    *,
+    key: jax.Array,
+    mesh: Mesh | None = None,
+) -> State:
+    """Adapt a method to many users.
+
+    Args:
+      method: the method.
+      fitted: fitted by it.
+      choices: the tables, and the choices to which ``contexts`` refers.
+      contexts: the k comparisons of each of U users.
+      key: of methods that draw; every user has an own key, whatever the mesh.
+      mesh: devices over which the users are split.
+
+    Returns:
+      the states of all users, each leaf with a leading axis U, numpy arrays of the host.
+
+    Raises:
+      DataError: the data lack a thing that the method needs.
+    """
+    _check(method, choices)
+    tables = _tables(choices, mesh)
+
+    def run(users: Array, chosen: Array, rejected: Array, mask: Array) -> State:
+        return _adapt(method, fitted, *tables, key, users, chosen, rejected, mask)
+
+    places = contexts.places
+    rows = (contexts.users, choices.chosen[places], choices.rejected[places], contexts.mask)
+    return _in_chunks(run, rows, mesh)
+
+
+def score_users(
+    method: Method,
+    fitted: Fitted,
+    states: State,
+    choices: Choices,
+    queries: UserRows,
+    *,
+    mesh: Mesh | None = None,
+) -> np.ndarray:
+    """Score the comparisons of many users.
+
+    Args:
+      method: the method.
+      fitted: fitted by it.
+      states: of U users, as `adapt_users` returns them.
+      choices: the tables, and the choices to which ``queries`` refers.
+      queries: the comparisons of the same U users.
+      mesh: devices over which the users are split.
+
+    Returns:
+      float32 [U, q, 2]: the score of the chosen and of the rejected response; NaN where there is no comparison.
+    """
+    table = _tables(choices, mesh)[0]
+    pairs = np.stack([choices.chosen, choices.rejected], -1)[queries.places]
+    shown = None if choices.in_context is None else np.asarray(choices.in_context)[queries.places]
+
+    def run(states: State, pairs: Array, shown: Array | None) -> Array:
+        return _score(method, fitted, table, states, pairs, shown)
+
+    scores = _in_chunks(run, (states, pairs, shown), mesh)
+    return np.where(queries.mask[:, :, None], scores, np.nan)
+
+
+def repeated(state: State, users: int) -> State:
+    """Return one state for each of U users, such as that of a person of whom nothing is known."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (users, *np.shape(leaf))), state)
+
+
+def bytes_per_user(states: State, users: int) -> int:
+    """Return the bytes that the state of one of ``users`` users takes."""
+    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(states)) // max(1, users)
+
+
+def accuracy(scores: np.ndarray) -> float:
+    """Return the share of comparisons [..., 2] whose chosen response has the higher score; a tie counts one half."""
+    known = scores[~np.isnan(scores[..., 0])]
+    if not len(known):
+        raise DataError("accuracy: expected at least one comparison, found none")
+    return float(np.mean((known[:, 0] > known[:, 1]) + 0.5 * (known[:, 0] == known[:, 1])))
+
+
+def _check(method: Method, choices: Choices) -> None:
+    choices.require(method.name, method.needs)
+
+
+def _tables(choices: Choices, mesh: Mesh | None) -> tuple[Responses, Posts | None]:
+    tables = (choices.table, choices.posts)
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, tables)
+    return jax.tree.map(lambda leaf: to_global(np.asarray(leaf), replicated(mesh)), tables)
+
+
+def _in_chunks(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
+    """The results of ``run`` over users, chunk by chunk, all of one size."""
+    users = len(jax.tree.leaves(rows)[0])
+    shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
+    size = min(USERS_AT_ONCE, users + -users % shards)
+    size += -size % shards
+    found = []
+    for start in range(0, users, size):
+        part = jax.tree.map(lambda leaf, s=start: _padded(np.asarray(leaf)[s : s + size], size), rows)
+        if mesh is not None:
+            part = jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), part)
+        found.append(jax.tree.map(np.asarray, run(*part)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:users], *found)
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """The rows and copies of the first one: a padded user is computed like any other, and dropped."""
+    return rows if len(rows) == size else np.concatenate([rows, np.repeat(rows[:1], size - len(rows), 0)])
+
+
+@partial(jax.jit, static_argnames="method")
+def _adapt(
+    method: Method,
+    fitted: Fitted,
+    table: Responses,
+    posts: Posts | None,
+    key: jax.Array,
+    users: Array,
+    chosen: Array,
+    rejected: Array,
+    mask: Array,
+) -> State:
+    def one(user: Array, chosen: Array, rejected: Array, mask: Array) -> State:
+        own = None if posts is None else posts.take(user)
+        context = Context(table.take(chosen), table.take(rejected), mask, own)
+        return method.adapt(fitted, context, jax.random.fold_in(key, user))
+
+    return jax.vmap(one)(users, chosen, rejected, mask)
+
+
+@partial(jax.jit, static_argnames="method")
+def _score(
+    method: Method, fitted: Fitted, table: Responses, states: State, pairs: Array, shown: Array | None
+) -> Array:
+    def one(state: State, pair: Array, shown: Array | None) -> Array:
+        found = table.take(pair)
+        responses = Responses(found.features, found.items, found.base_scores, shown, found.prompts)
+        return method.score(fitted, state, responses)
+
+    of_user = jax.vmap(one, in_axes=(None, 0, None if shown is None else 0))
+    return jax.vmap(of_user)(states, pairs, shown)

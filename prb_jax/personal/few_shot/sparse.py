@@ -1,0 +1,180 @@
+"""Sparse features: a person's weights on a few named directions that can be read (after WIMHF, arXiv 2510.26202).
+
+    z(d) = top_s relu(W (d - b) + c) in R^F,  d = the difference of two responses
+    mean |d - (b + Z z(d))|^2                 a sparse autoencoder of the differences, s of F features active
+    r_u(w) - r_u(l) = (beta + b_u).[z(delta) - z(-delta)]
+
+beta is the logistic regression of everybody on the features, b_u the most probable deviation of the person under a
+Gaussian prior: coefficient j says how much feature j draws this person more than others. For K responses the
+difference is that to the mean of all of them, doubled, which for a pair is delta. `strongest` lists the pairs that
+show a feature, so that people (or a model) can give it a name; `coefficients` reads a person.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import DataError
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
+from prb_jax.personal.few_shot.fitting import (
+    Pairs,
+    Validation,
+    fit_direction,
+    most_probable,
+    numpy_rng,
+    train,
+)
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State
+from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseSettings(FewShotSettings):
+    """Settings of sparse features; of each tuple the validation part chooses one entry.
+
+    Attributes:
+      features: F.
+      active: s, the features of one difference that are not zero.
+      spread: standard deviations of the personal part of a margin under the prior.
+      l2: penalties of beta.
+      steps: updates of the autoencoder.
+      batch: differences in an update.
+      rate: its learning rate.
+    """
+
+    features: int = 64
+    active: int = 8
+    spread: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    steps: int = 1000
+    batch: int = 512
+    rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above = {"spread": 0, "l2": 0, "rate": 0}
+        check_numbers(self, above=above, least={"features": 1, "active": 1, "steps": 1, "batch": 1})
+        if self.active > self.features:
+            raise DataError(
+                f"SparseSettings.active: expected at most features={self.features}, found {self.active}"
+            )
+
+
+def _encode(arrays: dict[str, Array], differences: Array, active: int) -> jax.Array:
+    """z, float32 [..., F], of differences [..., D]."""
+    raw = jax.nn.relu((differences - arrays["center"]) @ arrays["encoder"] + arrays["threshold"])
+    least = jax.lax.top_k(raw, active)[0][..., -1:]
+    return jnp.where(raw >= jnp.maximum(least, 1e-12), raw, 0.0)
+
+
+def _signed(arrays: dict[str, Array], differences: Array, active: int) -> jax.Array:
+    """z(d) - z(-d): its sign turns with the order of the pair."""
+    return _encode(arrays, differences, active) - _encode(arrays, -differences, active)
+
+
+@partial(jax.jit, static_argnames="settings")
+def _autoencoder(
+    deltas: Array, start: dict[str, Array], key: jax.Array, *, settings: SparseSettings
+) -> dict[str, Array]:
+    def loss(arrays: dict[str, Array], key: jax.Array, progress: Array) -> jax.Array:
+        rows, signs = jax.random.split(key)
+        drawn = deltas[jax.random.randint(rows, (settings.batch,), 0, len(deltas))]
+        drawn = drawn * jax.random.rademacher(signs, (settings.batch, 1), jnp.float32)  # either order
+        decoder = arrays["decoder"] / (jnp.linalg.norm(arrays["decoder"], axis=1, keepdims=True) + 1e-9)
+        rebuilt = arrays["center"] + _encode(arrays, drawn, settings.active) @ decoder
+        return jnp.mean(jnp.sum((drawn - rebuilt) ** 2, axis=1)) / jnp.mean(jnp.sum(drawn**2, axis=1))
+
+    return train(loss, start, steps=settings.steps, rate=settings.rate, key=key)
+
+
+@partial(jax.jit, static_argnames="active")
+def _signed_jit(arrays: dict[str, Array], differences: Array, *, active: int) -> jax.Array:
+    return _signed(arrays, differences, active)
+
+
+def fit(
+    seen: Choices, validation: Choices, *, settings: SparseSettings, key: jax.Array, mesh: Mesh | None = None
+) -> Fitted:
+    """Fit the autoencoder on all differences, then beta; choose the penalties on the validation part."""
+    seen.require("sparse", ())
+    rng, deltas = numpy_rng(key), seen.deltas
+    width = deltas.shape[1]
+    directions = rng.normal(size=(settings.features, width)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    start = {
+        "center": np.zeros(width, np.float32),
+        "encoder": directions.T.copy(),
+        "threshold": np.zeros(settings.features, np.float32),
+        "decoder": directions,
+    }
+    arrays = jax.tree.map(np.asarray, _autoencoder(deltas, start, key, settings=settings))
+    rows = np.asarray(_signed_jit(arrays, deltas, active=settings.active))
+    scale = (np.sqrt(np.mean(rows**2, axis=0)) + 1e-6).astype(np.float32)
+    live = np.mean(rows != 0, axis=0) > 0
+    arrays["scale"] = np.where(live, 1 / scale, 0).astype(np.float32)
+    rows = rows * arrays["scale"]
+    pairs = Pairs(rows, np.asarray(seen.users), np.ones(len(rows), np.float32))
+    held = np.asarray(_signed_jit(arrays, validation.deltas, active=settings.active)) * arrays["scale"]
+    beta, tried = jnp.zeros(settings.features, jnp.float32), []
+    for l2 in sorted(settings.l2, reverse=True):
+        beta = fit_direction(pairs, np.float32(l2), beta, steps=100)
+        tried.append((float(np.mean(np.logaddexp(0, -(held @ np.asarray(beta))))), l2, np.asarray(beta)))
+    _, l2, arrays["beta"] = min(tried, key=lambda one: one[0])
+    fits = []
+    for spread in settings.spread:
+        precision = np.float32(np.mean(np.sum(rows**2, axis=1)) / spread**2)
+        numbers = {
+            "l2": np.float32(l2),
+            "spread": np.float32(spread),
+            "precision": precision,
+            "live_features": np.int32(live.sum()),
+        }
+        fits.append(Fitted(arrays, numbers, settings))
+    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+
+
+def _rows(fitted: Fitted, differences: Array) -> jax.Array:
+    return _signed(fitted.arrays, differences, fitted.settings.active) * fitted.arrays["scale"]
+
+
+def empty_state(fitted: Fitted) -> State:
+    """Return a deviation of zero."""
+    return {"deviation": jnp.zeros_like(fitted.arrays["beta"])}
+
+
+def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return the most probable deviation, float32 [F]."""
+    rows = _rows(fitted, context.deltas)
+    offset = rows @ fitted.arrays["beta"]
+    return {"deviation": most_probable(rows, context.mask, offset, fitted.numbers["precision"])}
+
+
+def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return half of (beta + b_u).[z(d) - z(-d)], float32 [K], d twice the difference to the mean response."""
+    differences = 2 * (responses.features - jnp.mean(responses.features, axis=0))
+    return 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
+
+
+def coefficients(fitted: Fitted, state: State) -> np.ndarray:
+    """Return the person's coefficients b_u beside everybody's beta, float32 [F, 2], in margin at a typical pair."""
+    return np.stack([np.asarray(state["deviation"]), np.asarray(fitted.arrays["beta"])], axis=1)
+
+
+def strongest(fitted: Fitted, choices: Choices, *, count: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each feature the choices that show it most, int32 [F, count], and its signed activation there.
+
+    A positive activation: the chosen response has more of the feature.
+    """
+    rows = np.asarray(_signed_jit(fitted.arrays, choices.deltas, active=fitted.settings.active))
+    rows = rows * fitted.arrays["scale"]
+    places = np.argsort(-np.abs(rows), axis=0, kind="stable")[:count].T
+    return places.astype(np.int32), np.take_along_axis(rows.T, places, axis=1)
+
+
+METHOD = Method("sparse", SparseSettings, fit, adapt, score, empty_state)

@@ -1,0 +1,154 @@
+"""VPL: variational preference learning, a latent variable for each person (arXiv 2408.10075).
+
+    h_j = MLP[e_w; e_l],  c = mean_j selfattention(h)_j,  mu and logvar: two linear maps of c, clamped to [-1, 1]
+    z = mu + exp(logvar / 2) eps in training, z = mu afterwards;   r(e | z) = MLP[e; z]
+    softplus(-(r_w - r_l)) + w_KL anneal(t) KL,   KL = 0.5 sum (mu^2 + e^logvar - 1 - logvar)
+
+The latent variable is normalised neither in training nor afterwards (the published code does one of them alone). At
+k = 0 it is 0 with variance 1. A latent variable may collapse, so its controls are always printed: active units (the
+share of dimensions whose mu varies by more than 0.01 over people), KL by dimension, and the accuracy with z = 0,
+with another person's z, and with the labels of the context turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
+from prb_jax.personal.few_shot.controls import accuracy_of, shuffled_users, swapped_labels, without_user
+from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
+from prb_jax.personal.few_shot.fitting import numpy_rng
+from prb_jax.personal.few_shot.layers import attend, init_linear, init_mlp, linear, mlp
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
+from prb_jax.personal.few_shot.settings import check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class VPLSettings(EpisodeSettings):
+    """Settings of VPL; the paper has latent 512 and hidden 512.
+
+    Attributes:
+      latent: dz.
+      hidden: width of both layers of each MLP.
+      kl: w_KL.
+      cycles: of the cosine annealing of w_KL over the training.
+      floor: the least of the annealing.
+    """
+
+    latent: int = 32
+    hidden: int = 128
+    kl: float = 1e-4
+    cycles: int = 4
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, least={"latent": 1, "hidden": 1, "kl": 0, "cycles": 1, "floor": 0})
+
+
+def fit(
+    seen: Choices, validation: Choices, *, settings: VPLSettings, key: jax.Array, mesh: Mesh | None = None
+) -> Fitted:
+    """Train encoder and reward together by episodes."""
+    seen.require("vpl", ())
+    rng, width = numpy_rng(key), seen.features.shape[1]
+    latent, hidden = settings.latent, settings.hidden
+    arrays = {
+        "encoder": init_mlp(rng, [2 * width, hidden, hidden, latent]),
+        "query": init_linear(rng, latent, latent),
+        "key": init_linear(rng, latent, latent),
+        "value": init_linear(rng, latent, latent),
+        "mean": init_linear(rng, latent, latent),
+        "logvar": init_linear(rng, latent, latent),
+        "reward": init_mlp(rng, [width + latent, hidden, hidden, 1]),
+    }
+    return fit_episodes(
+        METHOD, Fitted(arrays, {}, settings), seen, validation, loss=_loss, key=key, mesh=mesh
+    )
+
+
+def _leaky(x: Array) -> jax.Array:
+    return jax.nn.leaky_relu(x, 0.2)
+
+
+def posterior(fitted: Fitted, context: Context) -> dict[str, jax.Array]:
+    """Return mean and logvar of a person's latent variable, float32 [dz]; both zero without comparisons."""
+    arrays, mask = fitted.arrays, context.mask
+    pairs = jnp.concatenate([context.chosen.features, context.rejected.features], axis=1)
+    hidden = mlp(arrays["encoder"], pairs, _leaky)
+    some = jnp.any(mask)
+    attended = attend(
+        linear(arrays["query"], hidden),
+        linear(arrays["key"], hidden),
+        linear(arrays["value"], hidden),
+        mask | ~some,  # at least one key, so that no gradient is undefined
+    )
+    pooled = jnp.sum(attended * mask[:, None], axis=0) / jnp.maximum(jnp.sum(mask), 1)
+    both = {name: jnp.clip(linear(arrays[name], pooled), -1, 1) for name in ("mean", "logvar")}
+    return {name: jnp.where(some, value, 0.0) for name, value in both.items()}
+
+
+def _kl(mean: Array, logvar: Array) -> jax.Array:
+    return 0.5 * (mean**2 + jnp.exp(logvar) - 1 - logvar)
+
+
+def _anneal(progress: Array, settings: VPLSettings) -> jax.Array:
+    phase = (progress * settings.cycles) % 1.0
+    return jnp.maximum(settings.floor, 0.5 * (1 - jnp.cos(jnp.pi * phase)))
+
+
+def _loss(fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
+    found = jax.vmap(partial(posterior, fitted))(episode.contexts)
+    noise = jax.random.normal(key, found["mean"].shape)
+    states = {"z": found["mean"] + jnp.exp(found["logvar"] / 2) * noise}
+    losses = query_losses(METHOD, fitted, states, episode)
+    kl = jnp.mean(jnp.sum(_kl(found["mean"], found["logvar"]), axis=1))
+    weight = fitted.settings.kl * _anneal(progress, fitted.settings)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(episode.weights), 1) + weight * kl
+
+
+def empty_state(fitted: Fitted) -> State:
+    """Return z = 0."""
+    return {"z": jnp.zeros(fitted.settings.latent, jnp.float32)}
+
+
+def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return z = mu of the person, float32 [dz]."""
+    return {"z": posterior(fitted, context)["mean"]}
+
+
+def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return r(e | z), float32 [K]."""
+    z = jnp.broadcast_to(state["z"], (len(responses.features), len(state["z"])))
+    return mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
+
+
+def controls(
+    fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
+) -> Mapping[str, float]:
+    """Return the signs of a collapsed latent variable, and the accuracies that it must lie above."""
+    states = adapt_users(_POSTERIOR, fitted, choices, contexts, key=key)
+    mean, logvar = states["mean"], states["logvar"]
+    return {
+        "active_units": float(np.mean(np.var(mean, axis=0) > 0.01)),
+        "kl_per_dimension": float(np.mean(_kl(mean, logvar))),
+        "accuracy": accuracy_of(METHOD, fitted, {"z": mean}, choices, queries),
+        "accuracy_z_zero": without_user(METHOD, fitted, choices, queries),
+        "accuracy_shuffled_context": shuffled_users(METHOD, fitted, choices, contexts, queries, key),
+        "accuracy_swapped_labels": swapped_labels(METHOD, fitted, choices, contexts, queries, key),
+    }
+
+
+def _adapt_posterior(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    return posterior(fitted, context)
+
+
+METHOD = Method("vpl", VPLSettings, fit, adapt, score, empty_state, controls=controls)
+_POSTERIOR = Method("vpl", VPLSettings, fit, _adapt_posterior, score, empty_state)

@@ -1,0 +1,1 @@
+"""A reward model behind HTTP, in the request shapes of the clients that are in use."""

@@ -1,0 +1,263 @@
+"""Requests of many clients scored together: whatever waits when the device is free goes into the next batch.
+
+One thread makes trees of the requests and gives batches to the device, the oldest request first; another one waits for
+the scores. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
+fills the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+import numpy as np
+
+from prb_jax.errors import PrbError
+from prb_jax.scoring.dealing import Batch, Dealer, Dealt
+from prb_jax.serving.figures import Figures
+from prb_jax.serving.items import Grower, Grown, Item, Score
+
+AT_ONCE = 256
+"""Responses that become trees at a time, about."""
+
+AHEAD = 4
+"""So many batches' worth of trees are looked at for what goes well together."""
+
+IN_FLIGHT = 2
+"""Batches on the device: one that runs and one that waits."""
+
+Scores = list[Score | PrbError]
+
+
+class BusyError(PrbError):
+    """More waits than may wait, or the server is ending: the client may come again later."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """The items of one request."""
+
+    items: Sequence[Item]
+    settle: Callable[[Scores | BaseException], None]
+    scores: dict[int, Score | PrbError] = field(default_factory=dict)
+    left: bool = False  # nobody waits for it any more
+
+    def add(self, place: int, score: Score | PrbError) -> None:
+        self.scores[place] = score
+        if len(self.scores) == len(self.items):
+            self.settle([self.scores[place] for place in range(len(self.items))])
+
+
+@dataclass(eq=False)
+class _Ready:
+    """A tree that waits for the device, and whose items its responses are."""
+
+    grown: Grown
+    owners: list[tuple[_Job, int]]
+
+    @property
+    def wanted(self) -> bool:
+        return not all(job.left for job, _ in self.owners)
+
+
+class Engine:
+    """Scores items in the background.
+
+    Attributes:
+      tokens: of a full batch.
+      most: items that may wait for their scores.
+      waiting: items that do.
+      failure: what ended the work, if anything did.
+    """
+
+    def __init__(
+        self,
+        grower: Grower,
+        dealer: Dealer,
+        dispatch: Callable[[Batch], jax.Array],
+        *,
+        tokens: int,
+        most: int,
+        figures: Figures,
+    ) -> None:
+        self.tokens, self.most, self.waiting = tokens, most, 0
+        self.failure: BaseException | None = None
+        self._grower, self._dealer, self._dispatch, self._figures = grower, dealer, dispatch, figures
+        self._jobs: deque[_Job] = deque()
+        self._running: SimpleQueue[tuple[Dealt, list[_Ready], jax.Array] | None] = SimpleQueue()
+        self._in_flight, self._wake_below, self._ends = 0, 1, False
+        self._news = threading.Condition()
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True)
+            for work in (self._give, self._take_back)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def score(self, items: Sequence[Item]) -> Scores:
+        """Wait for the score of each item, or why it has none. Cancelled, it leaves no work behind.
+
+        Raises:
+          BusyError: too many wait.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Scores] = loop.create_future()
+
+        def settle(found: Scores | BaseException) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waited
+                loop.call_soon_threadsafe(_finish, done, found)
+
+        job = _Job(items, settle)
+        with self._news:
+            if self.failure is not None:
+                raise RuntimeError("the scorer has ended") from self.failure
+            if self._ends or self.waiting + len(items) > self.most:
+                raise BusyError(
+                    f"{self.waiting} responses wait, and at most {self.most} may: come again later"
+                )
+            self._jobs.append(job)
+            self.waiting += len(items)
+            self._news.notify_all()
+        try:
+            return await done
+        finally:
+            with self._news:
+                job.left = True
+                self.waiting -= len(items)
+
+    def close(self) -> None:
+        """Score what waits, and end the threads."""
+        with self._news:
+            self._ends = True
+            self._news.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _give(self) -> None:
+        """The work of the first thread: requests to trees to batches to the device."""
+        pool: list[_Ready] = []
+        try:
+            while (jobs := self._next_jobs(pool)) is not None:
+                pool += self._grown(jobs)
+                pool = [ready for ready in pool if ready.wanted]
+                while pool and (dealt := self._choose(pool)):
+                    members = set(dealt.members)
+                    self._start(dealt, [pool[place] for place in dealt.members])
+                    pool = [ready for place, ready in enumerate(pool) if place not in members]
+        except BaseException as error:
+            self._fail(error, pool)
+        finally:
+            self._running.put(None)
+
+    def _next_jobs(self, pool: Sequence[_Ready]) -> list[_Job] | None:
+        """Wait for news, and return the requests to be read; None at the end."""
+        full = sum(ready.grown.tree.tokens for ready in pool) > AHEAD * self.tokens
+
+        def news() -> bool:
+            if pool:
+                return self._in_flight < self._wake_below or bool(self._jobs and not full)
+            return bool(self._jobs) or self._ends
+
+        with self._news:
+            self._news.wait_for(news)
+            jobs: list[_Job] = []
+            size = 0
+            while self._jobs and not full and size < AT_ONCE:
+                job = self._jobs.popleft()
+                if not job.left:
+                    jobs.append(job)
+                    size += len(job.items)
+            return None if self._ends and not (jobs or pool or self._jobs) else jobs
+
+    def _grown(self, jobs: Sequence[_Job]) -> list[_Ready]:
+        """The trees of requests."""
+        owners = [(job, place) for job in jobs for place in range(len(job.items))]
+        try:
+            grown, errors = self._grower.grow([job.items[place] for job, place in owners])
+        except Exception as error:
+            if len(jobs) > 1:  # one of them must not spoil the others
+                return [ready for job in jobs for ready in self._grown([job])]
+            jobs[0].settle(error)
+            return []
+        for number, error in errors.items():
+            job, place = owners[number]
+            job.add(place, error)
+        return [_Ready(each, [owners[number] for number in each.members]) for each in grown]
+
+    def _choose(self, pool: Sequence[_Ready]) -> Dealt | None:
+        """The batch that holds the oldest tree; None while it is better to wait."""
+        with self._news:
+            in_flight = self._in_flight
+            if in_flight >= IN_FLIGHT:
+                self._wake_below = IN_FLIGHT
+                return None
+        trees, size = [], 0
+        for ready in pool:
+            trees.append(ready.grown.tree)
+            size += trees[-1].tokens
+            if size > AHEAD * self.tokens:
+                break
+        dealt = list(self._dealer.deal(trees, range(len(trees))))
+        if in_flight and len(dealt) == 1:  # more may come while the device is busy
+            self._wake_below = 1
+            return None
+        return next(each for each in dealt if 0 in each.members)
+
+    def _start(self, dealt: Dealt, batch: list[_Ready]) -> None:
+        """Give a batch to the device."""
+        self._figures.batches.inc()
+        self._figures.tokens.inc(dealt.computed)
+        try:
+            scores = self._dispatch(dealt.make())
+        except Exception as error:
+            _settle_all(batch, error)
+            return
+        with self._news:
+            self._in_flight += 1
+        self._running.put((dealt, batch, scores))
+
+    def _take_back(self) -> None:
+        """The work of the second thread: scores from the device to the requests."""
+        while (running := self._running.get()) is not None:
+            dealt, batch, scores = running
+            try:
+                rows = dealt.take(np.asarray(scores, np.float32))
+                for ready, row in zip(batch, rows, strict=True):
+                    for (job, place), score in zip(ready.owners, ready.grown.scores(row), strict=True):
+                        job.add(place, score)
+            except Exception as error:  # of the device: other batches may go well
+                _settle_all(batch, error)
+            with self._news:
+                self._in_flight -= 1
+                self._news.notify_all()
+
+    def _fail(self, error: BaseException, pool: Sequence[_Ready]) -> None:
+        """Nothing can be scored any more: everybody who waits is told."""
+        with self._news:
+            self.failure = error
+            waiting = list(self._jobs)
+            self._jobs.clear()
+        _settle_all(pool, error)
+        for job in waiting:
+            job.settle(error)
+
+
+def _settle_all(batch: Sequence[_Ready], error: BaseException) -> None:
+    for job in {id(job): job for ready in batch for job, _ in ready.owners}.values():
+        job.settle(error)
+
+
+def _finish(done: asyncio.Future[Any], found: Scores | BaseException) -> None:
+    if done.done():
+        return
+    if isinstance(found, BaseException):
+        done.set_exception(found)
+    else:
+        done.set_result(found)

@@ -1,0 +1,130 @@
+"""Fields of a request, checked one by one: each error names the field, and says what was found and expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prb_jax.data import fields
+from prb_jax.data.comparison import Message, Post, read_profile
+from prb_jax.data.conversation import ROLES
+from prb_jax.errors import DataError, quote
+
+Body = Mapping[str, Any]
+WHERE = "the request"
+
+
+def text(body: Body, name: str) -> str:
+    """Return a text."""
+    return fields.text(body.get(name), WHERE, name)
+
+
+def texts(body: Body, *names: str) -> list[str]:
+    """Return one or more texts, from the first of these fields that is there."""
+    name = next((each for each in names if body.get(each) is not None), names[0])
+    value = body.get(name)
+    if isinstance(value, str):
+        value = [value]
+    found = fields.sequence(value, WHERE, name) if value is not None else []
+    if not found:
+        fields.fail(WHERE, name, f"expected a text or a list of texts, found {fields.found(value)}")
+    return [fields.text(each, WHERE, f"{name}[{k}]") for k, each in enumerate(found)]
+
+
+def messages(value: object, name: str) -> tuple[Message, ...]:
+    """Return a conversation."""
+    found = []
+    for k, each in enumerate(fields.sequence(value, WHERE, name)):
+        given = fields.mapping(each, WHERE, f"{name}[{k}]")
+        role = fields.text(given.get("role"), WHERE, f"{name}[{k}].role")
+        if role not in ROLES:
+            fields.fail(WHERE, f"{name}[{k}].role", f"expected {' or '.join(ROLES)}, found {quote(role)}")
+        found.append(Message(role, _content(given.get("content"), f"{name}[{k}].content")))
+    if not found:
+        fields.fail(WHERE, name, "expected at least one message, found none")
+    return tuple(found)
+
+
+def _content(value: object, name: str) -> str:
+    """A text; or a list of parts {type: text, text}, as newer clients write it."""
+    if not isinstance(value, list):
+        return fields.text(value, WHERE, name)
+    parts = []
+    for k, each in enumerate(value):
+        part = fields.mapping(each, WHERE, f"{name}[{k}]")
+        if part.get("type") != "text":
+            fields.fail(WHERE, f"{name}[{k}].type", f"expected text, found {quote(part.get('type'))}")
+        parts.append(fields.text(part.get("text"), WHERE, f"{name}[{k}].text"))
+    return "".join(parts)
+
+
+def users(body: Body, count: int) -> list[str | None]:
+    """Return the user of each of `count` responses: `user_id` is one for all, or a list with one for each."""
+    value = body.get("user_id")
+    if not isinstance(value, list):
+        return [fields.optional_identifier(value, WHERE, "user_id")] * count
+    if len(value) != count:
+        fields.fail(WHERE, "user_id", f"expected one, or {count} for {count} responses, found {len(value)}")
+    return [fields.optional_identifier(each, WHERE, f"user_id[{k}]") for k, each in enumerate(value)]
+
+
+def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
+    """Return the posts for each of `count` responses: `profile` is one list of posts, or a list of such lists."""
+    value = body.get("profile")
+    if isinstance(value, str):
+        fields.fail(
+            WHERE, "profile", "expected a list of posts {id, category, text}: a text goes with response_text"
+        )
+    if not isinstance(value, list) or not any(isinstance(each, list) for each in value):
+        return [read_profile(value, WHERE)] * count
+    if len(value) != count:
+        fields.fail(WHERE, "profile", f"expected one, or {count} for {count} responses, found {len(value)}")
+    return [read_profile(each, f"{WHERE}: profile[{k}]") for k, each in enumerate(value)]
+
+
+def no_profile(body: Body) -> None:
+    """Refuse a profile where the prompt is rendered already.
+
+    Raises:
+      DataError: there is one.
+    """
+    if body.get("profile"):
+        fields.fail(
+            WHERE,
+            "profile",
+            "a conversation that is rendered already takes no profile: send messages instead",
+        )
+
+
+def flag(body: Body, *names: str, default: bool = False) -> bool:
+    """Return true or false, from the one of these fields that is there."""
+    given = {name: body[name] for name in names if body.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            fields.fail(WHERE, name, f"expected true or false, found {fields.found(value)}")
+    if len(set(given.values())) > 1:
+        raise DataError(f"{WHERE}: {' and '.join(given)} contradict each other")
+    return next(iter(given.values()), default)
+
+
+def whole_number(body: Body, name: str, *, least: int, default: int | None) -> int | None:
+    """Return a whole number."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or value < least:
+        fields.fail(WHERE, name, f"expected a whole number from {least}, found {fields.found(value)}")
+    return value
+
+
+def token_ids(value: object) -> tuple[int, ...] | None:
+    """Return token ids; None for what is no list of numbers.
+
+    Raises:
+      DataError: a number that no vocabulary has.
+    """
+    if not isinstance(value, list) or not value or any(type(number) is not int for number in value):
+        return None
+    if bad := next((number for number in value if not 0 <= number < 2**31), None):
+        raise DataError(f"input: expected token ids of the model, found {quote(bad)}")
+    return tuple(value)

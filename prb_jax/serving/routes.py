@@ -1,0 +1,247 @@
+"""The request shapes of the clients in use: JSON in, items to score; scores, JSON out. No HTTP here.
+
+Sources: the reward server of Personalised RewardBench (`/score`), the pooling API of vLLM (`/classify`, `/pooling`,
+`/score`, `/rerank`) and SGLang, the embedding route that verl reads, OpenRLHF's `/get_reward`, slime's remote reward.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data import fields as checks
+from prb_jax.data.comparison import Message
+from prb_jax.serving import fields
+from prb_jax.serving.fields import WHERE, Body
+from prb_jax.serving.items import Item, Score, Texts, Whole
+
+Answer = Callable[[Sequence[Score], str], Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was understood.
+
+    Attributes:
+      items: what is to be scored.
+      answer: makes the JSON answer of the scores and the model's name.
+      activation: the client wants 1 / (1 + exp(-score)) instead of the score.
+    """
+
+    items: Sequence[Item]
+    answer: Answer
+    activation: bool = False
+
+    def reply(self, scores: Sequence[Score], model: str) -> Any:
+        """Return the JSON answer."""
+        if self.activation:
+            scores = [replace(score, value=_sigmoid(score.value)) for score in scores]
+        return self.answer(scores, model)
+
+
+def score(body: Body) -> Asked:
+    """``/score`` of Personalised RewardBench: {response_text, query, profile}; of vLLM: {queries, documents}.
+
+    A profile that is a text follows the query without a separator, as in the paper's scripts; a list of posts is
+    shown as in `prb evaluate`.
+    """
+    if "response_text" not in body:
+        return _score_documents(body)
+    query, profile = fields.text(body, "query"), body.get("profile")
+    if isinstance(profile, str):
+        query, body = query + checks.text(profile, WHERE, "profile"), {**body, "profile": None}
+    items = _answers(body, [query], [fields.text(body, "response_text")])
+    return Asked(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
+
+
+def _score_documents(body: Body) -> Asked:
+    queries = fields.texts(body, "queries", "text_1", "query")
+    documents = fields.texts(body, "documents", "text_2")
+    if len(queries) not in (1, len(documents)):
+        checks.fail(
+            WHERE,
+            "queries",
+            f"expected one, or as many as the {len(documents)} documents, found {len(queries)}",
+        )
+    items = _answers(body, queries if len(queries) > 1 else queries * len(documents), documents)
+
+    def answer(scores: Sequence[Score], model: str) -> Any:
+        data = [{"index": k, "object": "score", "score": each.value} for k, each in enumerate(scores)]
+        return _envelope("score", model, data, scores)
+
+    return Asked(items, answer, _activation(body))
+
+
+def rerank(body: Body) -> Asked:
+    """``/rerank``: {query, documents, top_n}: results, the best first; `top_n` 0 gives all."""
+    query, documents = fields.text(body, "query"), fields.texts(body, "documents")
+    top = fields.whole_number(body, "top_n", least=0, default=0) or len(documents)
+
+    def answer(scores: Sequence[Score], model: str) -> Any:
+        order = sorted(range(len(scores)), key=lambda k: -scores[k].value)[:top]
+        results = [
+            {"index": k, "document": {"text": documents[k]}, "relevance_score": scores[k].value}
+            for k in order
+        ]
+        return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
+
+    return Asked(_answers(body, [query] * len(documents), documents), answer, _activation(body))
+
+
+def classify(body: Body) -> Asked:
+    """``/classify``: {input or messages}: data with the score as the only entry of `probs`."""
+
+    def one(place: int, value: float) -> Any:
+        return {"index": place, "label": "LABEL_0", "probs": [value], "num_classes": 1}
+
+    return _conversations(body, "classify", one)
+
+
+def pooling(body: Body) -> Asked:
+    """``/pooling``: as :func:`classify`, in another form."""
+    return _conversations(
+        body, "pooling", lambda place, value: {"index": place, "object": "pooling", "data": [value]}
+    )
+
+
+def embeddings(body: Body) -> Asked:
+    """``/v1/embeddings``: {input}: the score is an embedding of one number."""
+    form = body.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        checks.fail(WHERE, "encoding_format", f"expected float or base64, found {checks.found(form)}")
+
+    def one(place: int, value: float) -> Any:
+        shown = [value] if form == "float" else base64.b64encode(np.float32(value).tobytes()).decode()
+        return {"index": place, "object": "embedding", "embedding": shown}
+
+    return _conversations(body, "embd", one)
+
+
+def get_reward(body: Body) -> Asked:
+    """``/get_reward`` of OpenRLHF: {query: whole conversations as text}; each gets one end-of-text token."""
+    fields.no_profile(body)
+    texts = fields.texts(body, "query")
+    users = fields.users(body, len(texts))
+    items = [
+        Whole(text, special_tokens=False, ended=True, user_id=user)
+        for text, user in zip(texts, users, strict=True)
+    ]
+
+    def answer(scores: Sequence[Score], model: str) -> Any:
+        values = [each.value for each in scores]
+        return {"rewards": values, "scores": values, "extra_logs": {}}
+
+    return Asked(items, answer, _activation(body))
+
+
+def bare_number(body: Body) -> Asked:
+    """``/slime``: {prompt, response}: the answer is the number itself. The prompt is a text or a conversation."""
+    prompt, response = body.get("prompt"), fields.text(body, "response")
+    if isinstance(prompt, list):
+        messages = fields.messages(prompt, "prompt")
+        items = [Texts(messages, response, fields.users(body, 1)[0], fields.profiles(body, 1)[0])]
+    else:
+        items = _answers(body, [fields.text(body, "prompt")], [response])
+    return Asked(items, lambda scores, model: scores[0].value, _activation(body))
+
+
+ROUTES: Mapping[str, Callable[[Body], Asked]] = {
+    "/score": score,
+    "/v1/score": score,
+    "/rerank": rerank,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+    "/classify": classify,
+    "/v1/classify": classify,
+    "/pooling": pooling,
+    "/v1/embeddings": embeddings,
+    "/get_reward": get_reward,
+    "/slime": bare_number,
+}
+"""By path, how a request is understood."""
+
+
+def _conversations(body: Body, kind: str, one: Callable[[int, float], Any]) -> Asked:
+    def answer(scores: Sequence[Score], model: str) -> Any:
+        data = [one(place, each.value) for place, each in enumerate(scores)]
+        return _envelope(kind, model, data, scores)
+
+    items = _spoken(body) if body.get("messages") is not None else _whole(body)
+    return Asked(items, answer, _activation(body))
+
+
+def _spoken(body: Body) -> list[Item]:
+    if body.get("input") is not None:
+        checks.fail(WHERE, "messages", "given beside 'input'; expected one of the two")
+    messages = fields.messages(body["messages"], "messages")
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        checks.fail(WHERE, "messages", "expected a conversation that ends with the assistant's response")
+    user, profile = fields.users(body, 1)[0], fields.profiles(body, 1)[0]
+    return [Texts(messages[:-1], messages[-1].content, user, profile)]
+
+
+def _whole(body: Body) -> list[Item]:
+    """Whole conversations as the client rendered them, as texts or token ids."""
+    fields.no_profile(body)
+    given = body.get("input")
+    if isinstance(given, str) or fields.token_ids(given) is not None:
+        given = [given]
+    if not isinstance(given, list) or not given:
+        checks.fail(
+            WHERE, "input", f"expected a text, token ids, or a list of either, found {checks.found(given)}"
+        )
+    special = fields.flag(body, "add_special_tokens", default=True)
+    keep = fields.whole_number(body, "truncate_prompt_tokens", least=-1, default=None)
+    if keep == 0:
+        checks.fail(WHERE, "truncate_prompt_tokens", "expected -1 or a number above 0, found 0")
+    items: list[Item] = []
+    for k, (each, user) in enumerate(zip(given, fields.users(body, len(given)), strict=True)):
+        content = fields.token_ids(each)
+        if content is None:
+            content = checks.text(each, WHERE, f"input[{k}]")
+        items.append(Whole(content, special_tokens=special, keep=keep, user_id=user))
+    return items
+
+
+def _answers(body: Body, queries: Sequence[str], responses: Sequence[str]) -> list[Item]:
+    count = len(responses)
+    given = zip(queries, responses, fields.users(body, count), fields.profiles(body, count), strict=True)
+    return [
+        Texts((Message("user", query),), response, user, profile) for query, response, user, profile in given
+    ]
+
+
+def _activation(body: Body) -> bool:
+    return fields.flag(body, "activation", "use_activation")
+
+
+def _sigmoid(value: float) -> float:
+    small = math.exp(-abs(value))
+    return 1 / (1 + small) if value >= 0 else small / (1 + small)
+
+
+def _envelope(kind: str, model: str, data: list[Any], scores: Sequence[Score]) -> dict[str, Any]:
+    return {
+        "id": _id(kind),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": _usage(scores),
+    }
+
+
+def _usage(scores: Sequence[Score]) -> dict[str, int]:
+    tokens = sum(each.tokens for each in scores)
+    return {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+
+
+def _id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"

@@ -1,0 +1,100 @@
+"""`prb serve`: a reward model that answers HTTP requests until SIGTERM."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prb_jax.errors import RunError
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_model
+from prb_jax.scoring.load import load_opened
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.serving.app import Served, make_app
+from prb_jax.serving.engine import Engine
+from prb_jax.serving.figures import Figures
+from prb_jax.serving.http_server import address, bind, run_app
+from prb_jax.serving.items import MOST_RESPONSES, Grower
+from prb_jax.serving.limits import Limits
+from prb_jax.serving.warm import shapes_for
+from prb_jax.text.view import ViewOptions
+
+TOKEN = "PRB_SERVE_TOKEN"
+"""The environment variable with the token that clients must send."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where, to whom and how a model is served.
+
+    Attributes:
+      host: an address; beyond this machine's own loopback a token is required.
+      port: 0 picks a free one.
+      token: that clients must send; None for none.
+      view: what the model is shown of a request.
+      batch_tokens: tokens computed at a time, about; of the device if not given.
+      limits: for clients.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    view: ViewOptions = field(default_factory=ViewOptions)
+    batch_tokens: int | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def serve(model: str | Path, *, options: ServeOptions, loading: LoadOptions) -> None:
+    """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
+
+    Args:
+      model: what `prb evaluate` takes, but for baselines.
+      options: where, to whom and how.
+      loading: how the model is opened.
+
+    Raises:
+      RunError: a baseline; the address cannot be used, or others could reach it and there is no token.
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    if str(model).startswith("baseline:"):
+        raise RunError(f"{model}: baselines are not served: expected a model")
+    if options.token is None and not is_loopback(options.host):
+        raise RunError(
+            f"--host {options.host}: others than this machine could reach the server: set {TOKEN} to a token that "
+            "clients must send"
+        )
+    listening = bind(options.host, options.port)
+    try:
+        engine, served = make_engine(load_opened(open_model(model, loading)), options=options)
+        line = f"serving {model} at {address(listening)}"
+        try:
+            run_app(make_app(served), listening, limits=options.limits, ready=lambda: print(line, flush=True))
+        finally:
+            engine.close()
+    finally:
+        listening.close()
+
+
+def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, Served]:
+    """Compile a model's programs, and return the engine that scores with them and what an application serves."""
+    view, figures = model.reader.view(options.view), Figures()
+    shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=options.batch_tokens)
+    shapes.compile(model)
+    engine = Engine(
+        Grower(model.reader, view, min(shapes.responses, MOST_RESPONSES)),
+        shapes.dealer(),
+        model.dispatch,
+        tokens=shapes.tokens,
+        most=options.limits.waiting,
+        figures=figures,
+    )
+    return engine, Served(model.name, engine, figures, options.limits, options.token)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,109 @@
+"""People whose rewards are known: choices drawn from a planted model, and how well scores do against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from prb_jax.personal.few_shot.choices import Choices, Posts, UserRows, contexts_and_queries
+from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, repeated, score_users
+
+
+def sigmoid(x: Any) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+@dataclass(frozen=True)
+class World:
+    """Choices of seen people, of a validation part and of new people, and the rewards that they were drawn from.
+
+    Attributes:
+      seen, validation, new: the parts; the users are numbered through.
+      rewards: float64 [U, R], the planted reward of every response for every user.
+      contexts, queries: of the new people.
+    """
+
+    seen: Choices
+    validation: Choices
+    new: Choices
+    rewards: np.ndarray
+    contexts: UserRows
+    queries: UserRows
+
+    def share_of_bayes(self, scores: np.ndarray) -> float:
+        """The expected accuracy of scores [U, q, 2] of the queries, relative to that of the planted rewards."""
+        users = np.broadcast_to(self.queries.users[:, None], self.queries.places.shape)
+        chosen, rejected = self.new.chosen[self.queries.places], self.new.rejected[self.queries.places]
+        margin = (self.rewards[users, chosen] - self.rewards[users, rejected])[self.queries.mask]
+        found = (scores[..., 0] - scores[..., 1])[self.queries.mask]
+        right = np.where(found == 0, 0.5, np.where(found > 0, sigmoid(margin), sigmoid(-margin)))
+        return float(right.mean() / sigmoid(np.abs(margin)).mean())
+
+    def share(self, method: Method, fitted: Fitted, shots: int, *, width: int) -> float:
+        """The share of the Bayes accuracy after ``shots`` comparisons of each new person."""
+        rows = self.contexts.first(shots, width=width)
+        states = adapt_users(method, fitted, self.new, rows, key=jax.random.key(1))
+        return self.share_of_bayes(score_users(method, fitted, states, self.new, self.queries))
+
+    def share_of_nobody(self, method: Method, fitted: Fitted) -> float:
+        """The share of the Bayes accuracy when nothing is known of anybody."""
+        states = repeated(method.empty_state(fitted), len(self.queries.users))
+        return self.share_of_bayes(score_users(method, fitted, states, self.new, self.queries))
+
+
+def world(
+    features: np.ndarray,
+    rewards: np.ndarray,
+    *,
+    seed: int = 0,
+    seen: int = 60,
+    validation: int = 20,
+    choices: int = 32,
+    new_choices: int = 64,
+    pool: int | None = None,
+    **tables: Any,
+) -> World:
+    """Draw the choices of U users among R responses: the first ``seen`` are seen, the next ones the validation part.
+
+    Args:
+      features: float32 [R, D].
+      rewards: [U, R].
+      seed: of pairs and choices.
+      seen, validation: people of each part; the rest are new.
+      choices: of each seen person.
+      new_choices: of each other person; half of them are queries.
+      pool: distinct pairs, where people share them.
+      tables: further fields of `Choices`.
+    """
+    rng = np.random.default_rng(seed)
+    users, rows = rewards.shape
+    counts = np.where(np.arange(users) < seen, choices, new_choices)
+    who = np.repeat(np.arange(users), counts).astype(np.int32)
+    first = rng.integers(rows, size=len(who))
+    second = (first + rng.integers(1, rows, size=len(who))) % rows
+    if pool is not None:
+        drawn = rng.integers(pool, size=len(who))
+        first, second = first[drawn], second[drawn]
+    swap = rng.random(len(who)) > sigmoid(rewards[who, first] - rewards[who, second])
+    every = Choices(
+        features=features.astype(np.float32),
+        chosen=np.where(swap, second, first).astype(np.int32),
+        rejected=np.where(swap, first, second).astype(np.int32),
+        users=who,
+        questions=np.arange(len(who), dtype=np.int32),
+        number_of_users=users,
+        **tables,
+    )
+    part = np.digitize(who, [seen, seen + validation])
+    new = every.only(part == 2)
+    contexts, queries = contexts_and_queries(new, seed=0)
+    return World(every.only(part == 0), every.only(part == 1), new, rewards, contexts, queries)
+
+
+def with_posts(made: World, posts: Posts) -> World:
+    """The same people with profiles."""
+    parts = {name: replace(getattr(made, name), posts=posts) for name in ("seen", "validation", "new")}
+    return replace(made, **parts)

@@ -1,0 +1,174 @@
+"""The server when its scorer is slow, busy or broken, and clients that are slow; padded batches; addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import prb_jax as prb
+from prb_jax.errors import RunError
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.serving import warm
+from prb_jax.serving.app import Served, make_app
+from prb_jax.serving.engine import BusyError, Engine, Scores
+from prb_jax.serving.figures import Figures
+from prb_jax.serving.http_server import bind, run_app
+from prb_jax.serving.items import Item, NotFiniteError, Score, Whole
+from prb_jax.serving.limits import Limits
+from prb_jax.serving.serve import ServeOptions, make_engine, serve
+from prb_jax.text.view import ViewOptions
+from tests.scoring.records import record, write_model
+
+GOOD = {"response_text": "a SECRET answer", "query": "?"}
+
+
+class StubEngine:
+    """Stands for the engine: each request is answered by `answer`."""
+
+    def __init__(self, answer: Callable[[Sequence[Item]], Any]) -> None:
+        self.answer, self.waiting, self.failure = answer, 0, None
+
+    async def score(self, items: Sequence[Item]) -> Scores:
+        found = self.answer(items)
+        return await found if asyncio.iscoroutine(found) else found
+
+
+def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
+    engine = cast(Engine, StubEngine(answer))
+    return make_app(Served("m", engine, Figures(), Limits(**limits)))
+
+
+def fails(error: Exception) -> Callable[[Sequence[Item]], Any]:
+    def answer(items: Sequence[Item]) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "message"),
+    [
+        (lambda items: asyncio.sleep(60), 503, "not done within 0.05 seconds"),
+        (fails(BusyError("9 responses wait")), 429, "9 responses wait"),
+        (fails(ValueError("SECRET")), 500, "scoring failed"),
+        (lambda items: [NotFiniteError("the model's score is nan")], 422, "nan"),
+    ],
+)
+def test_what_the_scorer_cannot_do_has_its_status_and_no_default(
+    answer: Callable[[Sequence[Item]], Any], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TestClient(app_with(answer, seconds=0.05)) as client:
+        found = client.post("/score", json=GOOD)
+    assert (found.status_code, message in found.json()["error"]["message"]) == (status, True)
+    assert ("retry-after" in found.headers) == (status in (429, 503))
+    assert found.json().keys() == {"error"}
+    assert "SECRET" not in capsys.readouterr().err + found.text
+
+
+def test_slow_clients_are_not_waited_for() -> None:
+    app = app_with(lambda items: [Score(1.0, 1, False)], seconds=0.3)
+    listening = bind("127.0.0.1", 0)
+    address, ready = listening.getsockname(), threading.Event()
+    thread = threading.Thread(
+        target=lambda: run_app(app, listening, limits=Limits(seconds=0.3, connections=3), ready=ready.set),
+        daemon=True,
+    )
+    thread.start()
+    assert ready.wait(30)
+    with socket.create_connection(address, timeout=30) as head, socket.create_connection(address) as body:
+        head.sendall(b"POST /score HTTP/1.1\r\nHost:")
+        body.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        assert b" 408 " in body.recv(1000)
+        assert head.recv(1000) == b""  # closed
+        assert httpx.post(f"http://127.0.0.1:{address[1]}/score", json=GOOD).json() == {"score": 1.0}
+        many = [socket.create_connection(address, timeout=30) for _ in range(4)]
+        many[-1].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 503 " in many[-1].recv(1000)
+        for each in many:
+            each.close()
+
+
+def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on accelerators, where trees are padded to fixed shapes: whatever comes, nothing is compiled for it."""
+    monkeypatch.setattr(warm, "BUCKETS", ((64,), (1, 4), (64,)))
+    folder = write_model(tmp_path, "llama", num_hidden_layers=1)
+    model = prb.load(folder)
+    several = [record(number, 3) for number in range(6)]
+    expected = model.score(several, max_length=160)
+    padded = replace(model, stream_fn=None)
+    options = ServeOptions(batch_tokens=512, view=ViewOptions(max_length=160), limits=Limits(waiting=18))
+    engine, _ = make_engine(padded, options=options)
+    programs = cast(Any, model.score_fn)._cache_size()
+    view = model.reader.view(options.view)
+    items = [
+        Whole(tuple(tree.sequence(k).tolist()))
+        for tree in model.reader.encode(several, view=view)
+        for k in range(3)
+    ]
+
+    async def ask() -> list[Scores | BaseException]:
+        one = [engine.score([item]) for item in items]
+        return await asyncio.gather(*one, engine.score(items[:1]), return_exceptions=True)
+
+    *found, refused = asyncio.run(ask())
+    engine.close()
+    assert isinstance(refused, BusyError)
+    values = [cast(Any, each)[0].value for each in found]
+    np.testing.assert_allclose(values, np.concatenate(expected), atol=1e-5)
+    assert cast(Any, model.score_fn)._cache_size() == programs
+    assert engine.waiting == 0
+
+
+def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> None:
+    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+    calls: list[int] = []
+
+    def score(params: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:  # the three before it are those that compile
+            raise RuntimeError("out of memory")
+        return np.full(batch.reads.shape, np.nan if len(calls) == 5 else 2.0, np.float32)
+
+    broken = replace(model, stream_fn=cast(Any, score))
+    engine, served = make_engine(broken, options=ServeOptions(batch_tokens=1024))
+    with TestClient(make_app(served)) as client:
+        asked = [client.post("/score", json=GOOD) for _ in range(3)]
+    engine.close()
+    assert [each.status_code for each in asked] == [500, 422, 200]
+    assert asked[-1].json() == {"score": 2.0}
+
+
+def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> None:
+    def start(**options: Any) -> None:
+        serve("/no/model", options=ServeOptions(**options), loading=LoadOptions())
+
+    for host in ("0.0.0.0", "", "::", "example.org"):
+        with pytest.raises(RunError, match="set PRB_SERVE_TOKEN"):
+            start(host=host, port=0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RunError, match=r"cannot serve at 127.0.0.1:\d+: "):
+            start(port=taken.getsockname()[1])
+    with pytest.raises(RunError, match=r"cannot serve at 127\.0\.0\.1:70000"):
+        start(port=70_000)
+    with pytest.raises(RunError, match="baselines are not served"):
+        serve("baseline:length", options=ServeOptions(port=0), loading=LoadOptions())
+
+
+def test_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with TestClient(app_with(lambda items: [Score(1.0, 1, False)])) as client:
+        client.post("/score", json=GOOD)
+    line = json.loads(capsys.readouterr().err.splitlines()[0])
+    assert (line["path"], line["status"], line["items"]) == ("/score", 200, 1)
