@@ -16,20 +16,26 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.guide import guide
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
+    from prb_jax.generation.policy_accuracy import policy_accuracy
     from prb_jax.reports.comparison import compare
+    from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.scoring.ask import Question, ask
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.scoring.write_features import write_features
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
+    from prb_jax.study.personalise import Study, personalise
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -44,6 +50,8 @@ _HOMES = {
     "MeshError": "prb_jax.errors",
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
+    "Question": "prb_jax.scoring.ask",
+    "ask": "prb_jax.scoring.ask",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "PostsSweep": "prb_jax.scoring.posts",
@@ -52,13 +60,19 @@ _HOMES = {
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
     "Sample": "prb_jax.generation.policy",
+    "policy_accuracy": "prb_jax.generation.policy_accuracy",
     "compare": "prb_jax.reports.comparison",
+    "correlate": "prb_jax.reports.correlation",
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
+    "Study": "prb_jax.study.personalise",
+    "personalise": "prb_jax.study.personalise",
+    "write_features": "prb_jax.scoring.write_features",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -75,24 +89,32 @@ __all__ = [
     "PostsSweep",
     "PrbError",
     "PrbWarning",
+    "Question",
     "RewardModel",
     "RubricAspect",
     "RunError",
     "Sample",
+    "Study",
     "TrainResult",
     "__version__",
+    "ask",
     "compare",
+    "correlate",
     "evaluate",
     "evaluate_posts",
+    "guide",
     "leaderboard",
     "load",
     "load_policy",
+    "personalise",
+    "policy_accuracy",
     "push",
     "read_comparisons",
     "report",
     "reward_fn",
     "split",
     "train",
+    "write_features",
 ]
 
 

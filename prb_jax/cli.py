@@ -8,16 +8,23 @@ import sys
 from collections.abc import Sequence
 
 from prb_jax.commands import (
+    ask,
     bench,
     best_of_n,
     compare,
     completion,
     convert,
+    correlate,
     evaluate,
+    features,
+    guide,
     inspect,
     leaderboard,
+    past_texts,
+    personalise,
     personas,
     plan,
+    policy_accuracy,
     prepare,
     push,
     quickstart,
@@ -39,8 +46,9 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert, inspect, personas,
-    prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, guide,
+    policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

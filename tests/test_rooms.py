@@ -30,6 +30,7 @@ ORDER = (
     ("personal",),
     ("scoring",),
     ("retrieval",),
+    ("study",),
     ("training",),
     ("generation",),
     ("serving",),

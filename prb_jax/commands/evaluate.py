@@ -84,6 +84,14 @@ def add(verbs: Verbs) -> None:
         help="the same model without the profile (blind), with another user's (swap), both (all), or none of these "
         "(default: blind where the model sees a profile)",
     )
+    sub.add_argument(
+        "--history",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="labelled comparisons of which a fitted method of personalisation learns the users (default: each user's "
+        "comparisons before the one in question)",
+    )
     sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add_quantize(sub)
     add_attention(sub)
@@ -134,6 +142,7 @@ def run(options: argparse.Namespace) -> int:
             "protocol": options.protocol,
             "max_length": options.max_length,
             "too_long": options.too_long,
+            "history": options.history,
             "subset": options.subset,
             "limit": options.limit,
             "seed": options.seed,

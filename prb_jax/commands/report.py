@@ -14,7 +14,10 @@ def add(verbs: Verbs) -> None:
         about="write a page about runs: figures, comparisons and pairs to read, in one file",
     )
     sub.add_argument(
-        "runs", metavar="RUN", nargs="+", help="folder of `prb evaluate`, or of `prb train` for its curves"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",
     )
     sub.add_argument("--out", metavar="FILE", required=True, help="the page, as page.html")
     sub.add_argument(

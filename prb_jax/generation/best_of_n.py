@@ -3,7 +3,7 @@
 All samples of a prompt are one comparison with K = N responses, so a reward model reads the prompt once.
 
 ``run.json`` holds what decides the result, ``rewards.jsonl`` a row for each scorer and prompt, ``summary.json`` the
-curves; ``curves.png`` shows them.
+curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of each curve for `prb correlate`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import SAMPLES, row_key
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
+from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.folder import SUMMARY, as_recorded
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -142,7 +144,10 @@ def best_of_n(
             rows = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
         scores = {name: [rows[name, each.comparison.id] for each in found] for name in opened}
         if given is None and quality == REFERENCE:
-            given = _rouge_l(found)
+            given = [
+                np.asarray([rouge_l(text, each.reference) for text in each.comparison.responses])
+                for each in found
+            ]
         truth = scores[quality] if given is None else given
         sizes = sizes_up_to(max(len(each.numbers) for each in found))
         selectors = {name: scores[name] for name in rewards}
@@ -160,6 +165,23 @@ def best_of_n(
             "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
             "definitions": _DEFINITIONS,
         }
+        clusters = [cluster_of(each.user, each.comparison.id) for each in found]
+        setting = {name: decided[name] for name in ("samples", "quality") if name in decided}
+        write_behaviour(
+            path,
+            [
+                figure_of(
+                    curves[name][-1].by_prompt.tolist(),
+                    clusters,
+                    name=f"best-of-{sizes[-1]}",
+                    label=name,
+                    identity=opened[name].identity(),
+                    setting={**setting, "quality_sha256": decided.get("quality_sha256")},
+                    policy=run["inputs"]["model"].get("architecture"),
+                )
+                for name in rewards
+            ],
+        )
         _draw(path / CURVES, summary)
         write_json(path / SUMMARY, summary)
     return BestOfN(path, summary)
@@ -233,19 +255,6 @@ def _given_quality(quality: str, found: Sequence[_Candidates]) -> list[np.ndarra
                 )
         values.append(np.asarray(own, np.float64))
     return values
-
-
-def _rouge_l(found: Sequence[_Candidates]) -> list[np.ndarray]:
-    """ROUGE-L F1 of each sample against the reference of its prompt."""
-    from rouge_score.rouge_scorer import RougeScorer  # it takes long to import
-
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    return [
-        np.asarray(
-            [scorer.score(each.reference, text)["rougeL"].fmeasure for text in each.comparison.responses]
-        )
-        for each in found
-    ]
 
 
 def _score(

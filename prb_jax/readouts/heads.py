@@ -103,6 +103,20 @@ class Pooled(ReadsAnything):
         return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
 
 
+@dataclass(frozen=True)
+class ReadStates(ReadsAnything):
+    """The state itself at the read position, float32 [B, K, D] after the last norm: features for other code."""
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> ReadStates:
+        return self
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        return ()
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        return states.read()
+
+
 Together = Literal["product", "min", "mean", "last"]
 TOGETHER: tuple[Together, ...] = get_args(Together)
 """How the values of a response's steps can become one reward."""

@@ -102,6 +102,21 @@ def resolve_model(
     return ResolvedModel(config, shown, rule)
 
 
+def is_plain_language_model(folder: str | Path, *, name: str = "") -> bool:
+    """Return whether a folder holds a ``*ForCausalLM`` that no row of the table of reward models knows.
+
+    Args:
+      folder: with ``config.json`` of a decoder.
+      name: what the user calls it.
+    """
+    raw = read_raw_config(Path(folder))
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is None or raw.get("architectures") != [family.language_model]:
+        return False
+    stored = _Stored(Path(folder), raw, name or str(folder))
+    return _recognise(stored) is None
+
+
 def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
     """The classes that a ``config.json`` names, those of remote code too."""
     found: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.readouts.heads import ReadStates
 from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.pairs import score_pairs
 from prb_jax.readouts.score_tree import score_stream, score_tree
@@ -32,7 +34,7 @@ def make_score_fn(
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
-    readout: str = "logit",
+    readout: str | None = "logit",
     shardings: Mapping[str, Any] | None = None,
     attention: str = "auto",
 ) -> ScoreFn:
@@ -42,8 +44,8 @@ def make_score_fn(
       config: architecture.
       mesh: devices.
       dtype: of activations.
-      readout: see :func:`prb_jax.readouts.labels.choose_readout`.
-      shardings: of a decoder's parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+      readout: see :func:`prb_jax.readouts.labels.choose_readout`; None for all that the head gives, [B, K, n].
+      shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
       attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
@@ -51,14 +53,15 @@ def make_score_fn(
     """
     if isinstance(config, EncoderConfig):
         logits = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
-        shardings = encoder_shardings(config, mesh)
+        shardings = shardings or encoder_shardings(config, mesh)
     else:
         attend = wanted_attention(mesh, dtype, attention, scored=config)
         logits = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
         shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 
     def score(params: Params, batch: TreeBatch) -> jax.Array:
-        return read_out(logits(params, batch), readout)
+        found = logits(params, batch)
+        return found if readout is None else read_out(found, readout)
 
     return jax.jit(
         score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh)
@@ -70,7 +73,7 @@ def make_stream_fn(
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
-    readout: str = "logit",
+    readout: str | None = "logit",
     shardings: Mapping[str, Any] | None = None,
 ) -> StreamFn:
     """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
@@ -80,7 +83,52 @@ def make_stream_fn(
     shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 
     def score(params: Params, batch: StreamBatch) -> jax.Array:
-        return read_out(score_stream(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
+        found = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
+        return found if readout is None else read_out(found, readout)
 
     batches = stream_batch_shardings(mesh, windows=config.sliding_window is not None)
     return jax.jit(score, in_shardings=(shardings, batches), out_shardings=replicated(mesh))
+
+
+@dataclass(frozen=True)
+class StateFns:
+    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension.
+
+    Attributes:
+      tree: of a :class:`TreeBatch`, [B, K, D].
+      stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
+    """
+
+    tree: ScoreFn
+    stream: StreamFn | None
+
+
+def make_state_fns(
+    config: DecoderConfig | EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> StateFns:
+    """Return the functions that read states for a model, whatever its head is.
+
+    Args:
+      config, mesh, dtype, attention: as of :func:`make_score_fn`.
+      quantize: the form in which the parameters are held.
+    """
+    headless = replace(config, head=ReadStates())
+    if isinstance(headless, EncoderConfig):
+        assert isinstance(config, EncoderConfig)
+        shardings = encoder_shardings(config, mesh)
+        return StateFns(
+            make_score_fn(headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings), None
+        )
+    assert not isinstance(config, EncoderConfig)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    trees = make_score_fn(
+        headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings, attention=attention
+    )
+    return StateFns(
+        trees, make_stream_fn(headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings)
+    )

@@ -179,6 +179,18 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Drawing:
     )
 
 
+def draw_shots(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the few-shot curves of a study from the rows of its `results.json`."""
+    from prb_jax.study.picture import curves_figure
+
+    return _drawing(
+        curves_figure(rows),
+        "Few-shot curves",
+        "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
+        "on; bands are 95 % intervals, dotted lines baselines without shots.",
+    )
+
+
 def _figure(*, width: float = 6.4, height: float = 3.0) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure

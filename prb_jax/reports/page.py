@@ -19,6 +19,7 @@ from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, P
 from prb_jax.reports.cells import figure_cell, headline, last_figures
 from prb_jax.reports.drawings import draw_curves, draw_points
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
+from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
 from prb_jax.reports.texts import TextReader
 from prb_jax.runs.finished import FinishedRun, read_finished
@@ -41,8 +42,8 @@ def report(
     run; where those are gone or have changed, the page says so and shows the figures alone.
 
     Args:
-      runs: folders of `prb evaluate` (also with several numbers of posts), and of `prb train` for learning curves; one
-        or several.
+      runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` for learning curves, and of
+        `prb personalise`; one or several.
       out: the file, with a name that ends in .html; it is replaced where it exists.
       data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
         if there are none.
@@ -68,13 +69,17 @@ def report(
         raise RunError(f"{twice[0]}: given twice as a run")
     places = [data] if isinstance(data, str | Path) else list(data)
     reader = TextReader([str(place) for place in places])
+    studies = [folder for folder in folders if (folder / STUDY).is_file()]
     sweeps = [folder for folder in folders if (folder / _SWEEP).is_file()]
     folders = [
-        part for folder in folders for part in ([folder] if folder not in sweeps else _of_sweep(folder))
+        part
+        for folder in folders
+        if folder not in studies
+        for part in ([folder] if folder not in sweeps else _of_sweep(folder))
     ]
     trainings = [folder for folder in folders if (folder / _TRAINING).is_file()]
     finished = [read_finished(folder) for folder in folders if folder not in trainings]
-    names = _names([*trainings, *(run.path for run in finished)])
+    names = _names([*studies, *trainings, *(run.path for run in finished)])
     chapters = [_several(finished, names)] if len(finished) > 1 else []
     chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
     for number, run in enumerate(finished, start=1):
@@ -88,7 +93,12 @@ def report(
             )
         )
     chapters += [_training(folder, names[folder], number) for number, folder in enumerate(trainings, start=1)]
-    page = _render(chapters, title=title or f"Report: {', '.join(names[folder] for folder in folders)}")
+    chapters += [
+        study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
+        for number, folder in enumerate(studies, start=1)
+    ]
+    shown = [*studies, *folders]
+    page = _render(chapters, title=title or f"Report: {', '.join(names[folder] for folder in shown)}")
     with writing(target), whole_file(target) as file:
         file.write(page.encode("utf-8"))
     return target

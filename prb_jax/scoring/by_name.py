@@ -32,6 +32,7 @@ def evaluate(
     max_length: int | None = None,
     too_long: str = "error",
     controls: str | None = None,
+    history: Data | None = None,
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -73,6 +74,8 @@ def evaluate(
       controls: the same model scores the comparisons again, shown no profile and no user ("blind"), the profile of
         another user ("swap"), "all" of these, or "none"; where not given "blind" for a model that is shown something of
         its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
+      history: labelled comparisons, as `data`, of which a fitted method of personalisation learns the users; where not
+        given, each comparison is scored after the same user's comparisons before it in the data.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the resampling of benchmark scores, and of the other users of "swap".
@@ -121,7 +124,13 @@ def evaluate(
     on_first_process(prepare)
     result = run_evaluation(
         data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit),
-        open_scorer=functools.partial(open_scorer, model, name=name, recorded=out is not None),
+        open_scorer=functools.partial(
+            open_scorer,
+            model,
+            name=name,
+            recorded=out is not None,
+            history=None if history is None else read_inputs(history).comparisons,
+        ),
         contents=functools.partial(model_contents, model, revision),
         options=options,
     )

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
@@ -26,7 +26,7 @@ from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
-from prb_jax.scoring.scored import ReadsTokens, Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.stored import stored_comparisons
 from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
@@ -112,6 +112,12 @@ def run_evaluation(
             max_length=asked.max_length,
             batch_tokens=options.batch_tokens,
         )
+    if isinstance(scorer, AdaptsToUsers):
+        asked = {**asdict(options.view), "batch_tokens": options.batch_tokens}
+        if given := [field for field, value in asked.items() if value is not None]:
+            raise RunError(
+                f"{', '.join(given)}: what a fitted method reads was decided with its features: leave out here"
+            )
     model = dict(scorer.identity())
     known_as = str(model.pop("name", "model"))
     name = options.name or known_as

@@ -19,7 +19,7 @@ from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
-from prb_jax.scoring.scored import Quantized, Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, Quantized, Scorer
 from prb_jax.scoring.scored_run import ScoredRun
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
 
@@ -98,6 +98,8 @@ def finish_run(
         summary["quantization"] = quantization_figures(scorer)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     unknown = None if reader is None else reader.unknown_users(rows)
+    if isinstance(scorer, AdaptsToUsers):
+        unknown = scorer.unknown(inputs.comparisons)
     if write_users(folder.path, rows, clusters, unknown=unknown):
         summary["definitions"] = summary["definitions"] | {USERS: USERS_DEFINITION}
     if unknown is not None:

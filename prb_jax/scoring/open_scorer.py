@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
+from prb_jax.personal.folder import PERSONALISED, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.plain import ScoreFunction, baseline_scorer, function_scorer
-from prb_jax.scoring.scored import Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, Scorer
 
 Model = Scorer | ScoreFunction | str | Path
 
 
 def open_scorer(
-    model: Model, options: LoadOptions, *, name: str | None = None, recorded: bool = False
+    model: Model,
+    options: LoadOptions,
+    *,
+    name: str | None = None,
+    recorded: bool = False,
+    history: Sequence[Comparison] | None = None,
 ) -> Scorer:
     """Return the scorer, loaded if it is given by name.
 
@@ -23,18 +32,31 @@ def open_scorer(
       options: for a model by name alone.
       name: of a function.
       recorded: a run folder will tell this scorer from others.
+      history: comparisons that a fitted method of personalisation is adapted on.
 
     Raises:
       RunError: options without effect, or a thing that cannot score.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    if history is not None:
+        scorer = open_scorer(model, options, name=name, recorded=recorded)
+        if not isinstance(scorer, AdaptsToUsers):
+            raise RunError(
+                f"history: {scorer.identity().get('name', 'this model')} does not adapt to users; expected a folder of "
+                "a fitted method, as `prb personalise` writes it"
+            )
+        return scorer.with_history(history)
     if _is_baseline(model):
         if options.quantize is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
         return baseline_scorer(str(model), **options.given)
+    if is_personalised(model):
+        from prb_jax.scoring.load import load
+
+        return cast(Scorer, load(str(model), **options.given))
     if isinstance(model, str | Path):
         from prb_jax.readouts.open_model import open_model
-        from prb_jax.scoring.load import load_opened
+        from prb_jax.scoring.load_opened import load_opened
 
         return load_opened(open_model(model, options))
     if given := options.given:
@@ -55,6 +77,8 @@ def model_contents(model: Model, revision: str | None) -> Any:
         return model if isinstance(model, str) else None
     from prb_jax.checkpoints.locate import describe, locate
 
+    if is_personalised(model):
+        return file_digest(Path(model).expanduser() / PERSONALISED)
     return describe(locate(model, revision=revision))
 
 

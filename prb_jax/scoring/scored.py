@@ -92,3 +92,16 @@ class Quantized(Protocol):
     def bytes_of_weights(self) -> tuple[int, int] | None:
         """Before quantising and as held, if known."""
         ...
+
+
+@runtime_checkable
+class AdaptsToUsers(Protocol):
+    """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted."""
+
+    def with_history(self, history: Sequence[Comparison]) -> Scorer:
+        """Return the same scorer, adapted to the users of these comparisons alone."""
+        ...
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons of whom nothing is known."""
+        ...

@@ -28,7 +28,7 @@ from prb_jax.data.writing import temporary_name, whole_file, write_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.facts import Fact, Facts, baseline_scores, fact_of
-from prb_jax.scoring.load import open_reader
+from prb_jax.scoring.load_opened import open_reader
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stored import store_folder, store_key
 from prb_jax.sources.large import LargeComparisons

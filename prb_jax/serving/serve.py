@@ -9,7 +9,7 @@ from pathlib import Path
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.scoring.load import load_opened
+from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.app import Served, make_app
 from prb_jax.serving.engine import Engine

@@ -13,7 +13,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.scoring import load
+from prb_jax.scoring import load_opened as load
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
 

@@ -20,7 +20,7 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.scoring import load
+from prb_jax.scoring import load_opened as load
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
 

@@ -1,0 +1,36 @@
+"""`prb ask`: which question to put to a person next."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb, positive
+from prb_jax.commands.process import start
+from prb_jax.commands.terminal import print_table
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs, "ask", run, about="say which question to put to a person next, and what its answer tells"
+    )
+    sub.add_argument("model", metavar="DIR", help="folder of a fitted method, in `fitted` of a study")
+    sub.add_argument("--candidates", metavar="FILE", required=True, help="questions with two responses each")
+    sub.add_argument(
+        "--user", metavar="FILE", help="labelled comparisons of the person (default: nothing is known yet)"
+    )
+    sub.add_argument(
+        "--top", metavar="N", type=positive, default=10, help="questions in the table (default: 10)"
+    )
+    sub.add_argument("--out", metavar="FILE", help="all questions as JSON, the best one first")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Rank the questions, and print the first ones."""
+    start(options)
+    from prb_jax.reports.questions import render_questions
+    from prb_jax.scoring.ask import ask, write_questions
+
+    questions = ask(options.model, user=options.user, candidates=options.candidates)
+    print_table(render_questions(questions, top=options.top))
+    if options.out is not None:
+        print(f"written to {write_questions(questions, options.out)}")
+    return 0

@@ -1,0 +1,96 @@
+"""`prb features`: the state of a model at every response and post of a data set, for methods of personalisation."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_model_options,
+    add_no_progress,
+    add_quantize,
+    add_verb,
+    model_options,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.models import DTYPES
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "features",
+        run,
+        about="write the state of a model at every response and every post of a data set, once each",
+        after_interrupt="the parts that are done are kept: the same command continues",
+    )
+    sub.add_argument(
+        "model", metavar="MODEL", help="a reward model, a causal language model, or an encoder of texts"
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="as of `prb evaluate`",
+    )
+    sub.add_argument("--out", metavar="DIR", required=True, help="folder of the features")
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
+    sub.add_argument("--store", choices=DTYPES, default="float32", help="numbers of the files")
+    sub.add_argument(
+        "--responses-alone",
+        action="store_true",
+        help="an encoder of texts reads each response without its prompt",
+    )
+    sub.add_argument(
+        "--protocol", choices=PROTOCOLS, help="of conversations (default: as in training, or default)"
+    )
+    sub.add_argument(
+        "--max-length", metavar="L", type=positive, help="longest text in tokens (default: the model's)"
+    )
+    sub.add_argument("--dtype", choices=DTYPES, help="of the computation (default: the checkpoint's)")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    add_quantize(sub)
+    add_model_options(sub)
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the features, and print what was written."""
+    with until_terminated(options):
+        start(options)
+        from prb_jax.readouts.load_options import LoadOptions
+        from prb_jax.scoring.write_features import FeatureOptions, write_features
+        from prb_jax.text.view import ViewOptions
+
+        store = write_features(
+            options.model,
+            options.data,
+            out=options.out,
+            options=FeatureOptions(
+                loading=LoadOptions(
+                    mesh=options.mesh,
+                    dtype=options.dtype,
+                    quantize=options.quantize,
+                    **model_options(options),
+                ),
+                view=ViewOptions(protocol=options.protocol, max_length=options.max_length),
+                store=options.store,
+                responses_alone=options.responses_alone,
+            ),
+            subset=options.subset,
+            limit=options.limit,
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    facts = store.facts
+    cut = facts["truncated"]
+    print(
+        f"{facts['answers']:,} responses and {facts['posts']:,} posts, {store.width:,} numbers each, {facts['dtype']}; "
+        f"cut to the model's length: {cut['answers']:,} and {cut['posts']:,}"
+    )
+    print(f"written to {store.path}")
+    return 0

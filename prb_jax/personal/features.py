@@ -1,0 +1,226 @@
+"""The feature store: the state of a model at every response and every post of a data set, memory-mapped.
+
+A store is a folder that `prb features` writes. ``features.json`` is written last: a folder that has it is whole. Each
+distinct response (with its prompt, without any profile) and each distinct post has one row, in parts of `.npy` files;
+``answers.keys.npy`` and ``posts.keys.npy`` hold the digest of the text of each row, by which a row is found.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison, Message, Post
+from prb_jax.data.reading import read_object
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.processes.agreement import differences
+
+FEATURES: Final = "features.json"
+KIND: Final = "prb_jax features"
+FORMAT: Final = 1
+KEY_BYTES: Final = 16
+JUDGED: Final[Mapping[str, int]] = {"Agrees with: ": 1, "Disagrees with: ": -1}
+JUDGED_CATEGORIES: Final[Mapping[str, int]] = {"agreed_with": 1, "disagreed_with": -1}
+TABLES: Final = ("answers", "posts")
+DTYPES: Final = ("bfloat16", "float32")
+
+
+def answer_key(prompt: Sequence[Message], response: str) -> bytes:
+    """Return the digest by which a response to a prompt is found."""
+    digest = blake2b(digest_size=KEY_BYTES)
+    for text in (*(part for message in prompt for part in (message.role, message.content)), response):
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class JudgedText:
+    """A post as methods of personalisation read it.
+
+    Attributes:
+      text: the post's text, or the text that it judges.
+      sign: 1 where the user agrees with the text, -1 where the user disagrees, 0 for the user's own words.
+    """
+
+    text: str
+    sign: int
+
+
+def read_post(post: Post) -> JudgedText:
+    """Return a post's text and whether the user agrees with it.
+
+    A post of the category "agreed_with" or "disagreed_with" is a text of somebody else; so is the rest of a post that
+    begins with "Agrees with: " or "Disagrees with: ". Every other post is the user's own words.
+    """
+    for mark, sign in JUDGED.items():
+        if post.text.startswith(mark) and len(post.text) > len(mark):
+            return JudgedText(post.text.removeprefix(mark), sign)
+    return JudgedText(post.text, JUDGED_CATEGORIES.get(post.category, 0))
+
+
+def post_key(text: str) -> bytes:
+    """Return the digest by which a post is found."""
+    return answer_key((), text)
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Rows of features by the digests of their texts.
+
+    Attributes:
+      parts: arrays [n, D], memory-mapped, one after another.
+      starts: the first row of each part.
+      rows: the row of each digest.
+    """
+
+    parts: Sequence[np.ndarray]
+    starts: Sequence[int]
+    rows: Mapping[bytes, int] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, rows: Iterable[int]) -> np.ndarray:
+        """Return the features of these rows, float32 [n, D]."""
+        wanted = np.fromiter(rows, np.int64)
+        found = np.empty((len(wanted), self.parts[0].shape[1] if self.parts else 0), np.float32)
+        part_of = np.array([bisect.bisect_right(self.starts, row) - 1 for row in wanted], np.int64)
+        for number in np.unique(part_of):
+            here = part_of == number
+            found[here] = self.parts[number][wanted[here] - self.starts[number]]
+        return found
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """An open store of features.
+
+    Attributes:
+      path: its folder.
+      facts: what ``features.json`` holds.
+      answers: features of the responses, each with its prompt.
+      posts: features of the posts.
+    """
+
+    path: Path
+    facts: Mapping[str, Any] = field(repr=False)
+    answers: FeatureTable
+    posts: FeatureTable
+
+    __repr__ = short_repr
+
+    @property
+    def width(self) -> int:
+        """D, the length of a row."""
+        return self.facts["width"]
+
+    def check_inputs(self, wanted: Mapping[str, Any]) -> None:
+        """Refuse a store that was not written from this model, these data or in this way.
+
+        Args:
+          wanted: some of the inputs that ``features.json`` records, as {"data": ...}.
+
+        Raises:
+          RunError: naming the first field that differs, with both values.
+        """
+        recorded = {name: self.facts["inputs"].get(name) for name in wanted}
+        changed = differences(recorded, dict(wanted))
+        if changed:
+            name, (found, expected) = next(iter(changed.items()))
+            raise RunError(
+                f"{self.path}: these features are of another {name.split('.')[0]}: {name}: expected "
+                f"{quote(expected)}, found {quote(found)}; `prb features` writes features of this one"
+            )
+
+    def answer_rows(self, comparison: Comparison) -> list[int]:
+        """Return the row of each response of a comparison.
+
+        Raises:
+          DataError: a response has no features, naming the comparison.
+        """
+        rows = [self.answers.rows.get(answer_key(comparison.prompt, text)) for text in comparison.responses]
+        if None in rows:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: response {rows.index(None)} has no features in {self.path}"
+            )
+        return [row for row in rows if row is not None]
+
+    def post_rows(self, posts: Sequence[Post]) -> list[int]:
+        """Return the row of each post of a profile.
+
+        Raises:
+          DataError: a post has no features.
+        """
+        rows = [self.posts.rows.get(post_key(read_post(post).text)) for post in posts]
+        if None in rows:
+            text = posts[rows.index(None)].text
+            raise DataError(f"a post of a profile has no features in {self.path}: {quote(text)}")
+        return [row for row in rows if row is not None]
+
+
+def part_name(table: str, number: int) -> str:
+    """Return the name of the file of a part."""
+    return f"{table}-{number:06}.npy"
+
+
+def as_stored(features: np.ndarray, dtype: str) -> np.ndarray:
+    """Return features as a file holds them: float32, or bfloat16 as the 16 bits of each number, uint16."""
+    if dtype == "float32":
+        return np.ascontiguousarray(features, np.float32)
+    import ml_dtypes  # NumPy files have no bfloat16
+
+    return np.ascontiguousarray(features.astype(ml_dtypes.bfloat16)).view(np.uint16)
+
+
+def open_features(path: str | Path) -> FeatureStore:
+    """Open a store of features; rows are read when they are asked for.
+
+    Raises:
+      RunError: there is none, it is not finished, or a file of it is missing or has another shape.
+    """
+    folder = Path(path)
+    if not (folder / FEATURES).is_file():
+        raise RunError(
+            f"{folder}: no {FEATURES} in it: this is no finished folder of `prb features`; the same command finishes "
+            "one that was stopped"
+        )
+    facts = read_object(folder / FEATURES, error=RunError)
+    if facts.get("kind") != KIND or facts.get("format") != FORMAT:
+        raise RunError(f"{folder / FEATURES}: expected {quote(KIND)} of format {FORMAT}")
+    return FeatureStore(folder, facts, *(_open_table(folder, name, facts) for name in TABLES))
+
+
+def _open_table(folder: Path, name: str, facts: Mapping[str, Any]) -> FeatureTable:
+    count, width, dtype = facts[name], facts["width"], facts["dtype"]
+    keys = _load(folder / f"{name}.keys.npy", np.dtype(np.uint8), (count, KEY_BYTES))
+    stored = np.dtype(np.float32 if dtype == "float32" else np.uint16)
+    parts, starts = [], list(range(0, count, facts["part"]))
+    for number, start in enumerate(starts):
+        rows = min(facts["part"], count - start)
+        part = _load(folder / part_name(name, number), stored, (rows, width))
+        if dtype != "float32":
+            import ml_dtypes
+
+            part = part.view(ml_dtypes.bfloat16)
+        parts.append(part)
+    return FeatureTable(parts, starts, {row.tobytes(): place for place, row in enumerate(np.asarray(keys))})
+
+
+def _load(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        found = np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}; `prb features` writes it again") from error
+    if found.dtype != dtype or found.shape != shape:
+        raise RunError(
+            f"{path}: expected {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}; remove it, and the same "
+            "`prb features` command writes it again"
+        )
+    return found

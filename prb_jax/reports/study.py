@@ -1,0 +1,176 @@
+"""Tables of a study of methods of personalisation: accuracy by shots, differences, controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.errors import RunError
+from prb_jax.reports.blocks import Cell, Chapter, PageTable, Paragraph, Preformatted, Section
+from prb_jax.reports.cells import figure_cell
+from prb_jax.reports.drawings import draw_shots
+from prb_jax.reports.style import NONE, new_table, signed
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+STUDY: Final = "study.json"
+RESULTS: Final = "results.json"
+
+_WIDE: Final = 6  # numbers of shots side by side
+_PARTS: Final = {
+    "unseen": "people on whom nothing was fitted",
+    "seen": "held-out comparisons of people that were fitted on",
+}
+
+
+def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> Group:
+    """Return the tables of a study.
+
+    Args:
+      rows: of ``results.json``.
+      summary: of ``study.json``.
+      title: above the tables.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(title, style="bold")]
+    for part, about in _PARTS.items():
+        here = [row for row in rows if row["split"] == part]
+        if here:
+            parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
+    return Group(*parts, Text("\n".join(_notes(summary))))
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """What the tables do not say: how many, what was left out, what is not beaten."""
+    notes = [f"{summary['users']:,} people, {summary['choices']:,} choices"]
+    notes += [f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count]
+    if summary["users_with_one_choice"]:
+        notes.append(
+            f"{summary['users_with_one_choice']:,} people have one choice alone: nothing to adapt on beside it"
+        )
+    if summary["posts_that_judge_a_candidate"]:
+        notes.append(
+            f"{summary['posts_that_judge_a_candidate']:,} posts that judge a response of the same person's comparisons "
+            "were taken away"
+        )
+    notes += [f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items()]
+    if summary["not_above_offset"]:
+        notes.append(
+            "not above pooled + offset on unseen people, for any number of shots: "
+            + ", ".join(summary["not_above_offset"])
+        )
+    for name, controls in summary["controls"].items():
+        shown = ", ".join(f"{figure} {value:.3g}" for figure, value in controls[0].items())
+        notes.append(f"{name}: {shown}")
+    return notes
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
+    """Accuracy of each method by shots."""
+    plain = [row for row in rows if row["control"] is None]
+    shots = sorted({row["shots"] for row in plain})[:_WIDE]
+    table = new_table(title, ["method", *(f"k={count}" for count in shots)])
+    for name in dict.fromkeys(row["method"] for row in plain):
+        found = {row["shots"]: row["accuracy"] for row in plain if row["method"] == name}
+        table.add_row(name, *(f"{found[count]:.3f}" if count in found else "" for count in shots))
+    one = max(plain, key=lambda row: row["n"])
+    table.caption = (
+        f"accuracy after k comparisons of a person; {one['n']:,} choices of {one['users']:,} people"
+    )
+    return table
+
+
+def _last(
+    rows: Sequence[Mapping[str, Any]], name: str, control: str | None = None
+) -> Mapping[str, Any] | None:
+    named = name if control is None else f"{name}, {control}"
+    found = [row for row in rows if row["method"] == named]
+    return max(found, key=lambda row: row["shots"]) if found else None
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["method"] for row in rows if row["control"] is None))
+
+
+def _differences(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
+    """With the largest number of shots: against pooled, and whether pooled + offset is beaten."""
+    most = max(row["shots"] for row in rows)
+    table = new_table(f"{part}, k={most}", ("method", "minus pooled", "p, Holm", "pooled + offset"))
+    for name in _names(rows):
+        row = _last(rows, name)
+        assert row is not None
+        p = NONE if row["p_holm"] is None else f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "<0.001"
+        above = {None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]
+        table.add_row(
+            name, signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]).replace("[", r"\["), p, above
+        )
+    table.caption = r"\[..] 95 % interval of the paired difference, over people"
+    return table
+
+
+def _controls(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
+    """The same states in other hands: of nobody, of another person, without the profile."""
+    names = [name for name in _names(rows) if _last(rows, name, "shuffled user") is not None]
+    table = new_table(f"{part}: controls", ("method", "own user", "no user", "shuffled", "no profile"))
+    for name in names:
+        found = [
+            _last(rows, name),
+            *(_last(rows, name, c) for c in ("no user", "shuffled user", "no profile")),
+        ]
+        table.add_row(name, *(NONE if row is None else f"{row['accuracy']:.3f}" for row in found))
+    return table
+
+
+def study_chapter(folder: Path, title: str, name: str) -> Chapter:
+    """Return the chapter of a page about a study.
+
+    Args:
+      folder: of `prb personalise`.
+      title: of the chapter.
+      name: by which the page refers to it.
+
+    Raises:
+      RunError: the study is not finished, or a file of it is damaged.
+    """
+    rows = read_json(
+        folder / RESULTS, error=RunError, hint="the same `prb personalise` command finishes the study"
+    )
+    summary = read_object(folder / STUDY, error=RunError)
+    table = [
+        [
+            Cell(row["method"]),
+            Cell(row["split"]),
+            Cell(str(row["shots"]), row["shots"]),
+            figure_cell(row["accuracy"], row["accuracy_ci95"]),
+            figure_cell(row["user_accuracy"], row["user_accuracy_ci95"]),
+            Cell(signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]), row["diff_to_pooled"]),
+            figure_cell(row["p_holm"], form="{:.2g}"),
+            Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
+            figure_cell(row["n"], form="{:,}"),
+        ]
+        for row in rows
+    ]
+    heads = (
+        "method",
+        "people",
+        "shots",
+        "accuracy",
+        "per user",
+        "minus pooled",
+        "p, Holm",
+        "pooled + offset",
+        "n",
+    )
+    meanings = [f"{field}: {meaning}." for field, meaning in summary["definitions"].items()]
+    blocks = [
+        draw_shots(rows),
+        PageTable("Every method, number of shots and control", heads, table, words=2, filtered=True),
+        Paragraph(" ".join(_notes(summary))),
+        Preformatted("What the figures mean", "\n".join(meanings), folded=True),
+    ]
+    return Chapter(title, name, [Section("Learning from a few comparisons of a person", blocks)])

@@ -1,0 +1,136 @@
+"""`prb ask`: which question to put to a person next, because the answer tells most about what the person prefers.
+
+    I(q) = sum_a p(a) mean_j KL( p(j | a) || p(j) ),   p(a) = sigmoid(r_u(first) - r_u(second))
+
+The method is adapted to the person's comparisons and each of the two answers to question q; j runs over the other
+candidate questions (64 of them at most), and p(j) is the probability of preferring the first response of j. It is the
+expected information that the answer to q gives about the answers to other questions, in nats (Lindley 1956), for any
+method. The rule of PReF (arXiv 2503.06358) stands beside it for the method that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import read_rows
+from prb_jax.data.records import Records, as_comparisons, read_records
+from prb_jax.data.writing import write_json
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.scoring.load import load
+from prb_jax.scoring.personalised import PersonalisedModel
+
+POOL: Final = 64
+"""Other questions over which the information is averaged, evenly spaced in the candidates."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A candidate question and what its answer would tell.
+
+    Attributes:
+      id: of the comparison.
+      information: expected information, in nats.
+      probability: that the person prefers the first response.
+      pref_rule: the value of PReF's rule; None for other methods.
+    """
+
+    id: str
+    information: float
+    probability: float
+    pref_rule: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict."""
+        return asdict(self)
+
+
+def ask(
+    model: str | Path | PersonalisedModel,
+    *,
+    user: str | Path | Records | None,
+    candidates: str | Path | Records,
+) -> list[Question]:
+    """Return the candidate questions, the one that tells most first.
+
+    Args:
+      model: a folder of a fitted method, or what :func:`prb_jax.load` gives for it.
+      user: labelled comparisons of the person: records or a file; None for a person of whom nothing is known.
+      candidates: questions with two responses each, records or a file; labels are not looked at.
+
+    Raises:
+      RunError: the model does not adapt to users.
+      DataError: fewer than two candidates, one with other than two responses, or comparisons of several users.
+    """
+    rm = model if isinstance(model, PersonalisedModel) else load(str(model))
+    if not isinstance(rm, PersonalisedModel):
+        raise RunError(f"{model}: does not adapt to users; expected a folder of a fitted method")
+    known = [] if user is None else _read(user, labelled=True)
+    pool = _read(candidates, labelled=False)
+    if len(names := {one.user_id for one in known}) > 1:
+        raise DataError(f"user: expected comparisons of one person, found {len(names)} users")
+    if len(pool) < 2:
+        raise DataError(f"candidates: expected at least 2 questions, found {len(pool)}")
+    for one in pool:
+        if len(one.responses) != 2:
+            raise DataError(
+                f"candidates: comparison {quote(one.id)}: expected 2 responses, found {len(one.responses)}"
+            )
+    others = sorted({int(place) for place in np.linspace(0, len(pool) - 1, min(POOL, len(pool))).round()})
+    asked = [pool[place] for place in others]
+    first = [_answered(one, 0) for one in pool]
+    second = [_answered(one, 1) for one in pool]
+    contexts = [tuple(known), *((*known, one) for one in (*first, *second))]
+    margins = rm.margins(contexts, asked)  # [1 + 2 Q, J]
+    own = rm.margins([tuple(known)], pool)[0]
+    told = _divergence(margins[1:], margins[0]).reshape(2, len(pool), len(asked))
+    for column, place in enumerate(others):
+        told[:, place, column] = np.nan  # what a question tells about itself is its answer
+    chance = 1 / (1 + np.exp(-own))
+    information = chance * np.nanmean(told[0], axis=1) + (1 - chance) * np.nanmean(told[1], axis=1)
+    rule = rm.pref_rule(tuple(known), pool)
+    questions = [
+        Question(one.id, float(information[q]), float(chance[q]), None if rule is None else float(rule[q]))
+        for q, one in enumerate(pool)
+    ]
+    return sorted(questions, key=lambda question: -question.information)
+
+
+def write_questions(questions: Sequence[Question], out: str | Path) -> Path:
+    """Write the questions as a JSON list, the best one first.
+
+    Raises:
+      RunError: the file cannot be written.
+    """
+    path = Path(out)
+    write_json(path, [question.to_json() for question in questions])
+    return path
+
+
+def _divergence(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """KL of two Bernoulli distributions with these log odds, in nats."""
+    after, before = after.astype(np.float64), before.astype(np.float64)
+    p = 1 / (1 + np.exp(-after))
+    return p * (after - before) + np.logaddexp(0, before) - np.logaddexp(0, after)
+
+
+def _answered(question: Comparison, best: int) -> Comparison:
+    row = {
+        key: value for key, value in question.to_row().items() if key not in ("chosen", "rejected", "labels")
+    }
+    labels = [1.0, 0.0] if best == 0 else [0.0, 1.0]
+    return Comparison(**(row | {"responses": list(question.responses), "labels": labels}))
+
+
+def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]:
+    if isinstance(data, str | Path):
+        found = [placed.comparison for placed in read_records(read_rows(Path(data)), labelled=labelled)]
+        if not found:
+            raise DataError(f"{data}: no comparisons in it")
+        return found
+    return as_comparisons(data, labelled=labelled)

@@ -1,0 +1,385 @@
+"""A fitted method with its backbone as a model: it adapts to a person from comparisons, and scores for that person."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from prb_jax.data.comparison import Comparison, Post
+from prb_jax.data.records import Records, as_comparisons, digest
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal.features import answer_key, post_key, read_post
+from prb_jax.personal.few_shot.choices import Context, Posts, Responses
+from prb_jax.personal.few_shot.protocol import Fitted, Method
+from prb_jax.personal.fitted import FittedMethod, read_fitted
+from prb_jax.processes.agreement import differences
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.embedder import Embedder, open_embedder
+from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import Truncation
+
+MOST: Final = 64
+"""Comparisons that a person is adapted on, the latest ones."""
+
+NEW_ITEM: Final = 1 << 30
+"""The number of a text that nobody judged when the method was fitted."""
+
+SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items"})
+"""What a method may need that can be known of new comparisons."""
+
+_BATCH: Final = 256
+
+
+@dataclass(eq=False)
+class PersonalisedModel:
+    """A model of people. Build with :func:`prb_jax.load`, from a folder of a fitted method.
+
+    Attributes:
+      fitted: the method.
+      embedder: the backbone.
+      contexts: the comparisons that were given of each user, see :meth:`adapt`.
+      earlier: in an evaluation each comparison is also adapted on the user's comparisons before it in the data.
+    """
+
+    fitted: FittedMethod
+    embedder: Embedder = field(repr=False)
+    contexts: dict[str, tuple[Comparison, ...]] = field(default_factory=dict, repr=False)
+    earlier: bool = True
+    _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
+
+    __repr__ = short_repr
+
+    @property
+    def name(self) -> str:
+        """Method and folder."""
+        return str(self.fitted.path)
+
+    def adapt(self, user: str, comparisons: Records) -> Any:
+        """Adapt to a person; what was known of the person before is replaced.
+
+        Args:
+          user: the name that later comparisons have as ``user_id``, or that :meth:`score` is given.
+          comparisons: labelled comparisons or records of this person; the latest 64 count.
+
+        Returns:
+          the person's state, a tree of small arrays.
+
+        Raises:
+          DataError: a comparison without labels, or one of another user.
+        """
+        given = tuple(as_comparisons(comparisons))
+        for comparison in given:
+            if comparison.user_id not in (None, user):
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: user {quote(comparison.user_id)}, expected {quote(user)}"
+                )
+        self.contexts[user] = given
+        self._embed(given)
+        return jax.tree.map(lambda leaf: leaf[0], self._states([(given, _profile(given))]))
+
+    def score(self, comparisons: Records, *, user: str | None = None) -> np.ndarray | list[np.ndarray]:
+        """Return one float32 array [K] a comparison or record; of a single one, its array.
+
+        A user of whom nothing is known is scored with the state of anybody; :meth:`unknown` counts them.
+
+        Args:
+          comparisons: to be scored; labels are not looked at.
+          user: whose state is used; that of each comparison's ``user_id`` if not given.
+        """
+        given = as_comparisons(comparisons, labelled=False)
+        shown = [(self.contexts.get(str(user or one.user_id), ()), one) for one in given]
+        scores = self._score(shown)
+        return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
+
+    def margins(
+        self, contexts: Sequence[tuple[Comparison, ...]], queries: Sequence[Comparison]
+    ) -> np.ndarray:
+        """Return the score of the first response minus that of the second, float32 [contexts, queries].
+
+        Args:
+          contexts: what a person chose, one person each.
+          queries: comparisons of two responses; their profiles are not looked at.
+        """
+        self._embed([*(one for context in contexts for one in context), *queries])
+        states = self._states([(context, _profile(context)) for context in contexts])
+        pairs = self._responses([[(query, 0), (query, 1)] for query in queries])
+        found = _in_batches(
+            lambda own: _score_table(self.fitted.method, self.fitted.fitted, own, pairs), (states,)
+        )
+        return found[..., 0] - found[..., 1]
+
+    def pref_rule(self, context: tuple[Comparison, ...], queries: Sequence[Comparison]) -> np.ndarray | None:
+        """Return how much each question tells by the rule of PReF, float32 [queries]; None for another method."""
+        if self.fitted.method.name != "pref":
+            return None
+        from prb_jax.personal.few_shot.pref import next_question
+
+        self._embed([*context, *queries])
+        known = self._contexts([(context, ())])
+        first, second = (
+            self._responses([[(query, k)] for query in queries]).take((slice(None), 0)) for k in (0, 1)
+        )
+        state = jax.tree.map(lambda leaf: leaf[0], self._states([(context, ())]))
+        own = jax.tree.map(lambda leaf: leaf[0], known)
+        return np.asarray(next_question(self.fitted.fitted, state, own, first, second))
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
+        counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
+        known = {one.user_id for one in comparisons if one.profile} | self.contexts.keys()
+        if self.earlier:
+            known |= {user for user, count in counts.items() if count > 1}
+        return counts.keys() - known
+
+    def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
+        """Return the same model, adapted to the users of these comparisons alone.
+
+        Raises:
+          DataError: a comparison without a user.
+        """
+        groups: dict[str, list[Comparison]] = {}
+        for comparison in history:
+            if comparison.user_id is None:
+                raise DataError(f"history: comparison {quote(comparison.id)} names no user (field 'user_id')")
+            groups.setdefault(comparison.user_id, []).append(comparison)
+        contexts = {user: tuple(found) for user, found in groups.items()}
+        return PersonalisedModel(
+            self.fitted, self.embedder, contexts, earlier=False, _features=self._features
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the scores, JSON-ready."""
+        facts, known = self.fitted.facts, [c for own in self.contexts.values() for c in own]
+        return {
+            "name": self.name,
+            "method": facts["method"],
+            "settings": facts["settings"],
+            "arrays": facts["arrays"],
+            "backbone": facts["backbone"]["identity"],
+            "history": digest(known) if known else None,
+            "adapts_on": "earlier comparisons of the data" if self.earlier else "the history alone",
+        }
+
+    def stream(
+        self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any
+    ) -> Iterator[ScoredBatch]:
+        """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
+        before: dict[str, list[Comparison]] = {}
+        for start in range(0, len(comparisons), _BATCH):
+            indices = range(start, min(start + _BATCH, len(comparisons)))
+            shown = []
+            for index in indices:
+                one = comparisons[index]
+                own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
+                self._refuse_told(one)
+                shown.append(((*self.contexts.get(str(one.user_id), ()), *own[-MOST:]), one))
+                own.append(one)
+            if not skip(indices):
+                scores = self._score(shown)
+                yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
+
+    def _refuse_told(self, query: Comparison) -> None:
+        """Refuse a comparison whose label the history tells."""
+        for known in self.contexts.get(str(query.user_id), ()):
+            if known.prompt == query.prompt and set(known.responses) == set(query.responses):
+                raise DataError(
+                    f"comparison {quote(query.id)}: is in the history too, as {quote(known.id)}: its label is known"
+                )
+
+    def _score(self, shown: Sequence[tuple[tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
+        """The scores of comparisons, each with what its user chose before."""
+        self._embed([one for context, query in shown for one in (*context, query)])
+        asked = [(context[-MOST:], query.profile or _profile(context)) for context, query in shown]
+        keys = [(tuple(map(id, context)), posts) for context, posts in asked]
+        distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        first = [keys.index(key) for key in distinct]
+        states = self._states([asked[place] for place in first])
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
+        for size in sorted({len(query.responses) for _, query in shown}):
+            members = [place for place, (_, query) in enumerate(shown) if len(query.responses) == size]
+            responses = self._responses([[(shown[m][1], k) for k in range(size)] for m in members])
+            rows = np.array([distinct[keys[m]] for m in members])
+            own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], states)
+            method, fitted = self.fitted.method, self.fitted.fitted
+            found = _in_batches(functools.partial(_score_rows, method, fitted), (own, responses))
+            for place, row in zip(members, found, strict=True):
+                scores[place] = np.asarray(row, np.float32)
+        return scores
+
+    def _states(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Any:
+        """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
+        contexts = self._contexts(known)
+        method, fitted = self.fitted.method, self.fitted.fitted
+        states = _in_batches(functools.partial(_adapt_rows, method, fitted), (contexts,))
+        unknown = ~contexts.mask.any(1)
+        if contexts.posts is not None:
+            unknown &= ~contexts.posts.mask.any(1)
+        if unknown.any():
+            states = jax.tree.map(
+                lambda leaf, none: np.where(
+                    unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(none), leaf
+                ),
+                states,
+                method.empty_state(fitted),
+            )
+        return states
+
+    def _contexts(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Context:
+        """What is known of people, padded, with a leading axis."""
+        chosen, rejected = [], []
+        for context, _ in known:
+            pairs = [pair for one in context for pair in _pairs(one)][-MOST:]
+            chosen.append([better for better, _ in pairs])
+            rejected.append([worse for _, worse in pairs])
+        width = _rounded(max(1, *map(len, chosen)))
+        mask = np.array([[place < len(row) for place in range(width)] for row in chosen])
+        filler = next((row[0] for row in chosen if row), None)
+        posts = self._posts([posts for _, posts in known])
+        if filler is None:
+            empty = self._empty_responses(len(known), width)
+            return Context(empty, empty, mask, posts)
+        sides = [
+            self._responses([[*row, *([filler] * (width - len(row)))] for row in side])
+            for side in (chosen, rejected)
+        ]
+        return Context(sides[0], sides[1], mask, posts)
+
+    def _responses(self, rows: Sequence[Sequence[tuple[Comparison, int]]]) -> Responses:
+        keys = [[answer_key(one.prompt, one.responses[k]) for one, k in row] for row in rows]
+        features = np.stack([np.stack([self._features[key] for key in row]) for row in keys])
+        known = self.fitted.items
+        items = [[known.get(post_key(one.responses[k]), NEW_ITEM) for one, k in row] for row in rows]
+        return Responses(features, np.array(items, np.int32))
+
+    def _empty_responses(self, rows: int, width: int) -> Responses:
+        shape = (rows, width)
+        features = np.zeros((*shape, self.embedder.width), np.float32)
+        return Responses(features, np.full(shape, NEW_ITEM, np.int32))
+
+    def _posts(self, profiles: Sequence[tuple[Post, ...]]) -> Posts | None:
+        most = max(map(len, profiles))
+        if not most:
+            return None
+        shape = (len(profiles), _rounded(most))
+        features = np.zeros((*shape, self.embedder.width), np.float32)
+        mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
+        for row, posts in enumerate(profiles):
+            for place, post in enumerate(posts):
+                read = read_post(post)
+                features[row, place] = self._features[b"post" + post_key(read.text)]
+                mask[row, place], signs[row, place] = True, read.sign
+                items[row, place] = self.fitted.items.get(post_key(read.text), -1)
+        return Posts(features, mask, signs, items)
+
+    def _embed(self, comparisons: Sequence[Comparison]) -> None:
+        """Compute the features of texts that are not known yet, each once."""
+        answers: dict[bytes, Comparison] = {}
+        posts: dict[bytes, str] = {}
+        for comparison in {id(one): one for one in comparisons}.values():
+            for text in comparison.responses:
+                key = answer_key(comparison.prompt, text)
+                if key not in self._features:
+                    answers[key] = Comparison(id=comparison.id, prompt=comparison.prompt, responses=[text])
+            for post in comparison.profile:
+                text = read_post(post).text
+                if (key := b"post" + post_key(text)) not in self._features:
+                    posts[key] = text
+        for texts, compute in ((answers, self.embedder.answers), (posts, self.embedder.posts)):
+            if texts:
+                found = compute(list(texts.values()), advance=lambda done, tokens: None)  # pyright: ignore[reportArgumentType]
+                self._features.update(zip(texts, self.fitted.standard(found.features), strict=True))
+
+
+def load_personalised(folder: str | Path, options: LoadOptions | None = None) -> PersonalisedModel:
+    """Load a fitted method with its backbone.
+
+    Args:
+      folder: of the method, as ``prb personalise`` writes it.
+      options: ``mesh`` alone; the backbone is opened as it was when the method was fitted.
+
+    Raises:
+      RunError: another option, a damaged folder, a method that needs what new comparisons do not have, or a backbone
+        that is another model now: the field is named.
+      CheckpointError: the backbone cannot be loaded.
+    """
+    given = (options or LoadOptions()).given
+    if unused := [name for name in given if name != "mesh"]:
+        raise RunError(f"{', '.join(unused)}: decided where {folder} was fitted; leave out here")
+    fitted = read_fitted(Path(folder).expanduser())
+    if lacking := set(fitted.method.needs) - SUPPORTED:
+        raise RunError(
+            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which no new comparison has"
+        )
+    backbone = fitted.facts["backbone"]
+    opened = dict(backbone["opened_with"])
+    alone = bool(opened.pop("responses_alone", False))
+    view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
+    loading = LoadOptions(**opened, mesh=given.get("mesh"))
+    embedder = open_embedder(backbone["model"], loading, view=view, responses_alone=alone)
+    changed = differences(backbone["identity"], embedder.identity())
+    if changed:
+        name, (before, now) = next(iter(changed.items()))
+        raise RunError(
+            f"{folder}: fitted on features of another model than {backbone['model']} is now: {name}: expected "
+            f"{quote(before)}, found {quote(now)}"
+        )
+    return PersonalisedModel(fitted, embedder)
+
+
+def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:
+    return next((one.profile for one in reversed(context) if one.profile), ())
+
+
+def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:
+    """Each response with the highest label, and each with a lower one; equal texts say nothing."""
+    labels = comparison.labels or ()
+    top = max(labels, default=0)
+    best = [k for k, label in enumerate(labels) if label == top]
+    return [
+        ((comparison, k), (comparison, other))
+        for k in best
+        for other, label in enumerate(labels)
+        if label < top and comparison.responses[k] != comparison.responses[other]
+    ]
+
+
+def _rounded(number: int) -> int:
+    """The next power of two, so that few programs are compiled."""
+    return 1 << (number - 1).bit_length()
+
+
+def _in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
+    """The results of a compiled function over rows, in batches of one size; the last one is filled up."""
+    count = len(jax.tree.leaves(rows)[0])
+    size = min(_BATCH, _rounded(count))
+    found = []
+    for start in range(0, count, size):
+        index = np.minimum(np.arange(start, start + size), count - 1)
+        found.append(jax.tree.map(np.asarray, run(*jax.tree.map(lambda leaf, i=index: leaf[i], rows))))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> Any:
+    return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
+    return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score_table(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
+    def one(state: Any) -> jax.Array:
+        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
+
+    return jax.vmap(one)(states)

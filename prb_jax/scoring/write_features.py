@@ -1,0 +1,236 @@
+"""`prb features`: write the feature store of a data set, part by part; a killed command goes on with the next part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.errors import RunError, quote
+from prb_jax.personal.features import (
+    DTYPES,
+    FEATURES,
+    FORMAT,
+    KEY_BYTES,
+    KIND,
+    FeatureStore,
+    answer_key,
+    as_stored,
+    open_features,
+    part_name,
+    post_key,
+    read_post,
+)
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.embedder import Advance, Embedded, Embedder, open_embedder
+from prb_jax.scoring.inputs import Inputs, check_unchanged
+from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.text.view import ViewOptions
+
+PART: Final = 4096
+"""Rows of a part."""
+
+COMMAND: Final = "prb features"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """How features are made.
+
+    Attributes:
+      loading: how the model is opened.
+      view: protocol and length limit of what it reads; profiles are never shown.
+      store: "float32" or "bfloat16", of the files.
+      responses_alone: an encoder of texts reads each response without its prompt.
+      part: rows of a part.
+
+    Raises:
+      RunError: another ``store``.
+    """
+
+    loading: LoadOptions = field(default_factory=LoadOptions)
+    view: ViewOptions = field(default_factory=ViewOptions)
+    store: str = "float32"
+    responses_alone: bool = False
+    part: int = PART
+
+    def __post_init__(self) -> None:
+        if self.store not in DTYPES:
+            raise RunError(f"store: expected {' or '.join(DTYPES)}, found {quote(self.store)}")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The distinct texts of a data set, in the order in which they occur first."""
+
+    answers: Sequence[Comparison]
+    posts: Sequence[str]
+    keys: Mapping[str, np.ndarray]
+
+
+def write_features(
+    model: str | Path | Embedder,
+    data: Data | Inputs,
+    *,
+    out: str | Path,
+    options: FeatureOptions | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> FeatureStore:
+    """Write the features of every distinct response and post of a data set.
+
+    The same call continues one that was killed, and gives the same bytes. A finished folder is only opened.
+
+    Args:
+      model: a folder or hub id of a reward model, a causal language model or an encoder of texts; or what
+        :func:`prb_jax.scoring.embedder.open_embedder` gives.
+      data: what :func:`prb_jax.evaluate` takes.
+      out: the folder of the store.
+      options: how features are made.
+      subset, limit: as of :func:`prb_jax.evaluate`.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      PrbError: model, data or folder cannot be used, or the folder holds other features: the field is named.
+    """
+    chosen, folder = options or FeatureOptions(), Path(out)
+    refuse_file(out)
+    _read_record(folder)
+    inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
+    embedder = (
+        open_embedder(model, chosen.loading, view=chosen.view, responses_alone=chosen.responses_alone)
+        if isinstance(model, str | Path)
+        else model
+    )
+    decided = {
+        "model": embedder.identity(),
+        "data": inputs.to_json(),
+        "limit": limit,
+        "store": chosen.store,
+        "part": chosen.part,
+        "versions": computing_versions(plain=False),
+    }
+    with held_folder(folder):
+        found = _read_record(folder)
+        wanted = as_recorded(decided)
+        if found is not None:
+            check_same_inputs(folder, found["inputs"], wanted)
+        if not (folder / FEATURES).is_file():
+            notes = {"command": list(command), "model": embedder.name, "data": list(inputs.sources)}
+            record_session(folder / RUN, found, kind=KIND, inputs=wanted, session={}, notes=notes)
+            _write_tables(embedder, inputs, folder, chosen, wanted, progress=progress)
+    return open_features(folder)
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    return read_record(folder, RUN, kind=KIND, command=COMMAND, others=(FEATURES,))
+
+
+def _write_tables(
+    embedder: Embedder,
+    inputs: Inputs,
+    folder: Path,
+    options: FeatureOptions,
+    decided: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> None:
+    texts = _distinct(inputs.comparisons)
+    truncated = {"answers": 0, "posts": 0}
+    count = Count(len(texts.answers) + len(texts.posts), unit="texts")
+    with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
+
+        def write(
+            name: str, items: Sequence[Any], compute: Callable[[Sequence[Any], Advance], Embedded]
+        ) -> None:
+            for number, start in enumerate(range(0, len(items), options.part)):
+                part = items[start : start + options.part]
+                path, cut = folder / part_name(name, number), folder / f".{name}-{number:06}.cut"
+                if path.exists() and cut.exists():
+                    truncated[name] += int(cut.read_text())
+                    display.advance(len(part))
+                    continue
+                found = compute(part, display.advance)
+                if not np.isfinite(found.features).all():
+                    raise RunError(
+                        f"{embedder.name}: a feature is not a finite number (float16 and broken weights overflow; try "
+                        "--dtype float32)"
+                    )
+                with writing(path):
+                    with whole_file(cut) as file:
+                        file.write(str(found.truncated).encode())
+                    with whole_file(path) as file:
+                        np.save(file, as_stored(found.features, options.store), allow_pickle=False)
+                truncated[name] += found.truncated
+
+        write("answers", texts.answers, lambda part, advance: embedder.answers(part, advance=advance))
+        write("posts", texts.posts, lambda part, advance: embedder.posts(part, advance=advance))
+    for name, keys in texts.keys.items():
+        path = folder / f"{name}.keys.npy"
+        with writing(path), whole_file(path) as file:
+            np.save(file, keys, allow_pickle=False)
+    check_unchanged(inputs)
+    facts = {
+        "kind": KIND,
+        "format": FORMAT,
+        "model": str(Path(embedder.name).resolve()) if Path(embedder.name).is_dir() else embedder.name,
+        "opened_with": {
+            **{name: str(value) for name, value in options.loading.given.items() if name != "mesh"},
+            **{name: value for name, value in asdict(options.view).items() if value is not None},
+            "responses_alone": options.responses_alone,
+        },
+        "width": embedder.width,
+        "dtype": options.store,
+        "part": options.part,
+        "answers": len(texts.answers),
+        "posts": len(texts.posts),
+        "truncated": truncated,
+        "inputs": dict(decided),
+    }
+    write_json(folder / FEATURES, facts)
+    for cut in folder.glob(".*.cut"):
+        with writing(cut):
+            cut.unlink(missing_ok=True)
+
+
+def _distinct(comparisons: Sequence[Comparison]) -> _Texts:
+    """Each response with its prompt as a comparison of its own, and each post, once; equal answers of one prompt stand
+    beside each other, so that a model reads the prompt once."""
+    answers: dict[bytes, tuple[Any, str]] = {}
+    posts: dict[bytes, str] = {}
+    seen: set[int] = set()
+    kept = isinstance(comparisons, list)  # others are read anew each time, and numbers of objects come again
+    prompts: dict[Any, int] = {}
+    for comparison in comparisons:
+        prompts.setdefault(comparison.prompt, len(prompts))
+        for text in comparison.responses:
+            answers.setdefault(answer_key(comparison.prompt, text), (comparison.prompt, text))
+        if not kept or id(comparison.profile) not in seen:
+            seen.add(id(comparison.profile))
+            for post in comparison.profile:
+                text = read_post(post).text
+                posts.setdefault(post_key(text), text)
+    ordered = sorted(answers.items(), key=lambda item: prompts[item[1][0]])  # stable
+    return _Texts(
+        answers=[
+            Comparison(id=f"answer {number}", prompt=prompt, responses=[text])
+            for number, (_, (prompt, text)) in enumerate(ordered)
+        ],
+        posts=list(posts.values()),
+        keys={"answers": _as_array([key for key, _ in ordered]), "posts": _as_array(list(posts))},
+    )
+
+
+def _as_array(keys: Sequence[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES)

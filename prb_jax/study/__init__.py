@@ -1,0 +1,1 @@
+"""Methods of personalisation compared on the same people: splits, runs of each method, controls, figures."""

@@ -1,0 +1,219 @@
+"""What one method does on one split: which choices it predicts rightly, for every number of shots, in one file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import RunError
+from prb_jax.personal.few_shot.choices import Choices, UserRows, group
+from prb_jax.personal.few_shot.protocol import (
+    Fitted,
+    Method,
+    adapt_users,
+    bytes_per_user,
+    repeated,
+    score_users,
+)
+from prb_jax.personal.fitted import Standard
+from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, VALIDATION_PART, Split
+
+PLAIN: Final = ""
+NO_USER: Final = "no user"
+SHUFFLED: Final = "shuffled user"
+NO_PROFILE: Final = "no profile"
+CONTROLS: Final = (NO_USER, SHUFFLED, NO_PROFILE)
+
+LOST, TIED, WON = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts of a method on the queries of one split.
+
+    Attributes:
+      places: int32 [q], the choices that were predicted.
+      short: int32 [q], how many comparisons the person of each choice can be adapted on.
+      verdicts: by (control, shots), int8 [q]: 0 lost, 1 tied, 2 won.
+      figures: seconds_fit, seconds_adapt_per_user, bytes_per_user; "numbers" that were chosen on the validation part;
+        "controls" that the method itself asks for.
+    """
+
+    places: np.ndarray
+    short: np.ndarray
+    verdicts: Mapping[tuple[str, int], np.ndarray]
+    figures: Mapping[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Write the outcome as one whole file."""
+        names = list(self.verdicts)
+        facts = json.dumps({"verdicts": names, "figures": self.figures})
+        with writing(path), whole_file(path) as file:
+            np.savez_compressed(
+                file,
+                places=self.places,
+                short=self.short,
+                verdicts=np.stack([self.verdicts[name] for name in names]),
+                facts=np.frombuffer(facts.encode(), np.uint8),
+            )
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read the outcome of a method.
+
+    Raises:
+      RunError: the file is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        facts = json.loads(arrays["facts"].tobytes())
+        names = [(str(control), int(shots)) for control, shots in facts["verdicts"]]
+        verdicts = dict(zip(names, arrays["verdicts"], strict=True))
+        return Outcome(arrays["places"], arrays["short"], verdicts, facts["figures"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(
+            f"{path}: cannot be read: {error}; remove it, and the same command makes it again"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a method is asked on one split.
+
+    Attributes:
+      choices: all choices, features standardised on the seen part.
+      split: of the people.
+      contexts: of the people who are asked, what they can be adapted on, in a seeded order.
+      queries: of the same people, what is to be predicted.
+    """
+
+    choices: Choices
+    split: Split
+    contexts: UserRows
+    queries: UserRows
+
+
+def make_part(choices: Choices, split: Split) -> Part:
+    """Return the contexts and queries of the seen and the unseen people of a split."""
+    asked = ~split.of_part(choices.users, VALIDATION_PART)
+    queries = group(choices, asked & split.queries)
+    known = asked & ~split.queries
+    if not known.any():
+        empty = np.zeros((len(queries.users), 1), np.int32)
+        return Part(choices, split, UserRows(queries.users, empty, empty > 0), queries)
+    contexts = group(choices, known, seed=split.seed).of(queries.users)
+    return Part(choices, split, contexts, queries)
+
+
+def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
+    """Return the choices with features of mean 0 and variance 1 over the responses that seen people judge, and how."""
+    rows = np.unique(np.concatenate([choices.chosen[split.trained], choices.rejected[split.trained]]))
+    known = np.asarray(choices.features, np.float64)[rows]
+    scale = known.std(0)
+    scale = np.where(scale > 1e-6 * max(float(scale.max()), 1e-30), scale, 1.0)
+    standard = Standard(known.mean(0).astype(np.float32), scale.astype(np.float32))
+    posts = choices.posts
+    if posts is not None:
+        posts = replace(posts, features=standard(posts.features) * posts.mask[..., None])
+    return replace(choices, features=standard(choices.features), posts=posts), standard
+
+
+def fit_method(method: Method, settings: Any, part: Part, *, seed: int, mesh: Mesh | None) -> Fitted:
+    """Fit a method on the seen people of a split; every number is chosen on its validation part.
+
+    Raises:
+      DataError: the data lack a thing that the method needs, or a part is empty.
+    """
+    choices, split = part.choices, part.split
+    choices.require(method.name, method.needs)
+    validation = replace(choices, queries=split.queries).only(split.validated)
+    validation.require(f"{method.name}: the validation part", ())
+    return method.fit(
+        choices.only(split.trained), validation, settings=settings, key=jax.random.key(seed), mesh=mesh
+    )
+
+
+def run_method(
+    method: Method, fitted: Fitted, part: Part, *, shots: Sequence[int], seconds_fit: float, mesh: Mesh | None
+) -> Outcome:
+    """Adapt a fitted method to every person with each number of shots, and predict their queries.
+
+    Args:
+      method, fitted: the method.
+      part: of the split that it was fitted on.
+      shots: numbers of comparisons; a person who has fewer is adapted on all of them.
+      seconds_fit: what fitting took, for the record.
+      mesh: devices over which people are split.
+    """
+    choices, contexts, queries = part.choices, part.contexts, part.queries
+    users, width = len(queries.users), max(1, *shots)
+    key = jax.random.key(part.split.seed)
+    other = _other_users(part)
+    verdicts: dict[tuple[str, int], np.ndarray] = {}
+
+    def judge(states: Any, shown: Choices = choices) -> np.ndarray:
+        scores = score_users(method, fitted, states, shown, queries, mesh=mesh)[queries.mask]
+        if not np.isfinite(scores).all():
+            raise RunError(f"method {method.name}: a score is not a finite number")
+        return (LOST + (scores[:, 0] == scores[:, 1]) * TIED + (scores[:, 0] > scores[:, 1]) * WON).astype(
+            np.int8
+        )
+
+    def adapt(count: int, shown: Choices = choices) -> Any:
+        rows = contexts.first(count, width=width)
+        return adapt_users(method, fitted, shown, rows, key=key, mesh=mesh)
+
+    empty = method.empty_state(fitted)
+    verdicts[NO_USER, 0] = judge(repeated(empty, users))
+    for count in shots:
+        states = adapt(count)
+        verdicts[PLAIN, count] = judge(states)
+        verdicts[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[other], states))
+    start = time.perf_counter()
+    states = adapt(width)  # compiled already
+    seconds = time.perf_counter() - start
+    if choices.posts is not None and "posts" not in {need.partition(".")[0] for need in method.needs}:
+        blind = replace(choices, posts=None)
+        for count in shots:
+            verdicts[NO_PROFILE, count] = judge(adapt(count, blind), blind)
+    controls = {}
+    if method.controls is not None:
+        rows = contexts.first(max(shots), width=width)
+        controls = {
+            name: float(value) for name, value in method.controls(fitted, choices, rows, queries, key).items()
+        }
+    figures = {
+        "seconds_fit": seconds_fit,
+        "seconds_adapt_per_user": seconds / users,
+        "bytes_per_user": bytes_per_user(states, users),
+        "numbers": {name: np.asarray(value).tolist() for name, value in fitted.numbers.items()},
+        "controls": controls,
+    }
+    counts = contexts.mask.sum(1)
+    return Outcome(
+        places=queries.places[queries.mask].astype(np.int32),
+        short=np.repeat(counts, queries.mask.sum(1)).astype(np.int32),
+        verdicts=verdicts,
+        figures=figures,
+    )
+
+
+def _other_users(part: Part) -> np.ndarray:
+    """For each person another one of the same part, in one circle: nobody keeps their own state."""
+    users = part.queries.users
+    other = np.arange(len(users))
+    rng = np.random.default_rng([part.split.seed, 7])
+    for name in (SEEN_PART, UNSEEN_PART):
+        members = rng.permutation(np.flatnonzero(part.split.part[users] == name))
+        other[members] = np.roll(members, 1)
+    return other

@@ -1,0 +1,352 @@
+"""`prb personalise`: every method on the same people, from a few comparisons each; resumable method by method."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.personal.features import FEATURES, FeatureStore, open_features
+from prb_jax.personal.few_shot.protocol import Fitted, Method
+from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.fitted import save_fitted
+from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.inputs import Inputs, check_unchanged
+from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.write_features import FeatureOptions, write_features
+from prb_jax.sharding import make_mesh
+from prb_jax.study.baselines import BASELINES, run_baseline
+from prb_jax.study.checks import check_norms, check_wrappers
+from prb_jax.study.outcomes import (
+    Outcome,
+    Part,
+    fit_method,
+    make_part,
+    read_outcome,
+    run_method,
+    standardised,
+)
+from prb_jax.study.picture import draw_curves
+from prb_jax.study.population import Population, read_population
+from prb_jax.study.results import DEFINITIONS, POOLED, STRONG, results
+from prb_jax.study.splits import Split, check_split, make_splits, posts_of_split, saved_splits
+
+RESULTS: Final = "results.json"
+SUMMARY: Final = "study.json"
+SPLITS_FILE: Final = "splits.json"
+PICTURE: Final = "curves.svg"
+OUTCOMES: Final = "outcomes"
+FITTED: Final = "fitted"
+KIND: Final = "prb_jax study"
+COMMAND: Final = "prb personalise"
+SHOTS: Final = (0, 1, 2, 4, 8, 16)
+ALL: Final = "all"
+
+
+@dataclass(frozen=True)
+class Study:
+    """The result of `prb_jax.personalise`.
+
+    Attributes:
+      out: the folder.
+      results: what ``results.json`` holds: a row for each method, part of the people and number of shots.
+      summary: what ``study.json`` holds: people, splits, what was left out and why, the meaning of the figures.
+    """
+
+    out: Path
+    results: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Study(out={quote(str(self.out))}, rows={len(self.results)})"
+
+
+def personalise(
+    data: Data,
+    *,
+    backbone: str | Path,
+    out: str | Path,
+    methods: str | Sequence[str] = ALL,
+    shots: Sequence[int] = SHOTS,
+    seeds: int = 1,
+    split: str = "user",
+    settings: Mapping[str, Any] | None = None,
+    features: FeatureOptions | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    mesh: str | Mesh | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> Study:
+    """Compare methods of personalisation on the same people and the same features of a frozen backbone.
+
+    People are divided into seen ones, on whom methods are fitted, a validation part, on which every number is chosen,
+    and unseen ones. A method is adapted to k comparisons of a person and predicts others. Each method has one file for
+    each split; a study that was killed is continued by the same call, and methods can be added later.
+
+    Args:
+      data: what :func:`prb_jax.evaluate` takes; comparisons need users.
+      backbone: a folder of `prb features`, or a model, whose features are then written to ``out/features``.
+      out: the folder of the study.
+      methods: names of :data:`prb_jax.personal.few_shot.registry.METHODS`, or "all". Pooled Bradley-Terry and pooled
+        with an offset of each user are always among them.
+      shots: numbers of comparisons that a person is adapted on.
+      seeds: how many splits; each person is unseen in at most one.
+      split: "user", or "user+question": a third of the questions is then kept out of fitting, too.
+      settings: of methods by name, instead of their defaults.
+      features: how features of a model are made.
+      subset, limit: as of :func:`prb_jax.evaluate`.
+      mesh: as of :func:`prb_jax.load`: people and comparisons are split over its devices.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      PrbError: data, backbone, a method or a choice cannot be used; the data fall into a published trap (the wrapping
+        of responses tells the labels, people in two parts); or the folder holds another study: each field is named.
+    """
+    folder, shown = Path(out), tuple(shots)
+    refuse_file(out)
+    if not shown or min(shown) < 0 or len(set(shown)) < len(shown):
+        raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shown))}")
+    chosen = _methods(methods)
+    given = dict(settings or {})
+    for name in given.keys() - {method.name for method in chosen}:
+        raise RunError(f"settings: {quote(name)} is not among the methods of this study")
+    _read_record(folder)
+    inputs = read_inputs(data, subset=subset, limit=limit)
+    store = _features(backbone, inputs, folder, features, limit=limit, progress=progress, command=command)
+    population = read_population(inputs.comparisons, store)
+    splits = make_splits(population, by=split, seeds=seeds)
+    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    decided = as_recorded(
+        {
+            "data": inputs.to_json(),
+            "limit": limit,
+            "features": store.facts["inputs"],
+            "split": split,
+            "seeds": seeds,
+            "shots": list(shown),
+            "versions": computing_versions(plain=False),
+        }
+    )
+    with held_folder(folder):
+        found = _read_record(folder)
+        if found is not None:
+            check_same_inputs(folder, found["inputs"], decided)
+        else:
+            notes = {"command": list(command), "data": list(inputs.sources), "backbone": str(backbone)}
+            record_session(folder / RUN, None, kind=KIND, inputs=decided, session={}, notes=notes)
+        saved = saved_splits(population, splits, by=split)
+        for each in saved["splits"]:
+            check_split(each, where=str(folder / SPLITS_FILE))
+        write_json(folder / SPLITS_FILE, saved, indent=0)
+        for name in (OUTCOMES, FITTED):
+            with writing(folder / name):
+                (folder / name).mkdir(exist_ok=True)
+        return _run(
+            population,
+            splits,
+            chosen,
+            given,
+            folder,
+            store=store,
+            shots=shown,
+            inputs=inputs,
+            named=methods != ALL,
+            mesh=devices,
+            progress=progress,
+        )
+
+
+def _methods(asked: str | Sequence[str]) -> list[Method]:
+    names = [asked] if isinstance(asked, str) and asked != ALL else list(METHODS if asked == ALL else asked)
+    names = [part for name in names for part in name.split(",")]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise RunError(f"methods: {twice[0]} is given twice")
+    wanted = [name for name in (POOLED, STRONG) if name in METHODS and name not in names]
+    return [method_named(name) for name in [*wanted, *names]]
+
+
+def _features(
+    backbone: str | Path,
+    inputs: Inputs,
+    folder: Path,
+    options: FeatureOptions | None,
+    *,
+    limit: int | None,
+    progress: bool,
+    command: Sequence[str],
+) -> FeatureStore:
+    if (Path(backbone) / FEATURES).is_file():
+        if options is not None and options != FeatureOptions():
+            raise RunError(
+                f"{backbone}: holds features already; options of the model have no effect: leave them out"
+            )
+        store = open_features(backbone)
+        store.check_inputs(as_recorded({"data": inputs.to_json()}))
+        return store
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return write_features(
+        backbone,
+        inputs,
+        out=folder / "features",
+        options=options,
+        limit=limit,
+        progress=progress,
+        command=command,
+    )
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    return read_record(folder, RUN, kind=KIND, command=COMMAND, others=(RESULTS,))
+
+
+def _run(
+    population: Population,
+    splits: Sequence[Split],
+    methods: Sequence[Method],
+    settings: Mapping[str, Any],
+    folder: Path,
+    *,
+    store: FeatureStore,
+    shots: Sequence[int],
+    inputs: Inputs,
+    named: bool,
+    mesh: Mesh,
+    progress: bool,
+) -> Study:
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in (*BASELINES, *(m.name for m in methods))}
+    left_out: dict[str, str] = {}
+    checks, removed = [], 0
+    count = Count(len(splits) * len(methods), unit="fits")
+    with show_progress("personalise", count, enabled=progress) as display:
+        for split in splits:
+            posts, gone = posts_of_split(population, split)
+            removed = max(removed, gone)
+            choices, standard = standardised(replace(population.choices, posts=posts), split)
+            checks.append(
+                {
+                    "seed": split.seed,
+                    "wrapper_accuracy": check_wrappers(population, split),
+                    "norm_ratio": check_norms(population, split, choices.features),
+                }
+            )
+            part = make_part(choices, split)
+            for name in BASELINES:
+                outcomes[name].append(run_baseline(name, population, part))
+            for method in methods:
+                if method.name not in left_out:
+                    own = settings.get(method.name, None) or method.settings()
+                    try:
+                        part.choices.require(method.name, method.needs)
+                    except DataError as error:
+                        if named:
+                            raise
+                        left_out[method.name] = str(error)
+                        outcomes.pop(method.name)
+                    else:
+                        outcomes[method.name].append(
+                            _outcome(
+                                method,
+                                own,
+                                part,
+                                folder,
+                                save=functools.partial(
+                                    save_fitted,
+                                    standard=standard,
+                                    items=population.item_keys,
+                                    features=store.facts,
+                                ),
+                                shots=shots,
+                                mesh=mesh,
+                            )
+                        )
+                display.advance(1)
+    check_unchanged(inputs)
+    rows = results(population, splits, outcomes)
+    sizes = {
+        name: [int((split.part == number).sum()) for split in splits]
+        for number, name in enumerate(("seen", "validation", "unseen"))
+    }
+    counts = population.choices
+    summary = {
+        "users": len(population.users),
+        "choices": len(counts),
+        "questions": int(counts.questions.max()) + 1,
+        "responses": len(counts.features),
+        "users_in_splits": sizes,
+        "users_with_one_choice": int((np.bincount(counts.users) == 1).sum()),
+        "excluded": dict(population.excluded),
+        "left_out_methods": left_out,
+        "posts_that_judge_a_candidate": removed,
+        "checks": checks,
+        "numbers": {
+            name: [outcome.figures.get("numbers", {}) for outcome in found]
+            for name, found in outcomes.items()
+        },
+        "controls": {
+            name: [outcome.figures["controls"] for outcome in found]
+            for name, found in outcomes.items()
+            if found[0].figures.get("controls")
+        },
+        "not_above_offset": _not_above(rows),
+        "definitions": dict(DEFINITIONS),
+    }
+    write_json(folder / SUMMARY, summary)
+    draw_curves(rows, folder / PICTURE)
+    write_json(folder / RESULTS, rows)
+    return Study(folder, rows, summary)
+
+
+def _outcome(
+    method: Method,
+    settings: Any,
+    part: Part,
+    folder: Path,
+    *,
+    save: Callable[[Path, Method, Fitted], None],
+    shots: Sequence[int],
+    mesh: Mesh,
+) -> Outcome:
+    """The outcome of a method on a split: read where it is there, with the same settings."""
+    path = folder / OUTCOMES / f"{method.name}-{part.split.seed}.npz"
+    own = as_recorded({"settings": asdict(settings)})["settings"]
+    if path.exists():
+        outcome = read_outcome(path)
+        if outcome.figures["settings"] != own:
+            raise RunError(
+                f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(own)}; give --out "
+                "another folder, or remove the file"
+            )
+        return outcome
+    start = time.perf_counter()
+    fitted = fit_method(method, settings, part, seed=part.split.seed, mesh=mesh)
+    seconds = time.perf_counter() - start
+    outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh)
+    outcome = replace(outcome, figures={**outcome.figures, "settings": own})
+    if part.split.seed == 0:
+        save(folder / FITTED / method.name, method, fitted)
+    outcome.save(path)
+    return outcome
+
+
+def _not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The methods that beat pooled with an offset for no number of shots, on unseen people."""
+    here = [
+        row
+        for row in rows
+        if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]
+    ]
+    names = list(dict.fromkeys(row["method"] for row in here))
+    return [name for name in names if not any(row["above_offset"] for row in here if row["method"] == name)]

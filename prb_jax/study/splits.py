@@ -1,0 +1,196 @@
+"""Who is seen, who chooses the numbers, who is tested, and on which comparisons: disjoint, seeded, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal.few_shot.choices import Posts, group
+from prb_jax.study.population import Population
+
+SPLITS: Final = ("user", "user+question")
+UNSEEN: Final = 0.3
+VALIDATION: Final = 0.15
+LEAST_USERS: Final = 8
+
+SEEN_PART, VALIDATION_PART, UNSEEN_PART = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Split:
+    """One division of the people and their choices.
+
+    Attributes:
+      seed: its number; the unseen people of the splits of a study are disjoint.
+      part: int8 [U]: 0 seen, 1 validation, 2 unseen.
+      queries: bool [n]: the choices to be predicted; the others of a person may be adapted on. Of seen people nothing
+        is fitted on the queries.
+      trained: bool [n]: the choices of seen people that methods are fitted on.
+      validated: bool [n]: the choices of people of the validation part, none on a question of the test.
+    """
+
+    seed: int
+    part: np.ndarray
+    queries: np.ndarray
+    trained: np.ndarray
+    validated: np.ndarray
+
+    __repr__ = short_repr
+
+    def of_part(self, users: np.ndarray, part: int) -> np.ndarray:
+        """Return which choices, by their users [n], belong to people of a part."""
+        return self.part[users] == part
+
+    def to_json(self, population: Population) -> dict[str, Any]:
+        """Return the split by the names of users and the ids of comparisons."""
+        names, ids = population.users, population.ids
+        return {
+            "seed": self.seed,
+            "seen": [name for name, part in zip(names, self.part) if part == SEEN_PART],
+            "validation": [name for name, part in zip(names, self.part) if part == VALIDATION_PART],
+            "unseen": [name for name, part in zip(names, self.part) if part == UNSEEN_PART],
+            "queries": [ids[place] for place in np.flatnonzero(self.queries)],
+        }
+
+
+def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
+    """Return the splits of a study.
+
+    Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
+    people, at most 0.3, and 0.15 of the others choose the numbers. Of people who are not seen about a third of the
+    questions is to be predicted, at least one, and of their comparisons where they have one question; of seen people up
+    to a fifth of their comparisons, all of one question. With "user+question" a third of all questions is never fitted
+    on, another one in each split, and only comparisons of these are to be predicted.
+
+    Args:
+      population: the people.
+      by: "user" or "user+question".
+      seeds: how many splits.
+
+    Raises:
+      DataError: another ``by``, no split, or too few people or questions.
+    """
+    if by not in SPLITS:
+        raise DataError(f"split: expected {' or '.join(SPLITS)}, found {quote(by)}")
+    if seeds < 1:
+        raise DataError(f"seeds: expected at least 1, found {seeds}")
+    users = len(population.users)
+    share = min(UNSEEN, 1 / seeds)
+    if users < LEAST_USERS or int(users * share) < 1:
+        raise DataError(
+            f"{users} users: expected at least {max(LEAST_USERS, int(np.ceil(1 / share)))} for {seeds} "
+            f"split{'s' if seeds > 1 else ''} into seen, validation and unseen people"
+        )
+    questions = int(population.choices.questions.max()) + 1
+    if by == SPLITS[1] and questions < 3:
+        raise DataError(
+            f"split user+question: expected at least 3 questions, found {questions}: use --split user"
+        )
+    order = np.random.default_rng(0).permutation(users)
+    asked = np.random.default_rng(1).permutation(questions)
+    return [
+        _split(population, order, asked if by == SPLITS[1] else None, seed=seed, share=share)
+        for seed in range(seeds)
+    ]
+
+
+def _split(
+    population: Population, order: np.ndarray, asked: np.ndarray | None, *, seed: int, share: float
+) -> Split:
+    choices = population.choices
+    users, count = len(order), int(len(order) * share)
+    rng = np.random.default_rng([seed, users])
+    part = np.full(users, SEEN_PART, np.int8)
+    unseen = order[seed * count : (seed + 1) * count]
+    part[unseen] = UNSEEN_PART
+    others = rng.permutation(np.setdiff1d(order, unseen))
+    part[others[: max(1, int(len(others) * VALIDATION))]] = VALIDATION_PART
+    new = np.zeros(len(choices), bool)  # on a question of the test
+    if asked is not None:
+        new = np.isin(choices.questions, np.array_split(asked, 3)[seed % 3])
+    part_of = part[choices.users]
+    validated = (part_of == VALIDATION_PART) & ~new
+    queries = (part_of == SEEN_PART) & new
+    grouped = group(choices)
+    for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
+        own = places[mask]
+        if part[user] == SEEN_PART and asked is None and len(own) > 1:
+            queries[_of_one_question(own, choices.questions, rng, most=max(1, len(own) // 5))] = True
+        elif part[user] == VALIDATION_PART:
+            queries[_third(own[~new[own]], own[~new[own]], choices.questions, rng)] = True
+        elif part[user] == UNSEEN_PART:
+            queries[_third(own, own if asked is None else own[new[own]], choices.questions, rng)] = True
+    return Split(seed, part, queries, (part_of == SEEN_PART) & ~queries, validated)
+
+
+def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Which of a person's choices, of those that may be, are predicted: whole questions where there are several."""
+    if not len(new):
+        return new
+    all_, candidates = np.unique(questions[own]), rng.permutation(np.unique(questions[new]))
+    if len(all_) > 1:
+        count = max(1, round(len(all_) / 3))
+        if len(candidates) < len(all_):  # the others, which are fitted on elsewhere, are for the context
+            count = len(candidates)
+        return new[np.isin(questions[new], candidates[:count])]
+    return rng.permutation(new)[: -(-len(own) // 3)]
+
+
+def _of_one_question(
+    own: np.ndarray, questions: np.ndarray, rng: np.random.Generator, *, most: int
+) -> np.ndarray:
+    question = rng.choice(np.unique(questions[own]))
+    return rng.permutation(own[questions[own] == question])[:most]
+
+
+def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, int]:
+    """Return the posts of every person in a split, and how many posts were taken away.
+
+    A person who has several profiles is known by that of the first comparison to be predicted. A post that judges a
+    response of any of the person's own comparisons says how the person chose, and is taken away.
+    """
+    choices, profiles = population.choices, population.profiles
+    if not profiles.mask.any():
+        return None, 0
+    asked_first = np.lexsort((np.arange(len(choices)), ~split.queries, choices.users))
+    first = asked_first[np.searchsorted(choices.users[asked_first], np.arange(len(population.users)))]
+    own = population.profile_of[first]
+    items, mask = profiles.items[own], profiles.mask[own]
+    judged = {
+        (user, item)
+        for side in (choices.chosen, choices.rejected)
+        for user, item in zip(choices.users.tolist(), np.asarray(choices.items)[side].tolist())
+    }
+    told = np.array(
+        [[(user, item) in judged for item in row] for user, row in enumerate(items.tolist())], bool
+    )
+    told &= mask
+    mask = mask & ~told
+    features = profiles.features[profiles.rows[own]] * mask[..., None]
+    return Posts(features, mask, profiles.signs[own] * mask, np.where(mask, items, -1)), int(told.sum())
+
+
+def check_split(split: Mapping[str, Any], *, where: str) -> None:
+    """Refuse a split in which a person is in two parts: a validation part that is the test chooses on the test.
+
+    Raises:
+      RunError: naming the person and the parts.
+    """
+    parts = {name: set(split[name]) for name in ("seen", "validation", "unseen")}
+    pairs = [("seen", "validation"), ("seen", "unseen"), ("validation", "unseen")]
+    for first, second in pairs:
+        both = parts[first] & parts[second]
+        if both:
+            raise RunError(
+                f"{where}: split {split['seed']}: user {quote(min(both))} is both {first} and {second}; expected parts "
+                "without a common user"
+            )
+
+
+def saved_splits(population: Population, splits: Sequence[Split], *, by: str) -> dict[str, Any]:
+    """Return what ``splits.json`` holds."""
+    return {"by": by, "splits": [split.to_json(population) for split in splits]}

@@ -1,0 +1,135 @@
+"""The feature store: states of a reward model, of a language model and of an encoder; resumption and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import RunError
+from prb_jax.personal.features import open_features
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring import write_features as writer
+from prb_jax.scoring.embedder import open_embedder
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.write_features import FeatureOptions, write_features
+from prb_jax.text.view import ViewOptions
+from tests.scoring.records import TOLERANCE, record
+from tests.tiny_encoders import WORDS, write_encoder
+
+
+@pytest.fixture(scope="module")
+def labelled() -> list[prb.Comparison]:
+    return [dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 3}") for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def data(labelled: list[prb.Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(one.to_row()) + "\n" for one in labelled))
+    return path
+
+
+def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
+    folder: Path, model: RewardModel, data: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "features"
+    assert cli.main(["features", str(folder), "--data", str(data), "--out", str(out), "--no-progress"]) == 0
+    store = open_features(out)
+    assert "18 responses and" in capsys.readouterr().out
+    head = np.asarray(model.params["score"], np.float32)
+    for comparison, scores in zip(labelled, model.score(labelled, profile_posts=0), strict=True):
+        found = store.answers.read(store.answer_rows(comparison))
+        np.testing.assert_allclose((found @ head)[:, 0], scores, atol=TOLERANCE)
+        assert store.posts.read(store.post_rows(comparison.profile)).shape == (
+            len(comparison.profile),
+            store.width,
+        )
+    before = {path.name: path.read_bytes() for path in out.glob("*.npy")}
+    halved = write_features(
+        folder, str(data), out=tmp_path / "half", options=FeatureOptions(store="bfloat16"), progress=False
+    )
+    row = store.answers.read([3])
+    np.testing.assert_array_equal(halved.answers.read([3]), row.astype(ml_dtypes.bfloat16).astype(np.float32))
+    with pytest.raises(RunError, match="limit: null -> 4"):
+        write_features(folder, str(data), out=out, limit=4, progress=False)
+    (out / "features.json").unlink()
+    (out / "answers-000000.npy").write_bytes(before["answers-000000.npy"])
+    write_features(folder, str(data), out=out, progress=False)
+    assert {path.name: path.read_bytes() for path in out.glob("*.npy")} == before
+
+
+def test_a_killed_run_goes_on_with_the_next_part(
+    folder: Path, labelled: list[prb.Comparison], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = open_embedder(folder, LoadOptions(), view=ViewOptions())
+    options, done = FeatureOptions(part=7), list[int]()
+
+    class Stopping:
+        name, width, identity, posts = embedder.name, embedder.width, embedder.identity, embedder.posts
+
+        def answers(self, comparisons: Any, **others: Any) -> Any:
+            if len(done) == stop_after:
+                raise KeyboardInterrupt
+            done.append(len(comparisons))
+            return embedder.answers(comparisons, **others)
+
+    stop_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
+    with pytest.raises(RunError, match="the same command finishes"):
+        open_features(tmp_path / "run")
+    stop_after = 99
+    write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
+    assert done == [7, 7, 4]
+    monkeypatch.setattr(writer, "PART", 7)
+    write_features(embedder, labelled, out=tmp_path / "whole", options=options, progress=False)
+    for path in (tmp_path / "whole").glob("*.npy"):
+        assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_encoder_of_texts(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "bert")
+    rng = np.random.default_rng(0)
+    comparisons = [
+        prb.Comparison(
+            id=str(i),
+            question="when is tea good ?",
+            chosen=" ".join(rng.choice(WORDS, 3)) + str(i),
+            rejected="soup",
+        )
+        for i in range(4)
+    ]
+    store = write_features(tmp_path / "bert", comparisons, out=tmp_path / "both", progress=False)
+    alone = write_features(
+        tmp_path / "bert",
+        comparisons,
+        out=tmp_path / "alone",
+        options=FeatureOptions(responses_alone=True),
+        progress=False,
+    )
+    from prb_jax.readouts.text_encoder import load_text_encoder
+
+    vectors = load_text_encoder(tmp_path / "bert").embed(["when is tea good ?\n\nsoup", "soup"]).vectors
+    for found, expected in zip((store, alone), vectors, strict=True):
+        row = found.answers.read(found.answer_rows(comparisons[2])[1:])[0]
+        np.testing.assert_allclose(row, expected, atol=TOLERANCE)
+    with pytest.raises(RunError, match="another data: data"):
+        store.check_inputs({"data": {"sources": ["other"]}})
+
+
+def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="has no features"):
+        write_features("baseline:length", str(data), out=tmp_path / "x", progress=False)
+    options = FeatureOptions(responses_alone=True)
+    with pytest.raises(RunError, match="for encoders of single texts"):
+        write_features(folder, str(data), out=tmp_path / "x", options=options, progress=False)
+    with pytest.raises(RunError, match="store: expected bfloat16 or float32"):
+        FeatureOptions(store="int8")

@@ -1,0 +1,60 @@
+"""People with planted tastes, and a source of features that knows the plan: no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import prb_jax as prb
+from prb_jax.scoring.embedder import Advance, Embedded
+
+WIDTH = 6
+
+
+class PlantedFeatures:
+    """A response "r12" has the twelfth row of a table; a post has the row of the number in it."""
+
+    name = "planted"
+    width = WIDTH
+
+    def __init__(self, rows: int = 200, seed: int = 0) -> None:
+        self.table = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
+        self.calls = 0
+
+    def identity(self) -> dict[str, Any]:
+        return {"planted": len(self.table)}
+
+    def answers(self, comparisons: Sequence[prb.Comparison], *, advance: Advance) -> Embedded:
+        return self.posts([comparison.responses[0] for comparison in comparisons], advance=advance)
+
+    def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
+        self.calls += 1
+        advance(len(texts), len(texts))
+        return Embedded(self.table[[int(text.split()[0][1:]) for text in texts]], truncated=0)
+
+
+def planted_people(
+    features: PlantedFeatures, *, users: int = 40, each: int = 12, own: float = 3.0, seed: int = 1
+) -> list[prb.Comparison]:
+    """Choices of people whose taste is a common direction and a strong own one, without noise."""
+    rng = np.random.default_rng(seed)
+    common, comparisons = rng.standard_normal(WIDTH), []
+    for user in range(users):
+        taste = common + own * rng.standard_normal(WIDTH)
+        for number in range(each):
+            one, other = (int(row) for row in rng.choice(len(features.table), 2, replace=False))
+            if features.table[one] @ taste < features.table[other] @ taste:
+                one, other = other, one
+            comparisons.append(
+                prb.Comparison(
+                    id=f"u{user}-{number}",
+                    user_id=f"user {user}",
+                    question=f"Question {number % 4}?",
+                    chosen=f"r{one}",
+                    rejected=f"r{other}",
+                    profile=[{"id": "p", "text": f"r{user % len(features.table)} of mine"}],
+                )
+            )
+    return comparisons

@@ -1,0 +1,270 @@
+"""Studies of planted people: figures, splits, exclusions, resumption, traps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import DataError, RunError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.personal.features import open_features
+from prb_jax.scoring.write_features import write_features
+from prb_jax.study import personalise as module
+from prb_jax.study.checks import check_norms, check_wrappers
+from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
+from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
+from prb_jax.study.settings import read_settings
+from prb_jax.study.splits import UNSEEN_PART, check_split, make_splits, posts_of_split
+from tests.study.people import PlantedFeatures, planted_people
+
+FIELDS = {
+    "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
+    "diff_to_pooled", "diff_to_pooled_ci95", "p_holm", "seconds_fit", "seconds_adapt_per_user", "bytes_per_user",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source() -> PlantedFeatures:
+    return PlantedFeatures()
+
+
+@pytest.fixture(scope="module")
+def people(source: PlantedFeatures) -> list[prb.Comparison]:
+    return planted_people(source)
+
+
+@pytest.fixture(scope="module")
+def store(source: PlantedFeatures, people: list[prb.Comparison], tmp_path_factory: Any) -> Path:
+    out = tmp_path_factory.mktemp("features") / "store"
+    write_features(source, people, out=out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def study(people: list[prb.Comparison], store: Path, tmp_path_factory: Any) -> prb.Study:
+    out = tmp_path_factory.mktemp("study") / "run"
+    return run(people, store, out, methods=["pooled", "offset"], seeds=2)
+
+
+def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) -> prb.Study:
+    return prb.personalise(people, backbone=store, out=out, shots=(0, 8), progress=False, **options)
+
+
+def row_of(study: prb.Study, method: str, shots: int, split: str = "unseen") -> dict[str, Any]:
+    found = [r for r in study.results if (r["method"], r["shots"], r["split"]) == (method, shots, split)]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(study: prb.Study) -> None:
+    for split in ("unseen", "seen"):
+        pooled, offset = row_of(study, "pooled", 8, split), row_of(study, "offset", 8, split)
+        shuffled = row_of(study, "offset, shuffled user", 8, split)
+        assert pooled["accuracy"] < 0.7
+        assert offset["accuracy"] > pooled["accuracy"] + 0.1
+        assert offset["diff_to_pooled_ci95"][0] > 0
+        assert offset["p_holm"] < 0.05
+        assert shuffled["accuracy"] < offset["accuracy"] - 0.1
+        assert row_of(study, "offset, no user", 0, split)["accuracy"] < 0.7
+    assert row_of(study, "offset", 8).keys() >= FIELDS
+    assert study.results == json.loads((study.out / "results.json").read_text())
+    assert study.summary["not_above_offset"] == []
+    assert {"length", "popularity"} <= {row["method"] for row in study.results}
+    assert b"<svg" in (study.out / "curves.svg").read_bytes()
+    page = prb.report(study.out, out=study.out / "page.html").read_text()
+    assert "offset, shuffled user" in page
+    assert "Few-shot curves" in page
+
+
+def test_figures_are_those_of_the_metrics_room(
+    study: prb.Study, people: list[prb.Comparison], store: Path
+) -> None:
+    population = read_population(people, open_features(store))
+    splits = make_splits(population, by="user", seeds=2)
+    wins: dict[str, dict[int, bool]] = {}
+    for name in ("pooled", "offset"):
+        wins[name] = {}
+        for split in splits:
+            outcome = read_outcome(study.out / "outcomes" / f"{name}-{split.seed}.npz")
+            for place, verdict in zip(outcome.places.tolist(), outcome.verdicts[PLAIN, 8], strict=True):
+                if split.part[population.choices.users[place]] == UNSEEN_PART:
+                    wins[name][place] = bool(verdict == WON)
+    rows = {
+        name: [
+            ScoredRow(str(p), None, population.users[population.choices.users[p]], [float(w), 0.5], [1, 0])
+            for p, w in sorted(found.items())
+        ]
+        for name, found in wins.items()
+    }
+    clusters = population.clusters.take(sorted(wins["offset"]))
+    expected = paired_difference(rows["offset"], rows["pooled"], clusters=clusters)
+    found = row_of(study, "offset", 8)
+    assert found["n"] == len(rows["offset"])
+    assert found["diff_to_pooled"] == pytest.approx(expected["difference"])
+    assert found["diff_to_pooled_ci95"] == pytest.approx(expected["ci95"])
+
+
+def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
+    study: prb.Study,
+    people: list[prb.Comparison],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, fit, fitted = tmp_path / "run", module.fit_method, list[str]()
+
+    def stopping(method: Any, *arguments: Any, **options: Any) -> Any:
+        if len(fitted) == 3:
+            raise KeyboardInterrupt
+        fitted.append(method.name)
+        return fit(method, *arguments, **options)
+
+    monkeypatch.setattr(module, "fit_method", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(people, store, out, methods=["pooled", "offset"], seeds=2)
+    assert not (out / "results.json").exists()
+    monkeypatch.setattr(
+        module, "fit_method", lambda method, *a, **o: fitted.append("again") or fit(method, *a, **o)
+    )
+    again = run(people, store, out, methods=["pooled", "offset"], seeds=2)
+    assert fitted == ["pooled", "offset", "pooled", "again"]
+    timed = {"seconds_fit", "seconds_adapt_per_user"}
+    for ours, theirs in zip(again.results, study.results, strict=True):
+        assert {k: v for k, v in ours.items() if k not in timed} == {
+            k: v for k, v in theirs.items() if k not in timed
+        }
+    with pytest.raises(RunError, match="seeds: 2 -> 3"):
+        run(people, store, out, methods=["pooled"], seeds=3)
+
+
+@pytest.mark.parametrize("by", ["user", "user+question"])
+def test_nobody_and_no_question_is_on_two_sides(people: list[prb.Comparison], store: Path, by: str) -> None:
+    population = read_population(people, open_features(store))
+    choices, unseen = population.choices, []
+    for split in make_splits(population, by=by, seeds=3):
+        saved = split.to_json(population)
+        check_split(saved, where="here")
+        unseen += saved["unseen"]
+        users = choices.users
+        assert not (split.trained & split.queries).any()
+        assert (split.part[users[split.trained]] == 0).all()
+        asked = split.queries & (split.part[users] == UNSEEN_PART)
+        assert set(users[asked]) == set(np.flatnonzero(split.part == UNSEEN_PART))
+        if by == "user+question":
+            fitted = split.trained | split.validated
+            assert not set(choices.questions[fitted]) & set(choices.questions[asked])
+        part = make_part(choices, split)
+        for query, context, own, known in zip(
+            part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
+        ):
+            assert not set(query[own]) & set(context[known])
+    assert len(unseen) == len(set(unseen))
+    with pytest.raises(RunError, match="user 'ana' is both validation and unseen"):
+        check_split({"seed": 0, "seen": [], "validation": ["ana"], "unseen": ["ana"]}, where="splits.json")
+
+
+def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path: Path) -> None:
+    people = planted_people(source, users=9, each=6)
+
+    a, b = people[0].responses
+    more = [
+        prb.Comparison(id="x1", question=people[0].question, chosen=a, rejected=b, user_id="user 0"),
+        prb.Comparison(id="x2", question="Question 0?", chosen="r1", rejected="r1", user_id="user 0"),
+        prb.Comparison(id="x3", question="Question 0?", chosen="r1", rejected="r2", user_id="user 3"),
+        prb.Comparison(id="x4", question="Question 0?", chosen="r2", rejected="r1", user_id="user 3"),
+        prb.Comparison(id="x5", question="Question 0?", chosen="r2", rejected="r1"),
+        prb.Comparison(id="x6", question="Question 1?", chosen="r2", rejected="r1", user_id="lone"),
+    ]
+    data = people + more
+    store = write_features(source, data, out=tmp_path / "store", progress=False)
+    population = read_population(data, store)
+    assert population.excluded == {NO_USER: 1, IDENTICAL: 1, REPEATED: 1, CONTRADICTED: 2}
+    assert len(population.choices) == len(people) + 1
+    found = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"])
+    assert found.summary["users_with_one_choice"] == 1
+    assert (
+        row_of(found, "pooled", 8)["short"] == row_of(found, "pooled", 8)["users"]
+    )  # of six, four are for adapting
+    with pytest.raises(DataError, match="no comparison names a user"):
+        read_population([more[4]], store)
+
+
+def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tmp_path: Path) -> None:
+    people = planted_people(source)
+    listed = [
+        prb.Comparison(
+            id=c.id,
+            question=c.question,
+            chosen=c.responses[0],
+            rejected=f"{c.responses[1]} ']",
+            user_id=c.user_id,
+        )
+        for c in people
+    ]
+    write_features(source, listed, out=tmp_path / "store", progress=False)
+    with pytest.raises(RunError, match="a list bracket at the end alone marks the rejected ones"):
+        run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"])
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_features_that_were_made_in_two_ways_fail_the_run(people: list[prb.Comparison], store: Path) -> None:
+    population = read_population(people, open_features(store))
+    split = make_splits(population, by="user", seeds=1)[0]
+    features = np.array(population.choices.features)
+    assert check_wrappers(population, split) == 0.5
+    assert check_norms(population, split, features) == pytest.approx(1, abs=0.1)
+    unseen = split.part[population.choices.users] == UNSEEN_PART
+    features[population.choices.chosen[unseen]] *= 9
+    with pytest.raises(RunError, match="times as long as those of seen people"):
+        check_norms(population, split, features)
+
+
+def test_a_post_that_judges_an_own_candidate_is_taken_away(source: PlantedFeatures, tmp_path: Path) -> None:
+    people = planted_people(source, users=9, each=6)
+    rows = [c.to_row() | {"profile": [{"id": "v", "text": f"Agrees with: {c.responses[0]}"}]} for c in people]
+    told = [prb.Comparison.from_row(row, where="here") for row in rows]
+    store = write_features(source, told, out=tmp_path / "store", progress=False)
+    population = read_population(told, store)
+    split = make_splits(population, by="user", seeds=1)[0]
+    posts, removed = posts_of_split(population, split)
+    assert posts is not None
+    assert removed == 9
+    assert not posts.mask.any()
+
+
+def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"shots": (1, 1)}, "shots: expected different numbers"),
+        ({"methods": ["lre"]}, "unknown method 'lre'"),
+        ({"split": "question"}, "split: expected user or user"),
+        ({"seeds": 0}, "seeds: expected at least 1"),
+        ({"settings": {"lore": 1}, "methods": ["pooled"]}, "'lore' is not among the methods"),
+    ):
+        with pytest.raises((DataError, RunError), match=message):
+            prb.personalise(
+                people, backbone=store, out=tmp_path / "x", progress=False, **{"shots": (0,), **options}
+            )
+    with pytest.raises(
+        RunError, match=r"features are of another data: data.comparisons: expected '479', found '480'"
+    ):
+        prb.personalise(people[:-1], backbone=store, out=tmp_path / "x", progress=False)
+
+
+def test_settings_from_the_command_line() -> None:
+    found = read_settings(["pooled.l2=0.1,1", "pref.rank=3", "pref.pull_to=mean"])
+    assert found["pooled"].l2 == (0.1, 1)
+    assert (found["pref"].rank, found["pref"].pull_to) == (3, ("mean",))
+    for text, message in (
+        ("pooled", "expected METHOD.FIELD=VALUE"),
+        ("pooled.l3=1", "pooled has no 'l3'.*did you mean l2"),
+        ("pref.rank=3,4", "expected one value"),
+        ("pooled.l2=-1", "expected numbers above 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_settings([text])

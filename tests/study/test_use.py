@@ -1,0 +1,197 @@
+"""From a study to use: a fitted method with its backbone is evaluated, adapted and asked like any model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import DataError, RunError
+from prb_jax.personal.features import open_features
+from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.scoring.personalised import PersonalisedModel
+from tests.tiny_encoders import WORDS, write_encoder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """People of whom each prefers the responses that hold an own word."""
+    rng = np.random.default_rng(0)
+    favourites = ("soup", "rain", "chess", "bread")
+    found = []
+    for user in range(16):
+        for number in range(8):
+            words = [str(word) for word in rng.choice(WORDS[:20], 4)]
+            other = [word for word in words if word not in favourites] or ["the"]
+            record = {
+                "id": f"{user}-{number}",
+                "user_id": f"user {user}",
+                "question": f"what {WORDS[number % 3]} ?",
+            }
+            record |= {"chosen": " ".join([*other, favourites[user % 4]]), "rejected": " ".join(other)}
+            found.append(record | {"profile": [{"id": "p", "text": "i read " + favourites[user % 4]}]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an encoder, data, and a study that a process ran."""
+    folder = tmp_path_factory.mktemp("use")
+    write_encoder(folder / "bert")
+    for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    command = [
+        "personalise",
+        "--data",
+        "data.jsonl",
+        "--backbone",
+        "bert",
+        "--methods",
+        "offset",
+        "--shots",
+        "0,4",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "prb_jax", *command, "--out", "study", "--no-progress"],
+        capture_output=True, text=True, cwd=folder, timeout=240, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "shown.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(work: Path) -> PersonalisedModel:
+    return prb.load(work / "study" / "fitted" / "offset")
+
+
+def test_the_table_fits_a_terminal_and_names_controls(work: Path) -> None:
+    shown = (work / "shown.txt").read_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    for text in ("unseen", "popularity", "shuffled", "written to study", "pooled + offset"):
+        assert text in shown
+
+
+def test_scores_are_those_of_the_method_on_the_stored_features(
+    model: PersonalisedModel, work: Path, rows: list[dict[str, Any]]
+) -> None:
+    store = open_features(work / "study" / "features")
+    own = [prb.Comparison(**row) for row in rows[:6]]
+    fitted, method, standard = model.fitted.fitted, model.fitted.method, model.fitted.standard
+    pairs = np.array([store.answer_rows(one) for one in own])
+    features = standard(store.answers.read(pairs.ravel())).reshape(*pairs.shape, -1)
+    known = np.ones(4, bool)
+    context = Context(Responses(features[:4, 0]), Responses(features[:4, 1]), known)
+    import jax
+
+    state = method.adapt(fitted, context, jax.random.key(0))
+    found = model.adapt("user 0", own[:4])
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    for one, features_of_one in zip(own[4:], features[4:], strict=True):
+        expected = method.score(fitted, state, Responses(features_of_one))
+        np.testing.assert_allclose(model.score(one), expected, atol=1e-4)
+        np.testing.assert_allclose(model.score([one], user="user 0")[0], expected, atol=1e-4)
+    assert not np.allclose(model.score(own[5], user="nobody"), model.score(own[5]), atol=1e-4)
+    with pytest.raises(DataError, match="user 'user 0', expected 'user 1'"):
+        model.adapt("user 1", own[:1])
+
+
+def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> None:
+    folder, late = work / "study" / "fitted" / "offset", work / "late.jsonl"
+    known = prb.evaluate(folder, late, history=work / "early.jsonl", out=work / "known", progress=False)
+    earlier = prb.evaluate(folder, late, progress=False)
+    blind = prb.evaluate(
+        folder, [json.loads(line) | {"user_id": None} for line in late.open()], progress=False
+    )
+    assert known.summary["accuracy"] >= earlier.summary["accuracy"] >= blind.summary["accuracy"]
+    assert known.summary["unknown_users"] == 0
+    recorded = json.loads((work / "known" / "run.json").read_text())["inputs"]["model"]
+    assert recorded["adapts_on"] == "the history alone"
+    assert recorded["history"].startswith("sha256:")
+    with pytest.raises(DataError, match="is in the history too, as '0-1'"):
+        prb.evaluate(folder, late, history=late, progress=False)
+    with pytest.raises(RunError, match="does not adapt to users"):
+        prb.evaluate("baseline:length", late, history=late, progress=False)
+    with pytest.raises(RunError, match="profile_posts: what a fitted method reads"):
+        prb.evaluate(folder, late, profile_posts=3, progress=False)
+
+
+def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(work / "study" / "fitted" / "offset", tmp_path / "copy")
+    facts = json.loads((folder / "personalised.json").read_text())
+    with pytest.raises(RunError, match="dtype: decided where"):
+        prb.load(folder, dtype="bfloat16")
+    changed = facts | {
+        "backbone": facts["backbone"] | {"identity": facts["backbone"]["identity"] | {"dtype": "other"}}
+    }
+    (folder / "personalised.json").write_text(json.dumps(changed))
+    with pytest.raises(RunError, match=r"features of another model than .* is now: dtype"):
+        prb.load(folder)
+    (folder / "personalised.json").write_text(json.dumps(facts | {"method": "unheard"}))
+    with pytest.raises(RunError, match="method 'unheard': expected one of"):
+        prb.load(folder)
+    (folder / "personalised.json").write_text(json.dumps(facts))
+    (folder / "arrays.npz").write_bytes(b"PK")
+    with pytest.raises(RunError, match=r"arrays.npz"):
+        prb.load(folder)
+
+
+def test_ask_ranks_questions_by_what_their_answers_tell(
+    model: PersonalisedModel, work: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "ana.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    questions = [
+        {"id": row["id"], "question": row["question"], "responses": [row["chosen"], row["rejected"]]}
+        for row in rows[2:12]
+    ]
+    (work / "ask.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    command = [
+        "ask",
+        str(model.fitted.path),
+        "--user",
+        str(work / "ana.jsonl"),
+        "--candidates",
+        str(work / "ask.jsonl"),
+    ]
+    assert cli.main([*command, "--top", "3", "--out", str(work / "asked.json")]) == 0
+    assert "a question at random" in capsys.readouterr().out
+    asked = json.loads((work / "asked.json").read_text())
+    assert {one["id"] for one in asked} == {one["id"] for one in questions}
+    assert [one["information"] for one in asked] == sorted(
+        (one["information"] for one in asked), reverse=True
+    )
+    # the best one, by hand: adapt to each answer and see how far the other probabilities move
+    own = [prb.Comparison(**row) for row in rows[:2]]
+    pool = [prb.Comparison(**one) for one in questions]
+    best = next(number for number, one in enumerate(pool) if one.id == asked[0]["id"])
+
+    def chances(known: list[prb.Comparison]) -> np.ndarray:
+        model.adapt("ana", [dict(one.to_row(), user_id=None) for one in known])
+        scores = np.array(model.score(pool, user="ana"), np.float64)
+        return 1 / (1 + np.exp(scores[:, 1] - scores[:, 0]))
+
+    before, told = chances(own), 0.0
+    for answer, chance in ((0, before[best]), (1, 1 - before[best])):
+        labels = [1.0 - answer, float(answer)]
+        p = chances([*own, prb.Comparison(**(questions[best] | {"labels": labels}))])
+        divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
+        told += chance * np.delete(divergence, best).mean()
+    assert asked[0]["information"] == pytest.approx(told, rel=1e-2)
+    with pytest.raises(DataError, match="expected 2 responses, found 3"):
+        prb.ask(model, user=None, candidates=[questions[0] | {"responses": ["a", "b", "c"]}, questions[1]])
+    with pytest.raises(RunError, match="does not adapt to users"):
+        prb.ask("baseline:length", user=None, candidates=questions)
