@@ -262,7 +262,7 @@ def test_settings_from_the_command_line() -> None:
     assert (found["pref"].rank, found["pref"].pull_to) == (3, ("mean",))
     for text, message in (
         ("pooled", "expected METHOD.FIELD=VALUE"),
-        ("pooled.l3=1", "pooled has no 'l3'.*did you mean l2"),
+        ("pooled.step=1", "pooled has no 'step'.*did you mean steps"),
         ("pref.rank=3,4", "expected one value"),
         ("pooled.l2=-1", "expected numbers above 0"),
     ):
