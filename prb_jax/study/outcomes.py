@@ -107,7 +107,7 @@ def make_part(choices: Choices, split: Split) -> Part:
     """Return the contexts and queries of the seen and the unseen people of a split."""
     asked = ~split.of_part(choices.users, VALIDATION_PART)
     queries = group(choices, asked & split.queries)
-    known = asked & ~split.queries
+    known = asked & ~split.queries & ~split.told
     if not known.any():
         empty = np.zeros((len(queries.users), 1), np.int32)
         return Part(choices, split, UserRows(queries.users, empty, empty > 0), queries)
