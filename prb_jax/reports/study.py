@@ -55,8 +55,8 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         )
     if any(summary["choices_that_tell_a_query"]):
         notes.append(
-            f"{max(summary['choices_that_tell_a_query']):,} choices share a response with one to be predicted of the same "
-            "person: nobody is adapted on them, and nothing is fitted on them"
+            f"{max(summary['choices_that_tell_a_query']):,} choices share a response with one to be predicted of the "
+            "same person: nobody is adapted on them, and nothing is fitted on them"
         )
     if summary["posts_that_judge_a_candidate"]:
         notes.append(
