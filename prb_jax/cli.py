@@ -14,13 +14,18 @@ from prb_jax.commands import (
     compare,
     completion,
     convert,
+    correlate,
     evaluate,
     features,
+    guide,
     inspect,
     leaderboard,
+    past_texts,
     personalise,
     personas,
     plan,
+    policy_accuracy,
+    ppo,
     prepare,
     push,
     quickstart,
@@ -42,8 +47,9 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, sample, best_of_n, serve, convert,
-    inspect, personas, prepare, split, rank_profiles, quickstart, bench, plan, completion,
+    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n, guide,
+    policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

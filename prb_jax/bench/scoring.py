@@ -268,6 +268,9 @@ def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> Group:
         kind=lambda r: r.kind,
         workload=lambda r: r.workload,
         rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
+        more=[Column("its matmul peak", lambda r: f"{r.against_peak_gflops:,.0f} GFLOP/s")]
+        if rival_name
+        else [],
         rival_name=rival_name,
         difference=Column("score difference", difference),
     )

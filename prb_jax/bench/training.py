@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -24,19 +24,22 @@ from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
+from prb_jax.models.attention.choice import STREAM_ATTENTION
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
+from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
-from prb_jax.training.data import Examples, Order, shapes_of_steps
+from prb_jax.training.data import Examples
 from prb_jax.training.groups import split_params
+from prb_jax.training.microbatches import plan_microbatches, trains_on_streams
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
-from prb_jax.training.settings import LossSettings
+from prb_jax.training.order import Order
+from prb_jax.training.settings import BatchSettings, LossSettings
 from prb_jax.training.step import TrainState
-from prb_jax.training.utilisation import training_flops
-
-_MAX_BUCKETS = 4
+from prb_jax.training.utilisation import PASSES
+from prb_jax.trees.batches import TreeBatch
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class TrainingResult:
     Attributes:
       workload, dtype, pairs: what a step trains on.
       tuning: what it trains.
-      pairs_per_second, tokens_per_second: of whole steps (real tokens, the prefix counted once).
+      pairs_per_second, tokens_per_second: of whole steps (real tokens, each prefix counted once where it is computed
+        once).
       padding_waste: share of the computed tokens that is padding.
       compiles, compile_seconds: programs of a step, and the time of the first step beyond that of another.
       peak_share: FLOPs without padding, over time, over the measured matmul peak.
@@ -56,6 +60,7 @@ class TrainingResult:
       attention: the implementation of attention.
       loss, loss_difference: of the first step, and between the two ways, which start from the same
         weights.
+      questions_per_user: pairs in a row that begin with the same profile.
     """
 
     workload: str
@@ -75,6 +80,7 @@ class TrainingResult:
     against_padding_waste: float | None = None
     loss_difference: float | None = None
     attention: str | None = None
+    questions_per_user: int = 1
 
 
 class TreeTrainer:
@@ -90,15 +96,24 @@ class TreeTrainer:
         remat: str,
         attention: str = "auto",
     ) -> None:
-        options = model.shape_options(batch_tokens)
         pairs = len(workload.trees)
+        chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
+        nobody = np.zeros(pairs, np.int32)
+        examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32), nobody)
         order = Order(pairs, pairs, seed=0)
-        # As in training: a backward pass holds the activations of all layers.
-        tokens = options.tokens_per_batch if batch_tokens else options.tokens_per_batch // 2
-        options = replace(options, tokens_per_batch=tokens, max_buckets=_MAX_BUCKETS)
-        shapes = shapes_of_steps(workload.trees, order, steps=STEPS, options=options)
-        self.trees = workload.trees
-        self.microbatches = shapes.deal([tree.shape for tree in workload.trees], range(pairs))
+        self.streams = trains_on_streams(model.mesh, attention)
+        planned = plan_microbatches(
+            examples,
+            order,
+            config=model.decoder,
+            mesh=model.mesh,
+            streams=self.streams,
+            batch=BatchSettings(comparisons=pairs, tokens=batch_tokens),
+            steps=STEPS,
+            remat=remat,
+        )
+        self.microbatches = planned.of_step(order.step(0), nobody)
+        self.flops = PASSES[tuning] * sum(each.flops for each in self.microbatches)
         lora = LoraConfig()
         trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
         objective = RewardObjective(
@@ -115,10 +130,6 @@ class TreeTrainer:
         ).step
         self._frozen: Params = frozen
         self._state: TrainState = self._step.init({WEIGHTS: trainable, USER: model.params["embed"]})
-        chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
-        nobody = np.zeros(pairs, np.int32)
-        self._examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32), nobody)
-        self._slots = dict.fromkeys(range(pairs), 0)
 
     @property
     def compiles(self) -> int:
@@ -128,17 +139,22 @@ class TreeTrainer:
     def run(self) -> TimedStep:
         """One step."""
         start = time.perf_counter()
-        for microbatch in self.microbatches:
-            placed = self._step.place(*self._examples.batch(microbatch, slots=self._slots))
+        for each in self.microbatches:
+            placed = self._step.place(each.batch, each.extras)
             self._state = self._step.accumulate(self._state, self._frozen, *placed)
         self._state, metrics = self._step.update(self._state)
         jax.block_until_ready(self._state)
         return TimedStep(
             time.perf_counter() - start,
             float(metrics["loss"]),
-            sum(each.rows * each.bucket.tokens for each in self.microbatches),
-            sum(tree.tokens for tree in self.trees),
+            sum(_padded_tokens(each.batch) for each in self.microbatches),
+            sum(each.tokens for each in self.microbatches),
         )
+
+
+def _padded_tokens(batch: Batch) -> int:
+    arrays = (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
+    return sum(each.size for each in arrays)
 
 
 def bench_training(
@@ -156,7 +172,8 @@ def bench_training(
     mesh: str | None,
     dtype: str | None,
     attention: str,
-) -> TrainingResult:
+    questions_per_user: Sequence[int] = (1,),
+) -> Iterator[TrainingResult]:
     """Times steps of ours and, where asked for, of TRL, in turn.
 
     Args:
@@ -170,22 +187,42 @@ def bench_training(
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
       mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.
+      questions_per_user: pairs in a row that begin with the same profile, of each workload.
+
+    Yields:
+      A result for each of `questions_per_user`.
     """
     loaded = load_for_bench(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
-    workload = synthetic_workload(
-        pairs,
-        responses=2,
-        prefix_tokens=prefix_tokens,
-        response_tokens=response_tokens,
-        vocab_size=loaded.decoder.vocab_size,
-        longest=loaded.decoder.max_position_embeddings,
-    )
-    rival = _rival(loaded, against_pairs) if against else None
-    ours = TreeTrainer(
-        loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
-    )
+    for questions in questions_per_user:
+        workload = synthetic_workload(
+            pairs,
+            responses=2,
+            questions_per_user=questions,
+            prefix_tokens=prefix_tokens,
+            response_tokens=response_tokens,
+            vocab_size=loaded.decoder.vocab_size,
+            longest=loaded.decoder.max_position_embeddings,
+        )
+        ours = TreeTrainer(
+            loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
+        )
+        # Each workload starts from the same weights on both sides.
+        rival = _rival(loaded, against_pairs) if against else None
+        yield _bench(loaded, workload, ours, rival, tuning=tuning, rounds=rounds)
+
+
+def _bench(
+    model: RewardModel,
+    workload: Workload,
+    ours: TreeTrainer,
+    rival: TrlTrainer | None,
+    *,
+    tuning: Tuning,
+    rounds: int,
+) -> TrainingResult:
     first = ours.run()
-    compiles, peak = ours.compiles, measured_peak(loaded.dtype)
+    pairs = len(workload.trees)
+    compiles, peak = ours.compiles, measured_peak(model.dtype)
     their_first = rival.run(workload.trees) if rival else None
     steps, their_steps = [], []
     for _ in range(rounds):
@@ -195,8 +232,8 @@ def bench_training(
     seconds = statistics.median(step.seconds for step in steps)
     result: dict[str, Any] = {
         "workload": workload.name,
-        "dtype": loaded.dtype,
-        "attention": loaded.attention,
+        "dtype": model.dtype,
+        "attention": STREAM_ATTENTION if ours.streams else model.attention,
         "pairs": pairs,
         "tuning": tuning,
         "pairs_per_second": pairs / seconds,
@@ -204,12 +241,10 @@ def bench_training(
         "padding_waste": 1 - first.tokens / first.padded_tokens,
         "compiles": compiles,
         "compile_seconds": max(0.0, first.seconds - seconds),
-        "peak_share": training_flops(workload.trees, loaded.decoder, tuning)
-        / seconds
-        / peak
-        / loaded.mesh.size,
+        "peak_share": ours.flops / seconds / peak / model.mesh.size,
         "peak_gflops": peak / 1e9,
         "loss": first.loss,
+        "questions_per_user": workload.questions_per_user,
     }
     if their_first is not None:
         ratios = [theirs.seconds / step.seconds for step, theirs in zip(steps, their_steps, strict=True)]

@@ -44,13 +44,6 @@ def add(verbs: Verbs) -> None:
         "--responses", type=positive, nargs="+", default=[2], metavar="K", help="of a comparison"
     )
     score.add_argument(
-        "--questions-per-user",
-        type=positives,
-        default=(1,),
-        metavar="N,...",
-        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
-    )
-    score.add_argument(
         "--against-sequences",
         type=positive,
         default=16,
@@ -149,6 +142,13 @@ def _add(verbs: Verbs, name: str, measure: Measure, *, about: str) -> Parser:
 def _add_workload(sub: Parser, *, pairs: str) -> None:
     sub.add_argument("--pairs", type=positive, metavar="N", help=pairs)
     _add_lengths(sub)
+    sub.add_argument(
+        "--questions-per-user",
+        type=positives,
+        default=(1,),
+        metavar="N,...",
+        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
+    )
     add_attention(sub)
 
 
@@ -180,7 +180,6 @@ def _score(options: argparse.Namespace) -> list[Any]:
             for result in bench_scoring(
                 options.model,
                 responses=options.responses,
-                questions_per_user=options.questions_per_user,
                 against_sequences=options.against_sequences,
                 quantize=form,
                 **_workload(options, dtype),
@@ -198,15 +197,15 @@ def _train(options: argparse.Namespace) -> list[Any]:
 
     results = []
     for dtype in options.dtype:
-        result = bench_training(
+        for result in bench_training(
             options.model,
             tuning=options.tuning,
             remat=options.remat,
             against_pairs=options.against_pairs,
             **_workload(options, dtype),
-        )
-        results.append(result)
-        print(line(result), flush=True)
+        ):
+            results.append(result)
+            print(line(result), flush=True)
     print_table(table(results, rival_name=options.against))
     return results
 
@@ -232,7 +231,8 @@ def _sample(options: argparse.Namespace) -> list[Any]:
 
 def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
     names = (
-        "pairs", "prefix_tokens", "response_tokens", "batch_tokens", "attention", "against", "mesh", "rounds",
+        "pairs", "prefix_tokens", "response_tokens", "questions_per_user", "batch_tokens", "attention", "against",
+        "mesh", "rounds",
     )  # fmt: skip
     return {"dtype": dtype, **{name: getattr(options, name) for name in names}}
 

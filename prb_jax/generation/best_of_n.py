@@ -3,7 +3,7 @@
 All samples of a prompt are one comparison with K = N responses, so a reward model reads the prompt once.
 
 ``run.json`` holds what decides the result, ``rewards.jsonl`` a row for each scorer and prompt, ``summary.json`` the
-curves; ``curves.png`` shows them.
+curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of each curve for `prb correlate`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from prb_jax.generation.sample import SAMPLES, row_key
 from prb_jax.metrics.best_of import Point, curve, mean_interval, sizes_up_to
 from prb_jax.metrics.overlap import rouge_l
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.folder import SUMMARY, as_recorded
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -160,6 +161,23 @@ def best_of_n(
             "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
             "definitions": _DEFINITIONS,
         }
+        clusters = [cluster_of(each.user, each.comparison.id) for each in found]
+        setting = {name: decided[name] for name in ("samples", "quality") if name in decided}
+        write_behaviour(
+            path,
+            [
+                figure_of(
+                    curves[name][-1].by_prompt.tolist(),
+                    clusters,
+                    name=f"best-of-{sizes[-1]}",
+                    label=name,
+                    identity=opened[name].identity(),
+                    setting={**setting, "quality_sha256": decided.get("quality_sha256")},
+                    policy=run["inputs"]["model"].get("architecture"),
+                )
+                for name in rewards
+            ],
+        )
         _draw(path / CURVES, summary)
         write_json(path / SUMMARY, summary)
     return BestOfN(path, summary)

@@ -220,7 +220,12 @@ class Policy:
         """Draw samples of prompts, some at a time, as they are done; see :func:`prb_jax.generation.schedule.draw`."""
         if not prompts:
             return
-        task = Task(
+        programs = make_programs(self.program, self.shape(prompts, options, rows))
+        yield from draw(programs, self.params, self.task(prompts, options), skip=skip)
+
+    def task(self, prompts: Sequence[Prompt], options: SampleOptions) -> Task:
+        """Return what :meth:`draw` draws."""
+        return Task(
             prompts=[prompt.ids for prompt in prompts],
             samples=options.n,
             rules=as_rules(options.rules),
@@ -229,8 +234,6 @@ class Policy:
             seed=options.seed,
             cut=self._cut(options.stop),
         )
-        programs = make_programs(self.program, self.shape(prompts, options, rows))
-        yield from draw(programs, self.params, task, skip=skip)
 
     def shape(self, prompts: Sequence[Prompt], options: SampleOptions, rows: int | None = None) -> Shape:
         """Return the static sizes with which :meth:`draw` draws these samples."""

@@ -114,7 +114,7 @@ class Programs:
 @functools.lru_cache(maxsize=16)
 def make_programs(program: Program, shape: Shape) -> Programs:
     """Return the compiled programs; the same ones for equal arguments, so that nothing is compiled twice."""
-    of_prompts, of_rows = _shardings(program)
+    of_prompts, of_rows = program_shardings(program)
     jit = jax.jit
     whole = None if program.mesh is None else replicated(program.mesh)
     sharded: dict[str, Any] = {} if whole is None else {"out_shardings": of_rows}
@@ -153,8 +153,8 @@ def make_programs(program: Program, shape: Shape) -> Programs:
     )
 
 
-def _shardings(program: Program) -> tuple[Any, Any]:
-    """How prompts and rows are dealt over the mesh; None without one."""
+def program_shardings(program: Program) -> tuple[Any, Any]:
+    """Return how prompts and rows are dealt over the mesh; None without one."""
     mesh = program.mesh
     if mesh is None:
         return None, None

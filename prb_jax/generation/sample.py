@@ -13,6 +13,7 @@ from typing import Any
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
+from prb_jax.generation.guided import Guide
 from prb_jax.generation.load import load_opened_policy
 from prb_jax.generation.policy import Policy, Sample
 from prb_jax.generation.prompts import Prompt
@@ -64,6 +65,7 @@ def sample_data(
     subset: str | None = None,
     limit: int | None = None,
     rows: int | None = None,
+    guide: Guide | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> SampleRun:
@@ -82,6 +84,7 @@ def sample_data(
       max_length: of prompt and sample together; the model's context if not given.
       subset, limit: as of :func:`prb_jax.evaluate`.
       rows: samples that are drawn at a time.
+      guide: a reward model that guides every token, for `prb guide`.
       progress: shows progress on standard error.
       command: the command line, for the record.
 
@@ -94,7 +97,8 @@ def sample_data(
     refuse_file(out)
     RUNS.read(path)
     inputs = read_inputs(data, subset=subset, limit=limit)
-    policy = _opened(model, loading or LoadOptions())
+    policy = open_policy(model, loading or LoadOptions())
+    guide = None if guide is None else guide.checked(policy)
     stop_ids = policy.stops(options)
     room = policy.limit(options, max_length)
     prompts = policy.encode(inputs.comparisons, profile_posts=profile_posts, limit=room)
@@ -107,6 +111,7 @@ def sample_data(
         "max_length": max_length,
         "limit": limit,
         "sampling": options.to_json(stop_ids=stop_ids),
+        **({} if guide is None else {"guide": guide.identity()}),
         "versions": computing_versions(plain=False),
     }
     notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
@@ -120,7 +125,12 @@ def sample_data(
 
             count = Count(len(prompts) * options.n, len(known), unit="samples")
             with show_progress(name, count, enabled=progress) as display:
-                for drawn in policy.draw(prompts, options, rows=rows, skip=is_known):
+                if guide is None:
+                    stream = policy.draw(prompts, options, rows=rows, skip=is_known)
+                else:
+                    shown = list(inputs.comparisons)
+                    stream = guide.draw(policy, shown, prompts, options, rows=rows, skip=is_known)
+                for drawn in stream:
                     new = [
                         _row(
                             prompts[each.prompt],
@@ -140,7 +150,8 @@ def sample_data(
     return SampleRun(path, summary)
 
 
-def _opened(model: str | Path | Policy, loading: LoadOptions) -> Policy:
+def open_policy(model: str | Path | Policy, loading: LoadOptions) -> Policy:
+    """Return the policy, loaded if it is given by name."""
     return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
 
 

@@ -11,7 +11,9 @@ Letters: B trees, S samples of each at a time, M columns of the suffix, V vocabu
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +35,8 @@ from prb_jax.models.cache import (
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LanguageHead
+
+AnyRows = TypeVar("AnyRows", bound=Any)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,23 +189,27 @@ def read_prompts(
     return Prompts(cache=cache, last=tokens[:, -1], numbers=numbers, seen=seen)
 
 
+def put_cache(held: PrefixCache, new: PrefixCache, trees: jax.Array) -> PrefixCache:
+    """Put the caches of new prompts [F] in the place of ``trees`` int32 [F]; a number of B or more drops one."""
+    skipped = held.columns - new.columns
+
+    def put(old: jax.Array, fresh: jax.Array) -> jax.Array:
+        return old.at[trees, :, skipped:].set(fresh, mode="drop")
+
+    lengths = held.lengths.at[trees].set(new.lengths, mode="drop")
+    return PrefixCache(
+        tuple(map(put, held.keys, new.keys)), tuple(map(put, held.values, new.values)), lengths
+    )
+
+
 def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
     """Put new prompts [F] in the place of ``trees`` int32 [F] among those held; a number of B or more drops one."""
-    skipped = held.cache.columns - new.cache.columns
 
     def put(old: jax.Array, fresh: jax.Array) -> jax.Array:
         return old.at[trees].set(fresh, mode="drop")
 
-    def put_columns(old: jax.Array, fresh: jax.Array) -> jax.Array:
-        return old.at[trees, :, skipped:].set(fresh, mode="drop")
-
-    cache = PrefixCache(
-        tuple(map(put_columns, held.cache.keys, new.cache.keys)),
-        tuple(map(put_columns, held.cache.values, new.cache.values)),
-        put(held.cache.lengths, new.cache.lengths),
-    )
     return Prompts(
-        cache=cache,
+        cache=put_cache(held.cache, new.cache, trees),
         last=put(held.last, new.last),
         numbers=put(held.numbers, new.numbers),
         seen=put(held.seen, new.seen),
@@ -319,13 +327,24 @@ def run_steps(
     """
     layers = layers_of(params) if program.copies_layers else None
 
-    def goes_on(carry: tuple[jax.Array, Rows]) -> jax.Array:
+    def body(now: Rows) -> Rows:
+        own = layers_of(params) if layers is None else layers
+        return step(program, params, own, prompts, now, rules=rules, stops=stops, seed=seed)
+
+    return repeat_steps(body, rows, most=most, watched=watched)
+
+
+def repeat_steps(
+    body: Callable[[AnyRows], AnyRows], rows: AnyRows, *, most: jax.Array, watched: jax.Array
+) -> AnyRows:
+    """Repeat a step of rows with ``done`` bool [B, S]; ``most`` and ``watched`` as of :func:`run_steps`."""
+
+    def goes_on(carry: tuple[jax.Array, AnyRows]) -> jax.Array:
         count, now = carry
         return (count < most) & ~now.done.all() & ~(now.done & watched).any()
 
-    def body(carry: tuple[jax.Array, Rows]) -> tuple[jax.Array, Rows]:
+    def again(carry: tuple[jax.Array, AnyRows]) -> tuple[jax.Array, AnyRows]:
         count, now = carry
-        own = layers_of(params) if layers is None else layers
-        return count + 1, step(program, params, own, prompts, now, rules=rules, stops=stops, seed=seed)
+        return count + 1, body(now)
 
-    return lax.while_loop(goes_on, body, (jnp.int32(0), rows))[1]
+    return lax.while_loop(goes_on, again, (jnp.int32(0), rows))[1]

@@ -153,15 +153,62 @@ def extend(
     Returns:
       Normed states [B, S, D] in ``dtype``, and the suffix with the tokens in it.
     """
+    tried = try_tokens(
+        params, layers, tokens[..., None], suffix.lengths[..., None], prefix, suffix,
+        config=config, dtype=dtype, mesh=mesh, lora_scale=lora_scale,
+    )  # fmt: skip
+    states = last_norm(params, tried.states[:, :, 0], config).astype(dtype)
+    return states, take_tried(suffix, tried, jnp.zeros_like(suffix.lengths))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tried:
+    """C tokens that may follow each sample, run without being written: a tree of one-token responses.
+
+    Attributes:
+      states: [B, S, C, D], before the last norm.
+      keys, values: of each layer [B, S, C, G, H].
+    """
+
+    states: jax.Array
+    keys: Arrays
+    values: Arrays
+
+    __repr__ = short_repr
+
+
+def try_tokens(
+    params: Params,
+    layers: tuple[Params, ...],
+    tokens: jax.Array,
+    places: jax.Array,
+    prefix: PrefixCache,
+    suffix: SuffixCache,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+) -> Tried:
+    """Run C tokens of each sample, each as if it alone came next; the caches are only read.
+
+    Args:
+      params, layers, prefix, suffix, config, dtype, mesh, lora_scale: as of :func:`extend`.
+      tokens: int32 [B, S, C].
+      places: int32 [B, S, C], how many tokens of its sample each one follows, at most ``suffix.lengths``.
+    """
     split = constrainer(mesh)
     gather = gatherer(mesh)
+    shape = tokens.shape
 
     def constrain(x: jax.Array, axes: Any) -> jax.Array:
         # Samples of a tree stay together: the second axis is no axis of tokens here.
         return split(x, [None if axis == "tokens" else axis for axis in axes])
 
-    x = constrain(scaled_embedding(embedded(params, tokens, dtype), config), ("batch", None, None))
-    positions = prefix.lengths[:, None] + suffix.lengths
+    flat = tokens.reshape(shape[0], -1)
+    x = constrain(scaled_embedding(embedded(params, flat, dtype), config), ("batch", None, None))
+    positions = prefix.lengths[:, None] + places.reshape(flat.shape)
     full_rope, sliding_rope = config.rope
     angles = rotary_angles(positions, full_rope)
     sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
@@ -171,7 +218,7 @@ def extend(
         attend = functools.partial(
             _attend,
             prefix=(prefix.keys[number], prefix.values[number], prefix.lengths),
-            suffix=(suffix.keys[number], suffix.values[number], suffix.lengths),
+            suffix=(suffix.keys[number], suffix.values[number], places),
             window=config.sliding_window if slides else None,
             constrain=constrain,
         )
@@ -184,16 +231,34 @@ def extend(
             constrain=constrain,
             lora_scale=lora_scale,
         )
-        keys.append(_written(suffix.keys[number], k, suffix.lengths))
-        values.append(_written(suffix.values[number], v, suffix.lengths))
-    states = rms_norm(
-        x.astype(jnp.float32),
+        keys.append(k.reshape(*shape, *k.shape[2:]))
+        values.append(v.reshape(*shape, *v.shape[2:]))
+    return Tried(x.reshape(*shape, -1), tuple(keys), tuple(values))
+
+
+def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCache:
+    """Return the suffix with the tried token ``which`` int32 [B, S] of each sample in it."""
+
+    def written(cache: jax.Array, new: jax.Array) -> jax.Array:
+        chosen = jnp.take_along_axis(new, which[:, :, None, None, None], axis=2)[:, :, 0]
+        return _written(cache, chosen, suffix.lengths)
+
+    return SuffixCache(
+        tuple(map(written, suffix.keys, tried.keys)),
+        tuple(map(written, suffix.values, tried.values)),
+        suffix.lengths + 1,
+    )
+
+
+def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
+    """Return the states [..., D] after the model's last norm, float32."""
+    return rms_norm(
+        states.astype(jnp.float32),
         params["final_norm"],
         eps=config.rms_norm_eps,
         plus_one=config.norm_plus_one,
         scale_after_cast=config.norm_scale_after_cast,
-    ).astype(dtype)
-    return states, SuffixCache(tuple(keys), tuple(values), suffix.lengths + 1)
+    )
 
 
 def _written(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -214,46 +279,52 @@ def _attend(
     softcap: float | None,
     constrain: Constrain,
 ) -> jax.Array:
-    """Attention of one new token a sample to its prefix, to its suffix and to itself: [B, S, N, H].
+    """Attention of C tokens a sample, each to the prefix, to its sample's suffix and to itself: [B, S * C, N, H].
 
     Args:
-      q: [B, S, N, H], scaled; k and v [B, S, G, H] are the token's own.
+      q: [B, S * C, N, H], scaled; k and v [B, S * C, G, H] are the tokens' own.
       prefix: keys and values [B, G, P, H] and lengths [B].
-      suffix: keys and values [B, S, G, M, H] and lengths [B, S].
+      suffix: keys and values [B, S, G, M, H], and how many of them each token sees [B, S, C].
       window: as of the layer.
       softcap: scores s become ``softcap * tanh(s / softcap)``.
       constrain: states how the queries are split over devices.
     """
     (pk, pv, prefix_lengths), (sk, sv, lengths) = prefix, suffix
-    trees, samples, heads, head_dim = q.shape
+    heads, head_dim = q.shape[2:]
+    trees, samples, tried = lengths.shape
     kv_heads, columns, places = k.shape[2], pk.shape[2], sk.shape[3]
     group = heads // kv_heads
-    grouped = q.reshape(trees, samples, kv_heads, group, head_dim)
-    by_tree = grouped.transpose(0, 2, 1, 3, 4).reshape(trees, kv_heads, samples * group, head_dim)
+    # All tokens of a sample read the same caches, as if they were further heads: [B, S, G, C * group, H].
+    grouped = q.reshape(trees, samples, tried, kv_heads, group, head_dim).transpose(0, 1, 3, 2, 4, 5)
+    flat = grouped.reshape(trees, samples, kv_heads, tried * group, head_dim)
+    by_tree = flat.transpose(0, 2, 1, 3, 4).reshape(trees, kv_heads, samples * tried * group, head_dim)
     by_tree = constrain(by_tree, ("batch", "heads", None, None))
+    k, v = (x.reshape(trees, samples, tried, kv_heads, head_dim) for x in (k, v))
 
     def capped(scores: jax.Array) -> jax.Array:
         return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
-    # Of the prefix: [B, G, S, group, P]. Its last token stands one place before the suffix.
+    # Of the prefix: [B, G, S, C, group, P]. Its last token stands one place before the suffix.
     column = jnp.arange(columns)
-    seen = jnp.broadcast_to((column >= columns - prefix_lengths[:, None])[:, None], (trees, samples, columns))
+    seen = (column >= columns - prefix_lengths[:, None])[:, None, None]
+    seen = jnp.broadcast_to(seen, (trees, samples, tried, columns))
     if window is not None:
-        seen = seen & (lengths[:, :, None] + columns - column < window)
+        seen = seen & (lengths[..., None] + columns - column < window)
     before = capped(_product(by_tree, pk, (3,), (3,), batch=2))
-    before = before.reshape(trees, kv_heads, samples, group, columns)
-    before = jnp.where(seen[:, None, :, None], before, _HIDDEN)
+    before = before.reshape(trees, kv_heads, samples, tried, group, columns)
+    before = jnp.where(seen[:, None, :, :, None], before, _HIDDEN)
 
-    # Of the suffix: [B, S, G, group, M], and of the token itself: [B, S, G, group].
+    # Of the suffix: [B, S, G, C, group, M], and of the token itself: [B, S, G, C, group].
     place = jnp.arange(places)
-    written = place < lengths[:, :, None]
+    written = place < lengths[..., None]
     if window is not None:
-        written = written & (lengths[:, :, None] - place < window)
-    added = capped(_product(grouped, sk, (4,), (4,), batch=3))
-    added = jnp.where(written[:, :, None, None], added, _HIDDEN)
+        written = written & (lengths[..., None] - place < window)
+    added = capped(_product(flat, sk, (4,), (4,), batch=3))
+    added = added.reshape(trees, samples, kv_heads, tried, group, places)
+    added = jnp.where(written[:, :, None, :, None], added, _HIDDEN)
     own = capped(
         jnp.einsum(
-            "bsgnh,bsgh->bsgn",
+            "bsgcnh,bscgh->bsgcn",
             grouped,
             k,
             preferred_element_type=jnp.float32,
@@ -262,18 +333,23 @@ def _attend(
     )
 
     # Merged: with the largest score m of all three, each part is a sum of exp(score - m) and of values times it.
-    top_before = before.max(axis=-1).transpose(0, 2, 1, 3)
-    top = jnp.maximum(jnp.maximum(top_before, added.max(axis=-1)), own)
-    weights_before = jnp.exp(before - top.transpose(0, 2, 1, 3)[..., None])
+    def by_sample(x: jax.Array) -> jax.Array:
+        return x.swapaxes(1, 2)  # [B, G, S, ...] to [B, S, G, ...] and back
+
+    top = jnp.maximum(jnp.maximum(by_sample(before.max(axis=-1)), added.max(axis=-1)), own)
+    weights_before = jnp.exp(before - by_sample(top)[..., None])
     weights_added = jnp.exp(added - top[..., None])
     weight_own = jnp.exp(own - top)
-    total = weights_before.sum(axis=-1).transpose(0, 2, 1, 3) + weights_added.sum(axis=-1) + weight_own
-    flat = weights_before.reshape(trees, kv_heads, samples * group, columns).astype(pv.dtype)
-    mixed = _product(flat, pv, (3,), (2,), batch=2)
-    mixed = mixed.reshape(trees, kv_heads, samples, group, head_dim).transpose(0, 2, 1, 3, 4)
-    mixed = mixed + _product(weights_added.astype(sv.dtype), sv, (4,), (3,), batch=3)
-    mixed = mixed + weight_own[..., None] * v[:, :, :, None].astype(jnp.float32)
-    return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)
+    total = by_sample(weights_before.sum(axis=-1)) + weights_added.sum(axis=-1) + weight_own
+    wide = weights_before.reshape(trees, kv_heads, samples * tried * group, columns).astype(pv.dtype)
+    mixed = _product(wide, pv, (3,), (2,), batch=2)
+    mixed = by_sample(mixed.reshape(trees, kv_heads, samples, tried * group, head_dim))
+    narrow = weights_added.reshape(trees, samples, kv_heads, tried * group, places).astype(sv.dtype)
+    mixed = mixed + _product(narrow, sv, (4,), (3,), batch=3)
+    mixed = mixed.reshape(grouped.shape)
+    values = v.transpose(0, 1, 3, 2, 4)[:, :, :, :, None]
+    mixed = (mixed + weight_own[..., None] * values.astype(jnp.float32)) / total[..., None]
+    return mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape).astype(q.dtype)
 
 
 def _product(

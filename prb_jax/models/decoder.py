@@ -178,7 +178,14 @@ def decode_tree_keeping(params: Params, batch: TreeBatch, **options: Any) -> Dec
     return Decoded(states, keys, values)
 
 
-def decode_stream(params: Params, batch: StreamBatch, *, reads_only: bool, **options: Any) -> jax.Array:
+def decode_stream(
+    params: Params,
+    batch: StreamBatch,
+    *,
+    reads_only: bool,
+    soft_prompts: jax.Array | None = None,
+    **options: Any,
+) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
 
     Arguments as of :func:`prb_jax.readouts.score_tree.score_stream`, and
@@ -189,6 +196,8 @@ def decode_stream(params: Params, batch: StreamBatch, *, reads_only: bool, **opt
     """
     mesh = options.get("mesh")
     tokens = jnp.asarray(batch.tokens)
+    if soft_prompts is not None:
+        options["change_embedding"] = functools.partial(_with_soft_prompts, prompts=soft_prompts, batch=batch)
     rows = _Rows(
         tokens=tokens,
         positions=jnp.asarray(batch.positions),
@@ -244,6 +253,7 @@ def _decode(
     remat: str = "none",
     places: jax.Array | None = None,
     change_embedding: Callable[[jax.Array], jax.Array] | None = None,
+    differentiated: bool = False,
     keep: bool = False,
 ) -> tuple[jax.Array, Any]:
     if mesh is not None:
@@ -288,7 +298,6 @@ def _decode(
         x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
         return x if places is None else take_places(x, places), kept
 
-    # The stack is read through indices: one without its last layer would be a copy of it.
     def at(index: jax.Array | int) -> Params:
         return jax.tree.map(
             lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), params["layers"]
@@ -299,10 +308,24 @@ def _decode(
 
     count = config.num_hidden_layers - 1
     if count:
-        inputs = (jnp.arange(count), jnp.asarray(slides[:count]))
-        x, _ = lax.scan(rematerialised(indexed, remat, gathers=gathers), x, inputs)
+        # Without its last layer the stack would be a copy of it, so that it is read through indices; but gradients
+        # by indices would be sums of whole stacks, one for each layer.
+        stack = (
+            jax.tree.map(lambda leaf: leaf[:count], params["layers"]) if differentiated else jnp.arange(count)
+        )
+        run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
+        x, _ = lax.scan(run_layer, x, (stack, jnp.asarray(slides[:count])))
     last = rematerialised(lambda x, w: run(slides[-1], x, gather(w), places)[0], remat, gathers=gathers)
     return last(x, at(count)), None
+
+
+def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) -> jax.Array:
+    """x [S, N, D] with the first tokens of every conversation replaced by those rows of prompts that their ids name."""
+    positions = jnp.asarray(batch.positions)
+    within = jnp.minimum(positions, prompts.shape[1] - 1)
+    rows = jnp.minimum(jnp.asarray(batch.tokens), prompts.shape[0] - 1)
+    own = prompts.astype(x.dtype)[rows, within]
+    return jnp.where((positions < prompts.shape[1])[:, :, None], own, x)
 
 
 def _with_soft_prompt(

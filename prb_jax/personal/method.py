@@ -95,17 +95,20 @@ class Method(UserTokens, Protocol):
         """What the loss is differentiated by."""
         ...
 
-    def soft_prompt(self, inputs: Any, slots: jax.Array) -> jax.Array | None:
-        """float [B, S, D] for B comparisons by their slots int32 [B]; None where there is none."""
+    def soft_prompts(self, inputs: Any) -> jax.Array | None:
+        """float [M, S, D], of the rows of the step; None where there are none."""
         ...
 
     def update(self, state: MethodState, gradient: Any, *, step: jax.Array, learn: jax.Array) -> MethodState:
         """The state after one update; as it was where ``learn`` (bool []) is False."""
         ...
 
-    def for_everyone(self, state: MethodState, batch: TreeBatch) -> tuple[MethodState, np.ndarray]:
-        """For scoring in training: a state whose rows are those of all users, and int32 [B], the row of each
-        encoded tree of a batch of the host."""
+    def for_everyone(self, state: MethodState) -> MethodState:
+        """For scoring in training: a state whose rows are those of all users."""
+        ...
+
+    def rows_of(self, batch: TreeBatch) -> np.ndarray:
+        """int32 [B]: the row of all users that each encoded tree of a batch of the host belongs to."""
         ...
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,14 +156,17 @@ class NullMethod:
     def inputs(self, state: MethodState) -> Any:
         return {}
 
-    def soft_prompt(self, inputs: Any, slots: jax.Array) -> jax.Array | None:
+    def soft_prompts(self, inputs: Any) -> jax.Array | None:
         return None
 
     def update(self, state: MethodState, gradient: Any, *, step: jax.Array, learn: jax.Array) -> MethodState:
         return state
 
-    def for_everyone(self, state: MethodState, batch: TreeBatch) -> tuple[MethodState, np.ndarray]:
-        return state, np.zeros(len(batch.prefix_lengths), np.int32)
+    def for_everyone(self, state: MethodState) -> MethodState:
+        return state
+
+    def rows_of(self, batch: TreeBatch) -> np.ndarray:
+        return np.zeros(len(batch.prefix_lengths), np.int32)
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {}

@@ -90,8 +90,8 @@ class SoftPrompts:
     def inputs(self, state: MethodState) -> jax.Array:
         return state["rows"]
 
-    def soft_prompt(self, inputs: jax.Array, slots: jax.Array) -> jax.Array:
-        return jnp.take(inputs, slots, axis=0)
+    def soft_prompts(self, inputs: jax.Array) -> jax.Array:
+        return inputs
 
     def update(
         self, state: MethodState, gradient: jax.Array, *, step: jax.Array, learn: jax.Array
@@ -101,11 +101,14 @@ class SoftPrompts:
         ids = jnp.where(learn, state["ids"], state["table"].shape[0])
         return {**self.optimizer.apply_rows({**state, "ids": ids}, gradient, step), "ids": state["ids"]}
 
-    def for_everyone(self, state: MethodState, batch: TreeBatch) -> tuple[MethodState, np.ndarray]:
+    def for_everyone(self, state: MethodState) -> MethodState:
+        return {**state, "rows": state["table"]}
+
+    def rows_of(self, batch: TreeBatch) -> np.ndarray:
         prefix, lengths = np.asarray(batch.prefix), np.asarray(batch.prefix_lengths)
         first = np.minimum(prefix.shape[1] - lengths, prefix.shape[1] - 1)
         found = np.where(lengths > 0, np.take_along_axis(prefix, first[:, None], axis=1)[:, 0], 0)
-        return {**state, "rows": state["table"]}, found.astype(np.int32)
+        return found.astype(np.int32)
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {name: state[name] for name in SAVED}

@@ -49,7 +49,7 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    reads_only = _reads_only(config)
+    reads_only = is_pointwise(config)
     x = decode_tree(
         params,
         batch,
@@ -62,11 +62,20 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    return config.head(params, TreeStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, TreeStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def score_stream(
-    params: Params, batch: StreamBatch, *, config: DecoderConfig, dtype: jnp.dtype, mesh: Mesh | None = None
+    params: Params,
+    batch: StreamBatch,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    soft_prompts: jax.Array | None = None,
+    differentiated: bool = False,
 ) -> jax.Array:
     """As :func:`score_tree` of packed streams: float32 [S, M, n], of each read place.
 
@@ -76,18 +85,35 @@ def score_stream(
         config: architecture.
         dtype: of activations.
         mesh: how activations are split; None for one device.
+        lora_scale, remat: as of :func:`score_tree`.
+        soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
+            the place of their rows of the embedding (before Gemma's factor).
+        differentiated: gradients are taken through the layers.
     """
-    reads_only = _reads_only(config)
-    x = decode_stream(params, batch, config=config, dtype=dtype, mesh=mesh, reads_only=reads_only)
-    return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    reads_only = is_pointwise(config)
+    x = decode_stream(
+        params,
+        batch,
+        config=config,
+        dtype=dtype,
+        mesh=mesh,
+        lora_scale=lora_scale,
+        remat=remat,
+        soft_prompts=soft_prompts,
+        differentiated=differentiated,
+        reads_only=reads_only,
+    )
+    return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
-def _reads_only(config: DecoderConfig) -> bool:
-    """Whether the head looks at nothing but the read positions, so that the last layer has less to do."""
+def is_pointwise(config: DecoderConfig) -> bool:
+    """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
+    position can be read."""
     return not config.head.needs
 
 
-def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+def last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    """Return the model's last norm, of float32 states [..., D]."""
     return functools.partial(
         rms_norm,
         weight=params["final_norm"],

@@ -46,11 +46,11 @@ def compare(
         raise RunError(f"compare: expected two runs or more, found {len(runs)}")
     if out is not None:
         refuse_file(out)
-    named = _named([Path(run) for run in runs])
+    named = named_runs([Path(run) for run in runs])
     found = {name: read_finished(path) for name, path in named.items()}
     (first, reference), *others = found.items()
     for name, run in others:
-        _check_comparable(first, reference, name, run, across_protocols=across_protocols)
+        check_comparable(first, reference, name, run, across_protocols=across_protocols)
     compared = compare_rows({name: run.rows for name, run in found.items()}, clusters=reference.clusters)
     for standing in compared["runs"]:
         run = found[standing["name"]]
@@ -69,7 +69,12 @@ def compare(
     return compared
 
 
-def _named(paths: Sequence[Path]) -> dict[str, Path]:
+def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return run folders by their names, or by their paths as given where two share a name.
+
+    Raises:
+      RunError: one is given twice.
+    """
     seen: dict[Path, Path] = {}
     for path in paths:
         before = seen.setdefault(path.resolve(), path)
@@ -80,9 +85,10 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return {str(path) if shared else name: path for name, path in zip(short, paths, strict=True)}
 
 
-def _check_comparable(
+def check_comparable(
     a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
 ) -> None:
+    """Raise RunError if two runs are on different data, or have different protocols that are not asked for."""
     ours, theirs = run_a.record["inputs"], run_b.record["inputs"]
     data = [{name: inputs.get(name) for name in ("data", "limit")} for inputs in (ours, theirs)]
     if changed := differences(*data):

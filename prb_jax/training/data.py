@@ -1,14 +1,7 @@
-"""The order of training data, and the microbatches of fixed shape that a step is computed in.
-
-Which comparisons step s sees is arithmetic: the data is read as an endless stream, epoch after epoch, each
-in a random order of its own that depends on (seed, epoch) alone, and step s takes the positions
-[s * B, (s + 1) * B) of it. So the position of a run is one number, and a run on another mesh or with
-another number of processes sees the same comparisons in the same steps.
-"""
+"""Training data as trees of token ids, and padded batches of them for accelerators."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,54 +12,20 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.facts import Known
 from prb_jax.scoring.tokenising import Encode, encode_pieces
 from prb_jax.training.objective import Extras
+from prb_jax.training.order import StepOrder
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
-_STEPS_SIMULATED = 64
+STEPS_SIMULATED = 64
+"""Steps at the beginning of a run that speak for all of them."""
+
 _ENCODED = 256
 _BATCH_COST = 256
 """What starting one more microbatch costs, in tokens."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """Which comparisons each step sees.
-
-    Attributes:
-      count: comparisons in the data.
-      per_step: comparisons in a step.
-      seed: of the order.
-    """
-
-    count: int
-    per_step: int
-    seed: int
-
-    def epoch_of(self, step: int) -> float:
-        """How many times the data has been seen before this step."""
-        return step * self.per_step / self.count
-
-    def step(self, step: int) -> np.ndarray:
-        """int64 [per_step]: indices of the comparisons of one step (from 0)."""
-        positions = np.arange(step * self.per_step, (step + 1) * self.per_step)
-        epochs = positions // self.count
-        members = np.empty(self.per_step, np.int64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            members[chosen] = permutation(self.count, self.seed, int(epoch))[positions[chosen] % self.count]
-        return members
-
-
-@functools.lru_cache(maxsize=2)  # a step touches one epoch, or the end of one and the start of the next
-def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """int64 [count]: the order of one epoch, a pure function of the arguments."""
-    # Philox by counter: defined for all platforms and versions, and epochs are independent streams.
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return np.argsort(generator.random(count), kind="stable")
-
-
-def shapes_of_steps(trees: Sequence[Tree], order: Order, *, steps: int, options: ShapeOptions) -> Shapes:
+def shapes_of_steps(trees: Sequence[Tree], order: StepOrder, *, steps: int, options: ShapeOptions) -> Shapes:
     """Shapes of microbatches for these trees: buckets by their lengths, rows by what steps of this order hold.
 
     Args:
@@ -78,7 +37,7 @@ def shapes_of_steps(trees: Sequence[Tree], order: Order, *, steps: int, options:
         compile_cost=options.compile_cost * order.count / (steps * order.per_step),
         batch_cost=_BATCH_COST,
     )
-    together: Sequence[np.ndarray] = [order.step(step) for step in range(_STEPS_SIMULATED)]
+    together: Sequence[np.ndarray] = [order.step(step) for step in range(STEPS_SIMULATED)]
     if isinstance(trees, TreesOnDemand):
         lengths, together = trees.planned(together)
     else:

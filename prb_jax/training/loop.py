@@ -15,18 +15,17 @@ import numpy as np
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import Display
-from prb_jax.training.data import Examples, Order
+from prb_jax.training.data import Examples
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
-from prb_jax.training.objective import Extras
+from prb_jax.training.microbatches import Microbatch, Microbatches
+from prb_jax.training.order import StepOrder
 from prb_jax.training.progress import Board
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.splits import Part
 from prb_jax.training.trainer import Trainer
-from prb_jax.training.utilisation import device_peak, training_flops
+from prb_jax.training.utilisation import PASSES, device_peak
 from prb_jax.training.validation import Validation, validate
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class _HostStep:
 
     members: np.ndarray
     rows: StepRows
-    batches: list[tuple[TreeBatch, Extras]]
+    batches: list[Microbatch]
     tokens: int
     flops: float
 
@@ -60,8 +59,8 @@ class Loop:
         self,
         trainer: Trainer,
         examples: Examples,
-        order: Order,
-        shapes: Shapes,
+        order: StepOrder,
+        microbatches: Microbatches,
         *,
         validation: Part,
         checkpoints: Checkpoints,
@@ -71,13 +70,12 @@ class Loop:
         interruption: Interruption,
     ) -> None:
         self.settings, self.trainer = trainer.settings, trainer
-        self.examples, self.order, self.shapes = examples, order, shapes
+        self.examples, self.order, self.microbatches = examples, order, microbatches
         self.validation = validation
         self.checkpoints, self.log = checkpoints, log
         self.board, self.display, self.speed = board, display, board.speed
         self.interruption = interruption
         self.step = 0
-        self._flops: dict[int, float] = {}
         self._pending: _Dispatched | None = None
         with self.speed.pause():
             peak = device_peak(self.settings.dtype) if log is not None else 1.0
@@ -116,22 +114,14 @@ class Loop:
         members = self.order.step(step)
         self.examples.ahead(members)
         rows = self.trainer.method.rows_of_step(self.examples.rows, members, step=step)
-        slots = dict(zip(members.tolist(), rows.slots.tolist(), strict=True))
-        lengths = [self.examples.trees[member].shape for member in members]
-        microbatches = self.shapes.deal(lengths, members.tolist())
+        batches = self.microbatches.of_step(members, rows.slots)
         return _HostStep(
             members=members,
             rows=rows,
-            batches=[self.examples.batch(one, slots=slots) for one in microbatches],
+            batches=batches,
             tokens=sum(self.examples.trees[member].tokens for member in members),
-            flops=sum(self._flops_of(member) for member in members.tolist()),
+            flops=PASSES[self.settings.tuning] * sum(each.flops for each in batches),
         )
-
-    def _flops_of(self, member: int) -> float:
-        if member not in self._flops:
-            tree, config = self.examples.trees[member], self.trainer.start.config
-            self._flops[member] = training_flops([tree], config, self.settings.tuning)
-        return self._flops[member]
 
     def _dispatch(self, host: _HostStep) -> None:
         metrics = self.trainer.step(host.batches, host.rows)
@@ -186,7 +176,7 @@ class Loop:
             self.log.write(row)
 
     def _save(self, result: Validation | None) -> None:
-        facts: dict[str, Any] = {"time": time.time(), "position": self.step * self.order.per_step}
+        facts: dict[str, Any] = {"time": time.time(), "position": self.order.seen(self.step)}
         if result is not None:
             metric = self.settings.validation.metric
             facts["validation"] = asdict(result)

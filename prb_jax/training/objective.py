@@ -17,13 +17,14 @@ from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import NULL, Method
-from prb_jax.readouts.score_tree import score_tree
+from prb_jax.readouts.score_tree import score_stream, score_tree
+from prb_jax.scoring.dealing import Batch
 from prb_jax.sharding import replicated
 from prb_jax.training.groups import ParameterGroup, Weights, merge
 from prb_jax.training.losses import LossParts, comparison_loss
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainState, TrainStep, make_train_step
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 
 WEIGHTS, USER = "weights", "user"
 """The groups of parameters of a reward model: its own, and those of its method of personalisation."""
@@ -34,12 +35,16 @@ WEIGHTS, USER = "weights", "user"
 class Extras:
     """What a loss needs of a batch besides its tokens. Rows that only fill up the batch are masked.
 
+    Of packed streams, B is [S, C]: each stream has room for C comparisons.
+
     Attributes:
         labels: float32 [B, K].
         mask: bool [B, K], responses that are present.
         margin: float32 [B].
         weights: float32 [B].
-        users: int32 [B], each row's place among the user rows of the step; 0 where no users are trained.
+        users: int32 [B], of trees, each row's place among the user rows of the step; 0 where no users are trained.
+            In streams the ids of the trees say it.
+        places: int32 [S, C, K], of streams, which of the read places of its stream is each response's; None of trees.
     """
 
     labels: np.ndarray | jax.Array
@@ -47,6 +52,7 @@ class Extras:
     margin: np.ndarray | jax.Array
     weights: np.ndarray | jax.Array
     users: np.ndarray | jax.Array
+    places: np.ndarray | jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,29 +94,48 @@ class RewardObjective:
         wanted_attention(self.mesh, self.dtype, self.attention)
 
     def rewards(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, extras: Extras
+        self,
+        inputs: Mapping[str, Any],
+        frozen: Params,
+        batch: Batch,
+        extras: Extras,
+        *,
+        differentiated: bool = False,
     ) -> jax.Array:
-        """float32 [B, K]."""
-        logits = score_tree(
-            merge(inputs[WEIGHTS], frozen),
-            batch,
-            config=self.config,
-            dtype=self.dtype,
-            mesh=self.mesh,
-            attention=wanted_attention(self.mesh, self.dtype, self.attention),
-            lora_scale=self.lora_scale,
-            remat=self.remat,
-            soft_prompt=self.method.soft_prompt(inputs[USER], jnp.asarray(extras.users)),
-        )
+        """float32 [B, K] of trees, [S, M] of streams; `differentiated` where gradients are taken of them."""
+        trained, prompts = inputs[WEIGHTS], self.method.soft_prompts(inputs[USER])
+        options: dict[str, Any] = {
+            "config": self.config,
+            "dtype": self.dtype,
+            "mesh": self.mesh,
+            "lora_scale": self.lora_scale,
+            "remat": self.remat,
+        }
+        if isinstance(batch, StreamBatch):
+            through = differentiated and ("layers" in trained or prompts is not None)
+            logits = score_stream(
+                merge(trained, frozen), batch, soft_prompts=prompts, differentiated=through, **options
+            )
+        else:
+            logits = score_tree(
+                merge(trained, frozen),
+                batch,
+                attention=wanted_attention(self.mesh, self.dtype, self.attention),
+                soft_prompt=None if prompts is None else jnp.take(prompts, jnp.asarray(extras.users), axis=0),
+                **options,
+            )
         return logits[..., 0]
 
     def __call__(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, extras: Extras
+        self, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
     ) -> tuple[jax.Array, LossParts]:
         """The sum of the losses, and all sums and denominators: a ``loss_fn`` of
         :func:`prb_jax.training.step.make_train_step`."""
+        rewards = self.rewards(inputs, frozen, batch, extras, differentiated=True)
+        if extras.places is not None:
+            rewards, extras = _by_comparison(rewards, extras)
         parts = comparison_loss(
-            self.rewards(inputs, frozen, batch, extras),
+            rewards,
             labels=jnp.asarray(extras.labels),
             mask=jnp.asarray(extras.mask),
             margin=jnp.asarray(extras.margin),
@@ -120,19 +145,32 @@ class RewardObjective:
         return parts.loss_sum, parts
 
 
+def _by_comparison(rewards: jax.Array, extras: Extras) -> tuple[jax.Array, Extras]:
+    """Rewards [S, M] of streams as [S * C, K], and what belongs to them."""
+    places = jnp.asarray(extras.places)
+    streams, rows, responses = places.shape
+    found = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1)
+    flat = {
+        name: jnp.reshape(jnp.asarray(getattr(extras, name)), (streams * rows, *shape))
+        for name, shape in {"labels": (responses,), "mask": (responses,), "margin": (), "weights": ()}.items()
+    }
+    return found.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardTraining:
     """The compiled functions that train a reward model. Build with :func:`make_reward_training`.
 
     Attributes:
         step: accumulates and updates; its groups are :data:`WEIGHTS` and :data:`USER`.
-        rewards: (state, frozen, batch, extras) -> rewards float32 [B, K], the same on every device.
+        rewards: (state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, the same on
+            every device.
         take: (state, ids int32 [M]) -> state whose method trains these rows; the state is donated.
         method: of personalisation.
     """
 
     step: TrainStep
-    rewards: Callable[[TrainState, Params, TreeBatch, Extras], jax.Array]
+    rewards: Callable[[TrainState, Params, Batch, Extras], jax.Array]
     take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
     method: Method
 
@@ -169,7 +207,7 @@ def make_reward_training(
     )
     everywhere, states = replicated(mesh), step.state_shardings
 
-    def rewards(state: TrainState, frozen: Params, batch: TreeBatch, extras: Extras) -> jax.Array:
+    def rewards(state: TrainState, frozen: Params, batch: Batch, extras: Extras) -> jax.Array:
         return objective.rewards(step.inputs(state), frozen, batch, extras)
 
     def take(state: TrainState, ids: jax.Array) -> TrainState:

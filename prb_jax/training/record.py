@@ -10,9 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.choice import STREAM_ATTENTION, choose_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
+from prb_jax.training.microbatches import trains_on_streams
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
@@ -69,7 +70,9 @@ def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
         "python": platform.python_version(),
         "settings": {name: flat_settings(settings)[name] for name in _WITHOUT_EFFECT},
         "mesh": dict(mesh.shape),
-        "attention": choose_attention(mesh, jnp.dtype(settings.dtype), settings.attention).name,
+        "attention": STREAM_ATTENTION
+        if trains_on_streams(mesh, settings.attention)
+        else choose_attention(mesh, jnp.dtype(settings.dtype), settings.attention).name,
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

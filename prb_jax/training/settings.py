@@ -129,10 +129,12 @@ class BatchSettings:
     """What one step sees.
 
     Attributes:
-      comparisons: comparisons in one step of the optimiser.
-      tokens: most padded tokens of a microbatch, for each part into which the mesh splits a batch; a step is
-        computed in as many microbatches as it needs. None chooses by device. It decides memory and speed, not results.
-      max_buckets: the most shapes of batches, and so compiles.
+      comparisons: comparisons in one step of the optimiser; with `batch_by=user` at most.
+      tokens: most tokens of a microbatch with its padding, for each part into which the mesh splits a batch; a step is
+        computed in as many microbatches as it needs. None chooses by device and model. It decides memory and speed,
+        not results.
+      max_buckets: the most shapes of batches, and so compiles; on CPUs, where trees are packed into streams, two are
+        the most.
     """
 
     comparisons: int = 16
@@ -271,6 +273,8 @@ class TrainSettings:
       revision: branch, tag or commit of a model on the hub.
       tokenizer: folder or hub id of the tokenizer; None for the model's.
       chat_template: Jinja file, or "plain", for models without a template of their own.
+      batch_by: unit by which steps are filled: single comparisons, or whole users, whose profile is then computed once
+        a step on CPUs.
       remat: activations that the backward pass computes again instead of keeping them.
       attention: its implementation: the machine's own choice ("auto"), the block-wise XLA program, or the
         machine's kernel.
@@ -292,6 +296,7 @@ class TrainSettings:
     revision: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
+    batch_by: Literal["comparison", "user"] = "comparison"
     remat: Remat = "none"
     attention: AttentionName = "auto"
     loss: LossSettings = field(default_factory=LossSettings)

@@ -25,7 +25,6 @@ from jax.sharding import Mesh
 from prb_jax.models.decoder import Params
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
 from prb_jax.training.groups import ParameterGroup
-from prb_jax.trees.batches import TreeBatch
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -70,7 +69,7 @@ class TrainStep:
     """
 
     init: Callable[[Mapping[str, Any]], TrainState]
-    accumulate: Callable[[TrainState, Params, TreeBatch, Any], TrainState]
+    accumulate: Callable[[TrainState, Params, Any, Any], TrainState]
     update: Callable[[TrainState], tuple[TrainState, Metrics]]
     inputs: Callable[[TrainState], dict[str, Any]]
     state_shardings: dict[str, Any]

@@ -22,7 +22,7 @@ from prb_jax.scoring.stored import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, flat_settings, load_settings
-from prb_jax.training.data import Examples, Order, TreesOnDemand, shapes_of_steps
+from prb_jax.training.data import Examples, TreesOnDemand
 from prb_jax.training.folder import (
     CHECKPOINTS,
     MODEL,
@@ -36,6 +36,8 @@ from prb_jax.training.folder import (
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.loop import Loop
+from prb_jax.training.microbatches import Microbatches, plan_microbatches
+from prb_jax.training.order import Order, StepOrder, UserOrder
 from prb_jax.training.progress import Board
 from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.saved_states import Checkpoints
@@ -43,7 +45,6 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import Part, TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import Trainer, make_trainer
-from prb_jax.trees.shapes import Shapes
 from prb_jax.trees.tree import Tree
 
 
@@ -149,8 +150,8 @@ class _Run:
 
     def go(self, *, progress: bool) -> TrainResult:
         examples = self._examples()
-        order = Order(len(examples.comparisons), self.settings.batch.comparisons, self.settings.seed)
-        shapes = self._shapes(examples, order)
+        order = self._order(examples)
+        microbatches = self._microbatches(examples, order)
         first = process_index() == 0
         with contextlib.ExitStack() as stack:
             messages: list[str] = []
@@ -175,6 +176,11 @@ class _Run:
                     f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
                     f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
                 )
+            if isinstance(order, UserOrder) and order.split:
+                say(
+                    f"batch_by=user: {order.split} users have more than {order.per_step} comparisons "
+                    "(batch.comparisons) each, which are split over several steps"
+                )
             interruption = stack.enter_context(watch_signals())
             log = None
             if first:
@@ -186,7 +192,7 @@ class _Run:
                 self.trainer,
                 examples,
                 order,
-                shapes,
+                microbatches,
                 validation=self._tokenised(self.data.validation_part),
                 checkpoints=checkpoints,
                 board=board,
@@ -200,7 +206,7 @@ class _Run:
                     f"{stopped}: saved at step {loop.step} of {self.settings.steps}; the same command continues the run"
                 )
                 return TrainResult(self.out, loop.step, stopped_by=stopped)
-            summary = self._finish(checkpoints, log, display)
+            summary = self._finish(checkpoints, log, display, order)
             return TrainResult(self.out, self.settings.steps, self.out / MODEL, summary)
 
     def _tokenised(self, part: Part) -> Part:
@@ -235,19 +241,28 @@ class _Run:
             rows=self.trainer.method.rows(train),
         )
 
-    def _shapes(self, examples: Examples, order: Order) -> Shapes:
-        options = self.trainer.shape_options()
-        # A backward pass holds the activations of all layers: less at a time than in scoring.
-        given = self.settings.batch.tokens
-        tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
-        return shapes_of_steps(
-            examples.trees,
+    def _order(self, examples: Examples) -> StepOrder:
+        per_step, seed = self.settings.batch.comparisons, self.settings.seed
+        if self.settings.batch_by == "user":
+            return UserOrder(examples.comparisons, per_step=per_step, seed=seed)
+        return Order(len(examples.comparisons), per_step, seed)
+
+    def _microbatches(self, examples: Examples, order: StepOrder) -> Microbatches:
+        return plan_microbatches(
+            examples,
             order,
+            config=self.trainer.start.config,
+            mesh=self.mesh,
+            streams=self.trainer.streams,
+            batch=self.settings.batch,
             steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            options=replace(options, tokens_per_batch=tokens, max_buckets=self.settings.batch.max_buckets),
+            remat=self.settings.remat,
+            prompt_tokens=self.trainer.method.tokens,
         )
 
-    def _finish(self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display) -> dict[str, Any]:
+    def _finish(
+        self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display, order: StepOrder
+    ) -> dict[str, Any]:
         """Exports the model, draws the curves and writes the summary."""
         checkpoints.wait()
         chosen = self.settings.steps
@@ -260,7 +275,7 @@ class _Run:
         summary: dict[str, Any] = {}
         if log is not None:
             self._draw(log, display)
-            summary = _summary(log.rows, self, exported=chosen)
+            summary = _summary(log.rows, self, exported=chosen, order=order)
             write_json(self.out / SUMMARY, summary)
         return on_first_process(lambda: summary)
 
@@ -275,7 +290,9 @@ class _Run:
             display.say(f"no picture: {error}")
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> dict[str, Any]:
+def _summary(
+    rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int, order: StepOrder
+) -> dict[str, Any]:
     """The numbers of a finished run, JSON-ready."""
     steps = [row for row in rows if "loss" in row]
     tail = steps[-max(1, len(steps) // 10) :]
@@ -295,7 +312,8 @@ def _summary(rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int) -> 
         "validation_split_by": run.data.split_by,
         "truncated": run.trainer.truncated,
         "users": len(run.trainer.method.users) or None,
-        "pairs_seen": run.settings.steps * run.settings.batch.comparisons,
+        **({"split_users": order.split} if isinstance(order, UserOrder) else {}),
+        "pairs_seen": order.seen(run.settings.steps),
         "tokens_seen": int(sum(row["tokens"] for row in steps)),
         "parameters": run.trainer.parameters,
         "trained_parameters": run.trainer.trained_parameters,

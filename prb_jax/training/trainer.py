@@ -18,7 +18,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import shape_options
+from prb_jax.scoring.batch_shapes import shape_options, stream_options
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
@@ -27,6 +27,7 @@ from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
+from prb_jax.training.microbatches import Microbatch, trains_on_streams
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -42,7 +43,6 @@ from prb_jax.training.start import Start
 from prb_jax.training.step import TrainState
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree
 
 _SUMS = ("acc", "parts")
@@ -64,6 +64,7 @@ class Trainer:
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
         self.method, self.lengths = training.method, lengths
+        self.streams = trains_on_streams(mesh, settings.attention)
         self.truncated: int | None = 0
         self._training, self._step, self._lora = training, training.step, lora
         self._abstract = abstract
@@ -114,15 +115,15 @@ class Trainer:
         self.truncated = sum(tree.truncation.any for tree in trees)
         return trees
 
-    def step(self, batches: Sequence[tuple[TreeBatch, Extras]], rows: StepRows) -> Mapping[str, jax.Array]:
+    def step(self, batches: Sequence[Microbatch], rows: StepRows) -> Mapping[str, jax.Array]:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
         assert self._frozen is not None
         state = self._state
         if rows.ids.size:
             state = self._training.take(state, rows.ids)
-        for batch, extras in batches:
-            placed = self._step.place(batch, extras)
-            with compiling(self._step.accumulate, batch.prefix.shape, batch.responses.shape):
+        for each in batches:
+            placed = self._step.place(each.batch, each.extras)
+            with compiling(self._step.accumulate, *_sizes(each.batch)):
                 state = self._step.accumulate(state, self._frozen, *placed)
         with compiling(self._step.update):
             self._state, metrics = self._step.update(state)
@@ -142,27 +143,26 @@ class Trainer:
             comparisons,
             encode=(lambda part: [self._trees[id(one)] for one in part]) if held else self.encode_here,
             dispatch=self._rewards,
-            options=self.shape_options(self.settings.batch.tokens),
+            options=(stream_options if self.streams else shape_options)(
+                self.start.config, self.mesh, self.settings.batch.tokens
+            ),
             divide=not held,
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores
 
-    def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
-        """Return how batches are shaped in scoring."""
-        return shape_options(self.start.config, self.mesh, batch_tokens)
-
     def _rewards(self, batch: Batch) -> jax.Array:
-        """float32 [B, K] for a batch of the host."""
+        """float32 [B, K] or [S, M] for a batch of the host."""
         assert self._frozen is not None
-        assert isinstance(batch, TreeBatch)  # scores of a training are dealt into shapes
-        rows, responses = batch.response_lengths.shape
-        blank, one = np.zeros((rows, responses), np.float32), np.zeros(rows, np.float32)
-        everyone, users = self.method.for_everyone(self._state[USER], batch)
-        state = {**self._state, USER: everyone}
+        if isinstance(batch, TreeBatch):
+            users, shape = self.method.rows_of(batch), batch.response_lengths.shape
+        else:  # the ids of the trees are the rows of their users
+            users, shape = np.zeros(len(batch.reads), np.int32), batch.reads.shape
+        blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
+        state = {**self._state, USER: self.method.for_everyone(self._state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._training.rewards, batch.prefix.shape, batch.responses.shape):
+        with compiling(self._training.rewards, *_sizes(batch)):
             return self._training.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
@@ -299,6 +299,13 @@ def make_trainer(
     return Trainer(
         settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
     )
+
+
+def _sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes by which programs are told apart."""
+    if isinstance(batch, TreeBatch):
+        return batch.prefix.shape, batch.responses.shape
+    return batch.tokens.shape, batch.reads.shape
 
 
 def _size(tree: Any) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import measured_peak, tree_flops
+from prb_jax.models.flops import measured_peak
 from prb_jax.training import Tuning
-from prb_jax.trees.tree import Tree
 
 PASSES: dict[Tuning, float] = {"head": 1.0, "lora": 2.0, "full": 3.0}
 """FLOPs of a step in forward passes: a frozen backbone under a trained head has no backward pass; under
@@ -29,11 +26,6 @@ _PEAKS = {
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
 }
-
-
-def training_flops(trees: Sequence[Tree], config: DecoderConfig, tuning: Tuning) -> float:
-    """What a step over these trees needs, without padding and without recomputation."""
-    return PASSES[tuning] * tree_flops(trees, config)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
             continue  # not even without a gap
         units = divide(found, most_tokens=length, most_reads=length)
         units = [unit for unit in units if unit.tokens <= length]
-        bins = _first_fit(units, StreamShape(length, length))
+        bins = first_fit(units, StreamShape(length, length))
         cost = _cost(len(bins), length)
         reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
         if bins and (best is None or cost < best[0]):
@@ -138,7 +138,7 @@ def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
                 max(shape.reads, 1 << (unit.reads - 1).bit_length()),
             )
             by_shape.setdefault(own, []).append(_packed(found, [unit]))
-    for numbers in _first_fit(fitting, shape):
+    for numbers in first_fit(fitting, shape):
         used = [fitting[number] for number in numbers]
         least = next(
             (
@@ -185,7 +185,7 @@ def _lengths(largest: int, options: StreamOptions) -> list[int]:
     return [*tried, round_up(top, options.block)]
 
 
-def _first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[int]]:
+def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[int]]:
     """Bins of units: the largest unit first, into the first bin with room for its tokens and its reads."""
     order = sorted(range(len(units)), key=lambda number: (-units[number].tokens, number))
     room = np.empty((len(units), 2), np.int64)

@@ -80,7 +80,7 @@ def extras_of(
 
 
 def rows_of(extras: Extras, rows: slice) -> Extras:
-    return Extras(**{name: value[rows] for name, value in vars(extras).items()})
+    return jax.tree.map(lambda value: value[rows], extras)
 
 
 def build_training(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from prb_jax.training.data import Examples, Order, permutation, shapes_of_steps
+from prb_jax.training.data import Examples, shapes_of_steps
+from prb_jax.training.order import Order, permutation
 from prb_jax.trees.shapes import Bucket, DealtBatch, ShapeOptions
 from prb_jax.trees.tree import Tree
 from tests.training.tiny import comparisons

@@ -1,25 +1,28 @@
-"""Attention over packed streams (:mod:`prb_jax.trees.streams`) for any machine, a block of queries at a time.
+"""Attention over packed streams (:mod:`prb_jax.trees.streams`) for any machine, and its derivative.
 
-Everything is held the other way round, keys by queries, so that both products are plain ones and the maximum and the
-sum of a softmax run over the leading axis, which machines do many at a time. A block of queries walks through the
-blocks of keys that its table lists and keeps a running maximum, sum and result; only blocks that some query does not
-see wholly are compared with the mask. The loops' bounds are data: one program serves any trees.
+:mod:`prb_jax.models.attention.stream_head` walks through the blocks of one head of one stream. Here are all heads, one
+after the other, and the attention of the read places alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.models.attention.blocks import MASKED
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
+from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
 from prb_jax.models.layers import matmul_precision
 from prb_jax.sharding import RULES
-from prb_jax.trees.stream_blocks import BLOCK, WIDE
-from prb_jax.trees.streams import BlockTable, StreamBatch
+from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.streams import StreamBatch
 
 READS = 64
 """Read places whose scores with all keys of a stream are held at a time."""
@@ -50,129 +53,90 @@ def stream_attention(
     table = batch.blocks if window is None else batch.window_blocks
     if table is None:
         raise ValueError("these streams have no table of blocks for a sliding window")
-    attend = partial(_attend, window=window, softcap=softcap)
+    attend = partial(_attend, window, softcap)
     if mesh is not None and mesh.size > 1:
         rows, heads = RULES["batch"], RULES["heads"]
         states, facts = PartitionSpec(rows, None, heads), PartitionSpec(rows)
         attend = jax.shard_map(
             attend,
             mesh=mesh,
-            in_specs=(states, states, states, BlockTable(facts, facts), facts, facts),  # pyright: ignore[reportArgumentType]
+            in_specs=(states, states, states, Facts(facts, facts, facts, facts)),  # pyright: ignore[reportArgumentType]
             out_specs=states,
             check_vma=False,
         )
-    return attend(q, k, v, table, jnp.asarray(batch.until), jnp.asarray(batch.positions))
+    given = (table.keys, table.counts, batch.until, batch.positions)
+    return attend(q, k, v, Facts(*map(jnp.asarray, given)))
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    table: BlockTable,
-    until: jax.Array,
-    positions: jax.Array,
-    *,
-    window: int | None,
-    softcap: float | None,
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
 ) -> jax.Array:
     """As :func:`stream_attention`, on one device."""
-    streams, tokens, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    group, blocks = heads // kv_heads, tokens // BLOCK
-    # [S, G, blocks, H, BLOCK * group]: the query heads of one kv head share its keys.
-    queries = q.reshape(streams, blocks, BLOCK, kv_heads, group, head_dim).transpose(0, 3, 1, 5, 2, 4)
-    queries = queries.reshape(streams, kv_heads, blocks, head_dim, BLOCK * group)
+    return _attend_forward(window, softcap, q, k, v, facts)[0]
+
+
+def _attend_forward(
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    head = partial(attend_head, window=window, softcap=softcap)
     keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)
-
-    def stream(args: tuple[jax.Array, ...]) -> jax.Array:
-        queries, keys, values, listed, counts, until, positions = args
-        head = partial(
-            _attend_head,
-            listed=listed,
-            counts=counts,
-            until=until,
-            positions=positions,
-            window=window,
-            softcap=softcap,
-        )
-        return lax.map(lambda qkv: head(*qkv), (queries, keys, values))
-
-    of_tables = jnp.asarray(table.keys), jnp.asarray(table.counts)
-    out = lax.map(stream, (queries, keys, values, *of_tables, until, positions))
-    out = out.reshape(streams, kv_heads, blocks, head_dim, BLOCK, group).transpose(0, 2, 4, 1, 5, 3)
-    return out.reshape(q.shape)
+    out, log = _each_head(head, facts, _blocks(q, k.shape[2]), keys, values)
+    out = _from_blocks(out, q.shape)
+    out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
+    return out, (q, k, v, facts, out, log)
 
 
-def _attend_head(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    listed: jax.Array,
-    counts: jax.Array,
-    until: jax.Array,
-    positions: jax.Array,
-    window: int | None,
-    softcap: float | None,
-) -> jax.Array:
-    """One kv head of one stream.
+def _attend_backward(
+    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, facts, out, log = kept
+    kv_heads = k.shape[2]
+    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
+    inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
+    to_q, to_k, to_v = _each_head(
+        partial(attend_head_backward, window=window, softcap=softcap),
+        facts,
+        _blocks(q, kv_heads),
+        _blocks(cotangent, kv_heads),
+        k.transpose(0, 2, 1, 3),
+        v.transpose(0, 2, 1, 3),
+        log,
+        _blocks(inner, kv_heads)[..., 0, :],
+    )
+    return (
+        _from_blocks(to_q, q.shape),
+        to_k.transpose(0, 2, 1, 3).astype(k.dtype),
+        to_v.transpose(0, 2, 1, 3).astype(v.dtype),
+        None,
+    )
 
-    Args:
-        q: [blocks, H, rows], a row being one token of one of the query heads.
-        k: [N, H].
-        v: [H, N].
-        listed, counts: the stream's table.
-        until, positions: int32 [N].
-        window, softcap: as of :func:`stream_attention`.
 
-    Returns:
-        [blocks, H, rows] in q's dtype.
-    """
-    _, head_dim, rows = q.shape
-    group = rows // BLOCK
-    within = jnp.arange(rows) // group
+_attend.defvjp(_attend_forward, _attend_backward)
 
-    def block(number: jax.Array, out: jax.Array) -> jax.Array:
-        query = q[number]
-        place = number * BLOCK + within
-        position = positions[place]
 
-        def step(index: jax.Array, carry: tuple[jax.Array, ...], *, wide: bool) -> tuple[jax.Array, ...]:
-            top, total, result = carry
-            start, size = listed[number, index] * BLOCK, BLOCK * (WIDE if wide else 1)
-            scores = _dot(lax.dynamic_slice_in_dim(k, start, size, 0), query)
-            if softcap is not None:
-                scores = softcap * jnp.tanh(scores / softcap)
-            if not wide:
-                key = (start + jnp.arange(size))[:, None]
-                seen = (key <= place) & (place < lax.dynamic_slice_in_dim(until, start, size)[:, None])
-                if window is not None:
-                    back = position - lax.dynamic_slice_in_dim(positions, start, size)[:, None]
-                    seen &= back < window
-                scores = jnp.where(seen, scores, MASKED)
-            higher = jnp.maximum(top, scores.max(axis=0))
-            weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            values = lax.dynamic_slice_in_dim(v, start, size, 1)
-            return (
-                higher,
-                total * fading + weights.sum(axis=0),
-                result * fading + _dot(values, weights.astype(v.dtype)),
-            )
+def _blocks(x: jax.Array, kv_heads: int) -> jax.Array:
+    """[S, N, heads, H] -> [S, G, blocks, H, BLOCK * group]: the query heads of one kv head share its keys."""
+    streams, tokens, heads, size = x.shape
+    x = x.reshape(streams, tokens // BLOCK, BLOCK, kv_heads, heads // kv_heads, size)
+    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, kv_heads, tokens // BLOCK, size, -1)
 
-        wides, smalls = counts[number, 0], counts[number, 1]
-        # Above a masked score, so that a row that sees nothing of a block gives it no weight.
-        carry = (
-            jnp.full(rows, MASKED / 10, jnp.float32),
-            *(jnp.zeros(s, jnp.float32) for s in (rows, (head_dim, rows))),
-        )
-        if len(until) >= WIDE * BLOCK:
-            carry = lax.fori_loop(0, wides, partial(step, wide=True), carry)
-        _, total, result = lax.fori_loop(wides, wides + smalls, partial(step, wide=False), carry)
-        return lax.dynamic_update_index_in_dim(out, (result / total).astype(q.dtype), number, 0)
 
-    # Blocks of padding, behind all others, have no keys.
-    real = (counts.sum(axis=1) > 0).sum()
-    return lax.fori_loop(0, real, block, jnp.zeros_like(q))
+def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The way back from :func:`_blocks`."""
+    streams, kv_heads, blocks, size, rows = x.shape
+    x = x.reshape(streams, kv_heads, blocks, size, BLOCK, rows // BLOCK)
+    return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
+
+
+def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> Any:
+    """head(facts, ...) for every stream and kv head, one after the other: the two leading axes of the arrays."""
+
+    def stream(args: tuple[Facts, tuple[jax.Array, ...]]) -> Any:
+        own, arrays = args
+        return lax.map(lambda each: head(own, *each), arrays)
+
+    return lax.map(stream, (facts, arrays))
 
 
 def attend_from_stream_reads(
@@ -214,14 +178,12 @@ def attend_from_stream_reads(
 
     folded = q.reshape(streams, reads // chunk, chunk, kv_heads, heads // kv_heads, head_dim).swapaxes(0, 1)
     places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
-    out = some((folded[0], places[0]))[None] if chunk == reads else lax.map(some, (folded, places))
+    if chunk == reads:
+        out = some((folded[0], places[0]))[None]
+    else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
+        out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
     return out.swapaxes(0, 1).reshape(q.shape)
 
 
 def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(form, a, b, precision=matmul_precision(a.dtype), preferred_element_type=jnp.float32)
-
-
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """[A, I] x [I, B] -> float32 [A, B]."""
-    return lax.dot(a, b, precision=matmul_precision(a.dtype), preferred_element_type=jnp.float32)

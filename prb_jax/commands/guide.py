@@ -1,0 +1,142 @@
+"""`prb guide`: texts of a policy that a reward model guides token by token."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_attention,
+    add_no_progress,
+    add_policy_options,
+    add_quantize,
+    add_verb,
+    not_negative,
+    policy_options,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.terminal import print_table
+from prb_jax.models import DTYPES
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "guide",
+        run,
+        about="draw texts from a language model that a reward model guides token by token",
+        after_interrupt="the texts so far are kept, and the same command continues the run",
+    )
+    sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
+    sub.add_argument(
+        "--reward",
+        metavar="MODEL",
+        help="a reward model with the policy's tokenizer (default: the policy alone)",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="as of `prb evaluate`",
+    )
+    sub.add_argument(
+        "--out", metavar="DIR", required=True, help="run folder: samples.jsonl, summary.json, behaviour.json"
+    )
+    sub.add_argument(
+        "--weight",
+        metavar="W",
+        type=float,
+        default=1.0,
+        help="of the reward; 0 is the policy alone (default: 1)",
+    )
+    sub.add_argument(
+        "--candidates",
+        metavar="C",
+        type=positive,
+        default=10,
+        help="likely tokens tried a step (default: 10)",
+    )
+    sub.add_argument(
+        "--temperature", metavar="T", type=float, default=0.0, help="0 takes the best candidate (default)"
+    )
+    sub.add_argument("--n", metavar="N", type=positive, default=1, help="texts of each prompt (default: 1)")
+    sub.add_argument(
+        "--max-new-tokens", metavar="M", type=positive, default=128, help="of a text (default: 128)"
+    )
+    sub.add_argument(
+        "--stop", metavar="TEXT", nargs="+", action="extend", default=[], help="texts that end a text"
+    )
+    sub.add_argument(
+        "--stop-id",
+        metavar="ID",
+        type=not_negative,
+        nargs="+",
+        action="extend",
+        help="tokens that end a text (default: the model's)",
+    )
+    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the draws (default: 0)")
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        default=10,
+        help="posts of the user's profile that the policy sees (default: 10)",
+    )
+    sub.add_argument("--max-length", metavar="L", type=positive, help="most tokens of prompt and text")
+    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
+    sub.add_argument("--rows", metavar="N", type=positive, help="texts that are drawn at a time")
+    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoints'")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    add_quantize(sub)
+    add_attention(sub)
+    add_policy_options(sub)
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw, and print the figures."""
+    with until_terminated(options):
+        start(options)
+        from prb_jax.generation.guide import guide
+        from prb_jax.generation.settings import SampleOptions
+        from prb_jax.readouts.load_options import LoadOptions
+        from prb_jax.reports.style import facts_table
+        from prb_jax.reports.table import interval
+
+        shared = {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+        result = guide(
+            options.policy,
+            options.reward,
+            options.data,
+            out=options.out,
+            weight=options.weight,
+            candidates=options.candidates,
+            options=SampleOptions(
+                n=options.n,
+                temperature=options.temperature,
+                max_new_tokens=options.max_new_tokens,
+                stop=tuple(options.stop),
+                stop_ids=None if options.stop_id is None else tuple(options.stop_id),
+                seed=options.seed,
+            ),
+            profile_posts=options.profile_posts,
+            max_length=options.max_length,
+            subset=options.subset,
+            limit=options.limit,
+            rows=options.rows,
+            policy_loading=LoadOptions(**shared, **policy_options(options)),
+            loading=LoadOptions(**shared),
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    found = result.summary
+    facts = [(name, interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
+    facts.append(("corpus BLEU", f"{found['corpus_bleu']:.2f}"))
+    guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"
+    title = f"{found['n']:,} prompts, {guided}, beside the preferred responses"
+    print_table(facts_table(facts, title=title))
+    print(f"written to {result.out}")
+    return 0

@@ -1,0 +1,170 @@
+"""`prb policy-accuracy`: does a policy that is guided by a reward give the preferred response the higher score?"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_attention,
+    add_no_progress,
+    add_policy_options,
+    add_quantize,
+    add_verb,
+    not_negative,
+    policy_options,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.terminal import print_table
+from prb_jax.models import DTYPES
+
+
+def strengths(text: str) -> tuple[float, ...]:
+    """Return numbers, as in "0,0.5,1"."""
+    return tuple(float(part) for part in text.split(","))
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "policy-accuracy",
+        run,
+        about="how often a policy that is guided by a reward gives the preferred response the higher score",
+        after_interrupt="what was scored is kept: the same command continues the run",
+    )
+    sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
+    sub.add_argument(
+        "--rewards",
+        metavar="MODEL",
+        nargs="+",
+        required=True,
+        help="models or baselines, as of `prb evaluate`",
+    )
+    sub.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="as of `prb evaluate`",
+    )
+    sub.add_argument(
+        "--out", metavar="DIR", required=True, help="run folder: rows.jsonl, summary.json, behaviour.json"
+    )
+    sub.add_argument(
+        "--lambdas",
+        metavar="L,L",
+        type=strengths,
+        default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
+        help="strengths of the reward, chosen among on validation users (default: 0,0.1,0.25,0.5,1,2,5,10)",
+    )
+    sub.add_argument(
+        "--candidates",
+        metavar="C",
+        type=not_negative,
+        default=10,
+        help="likely tokens of each step whose rewards are computed; 0 leaves out seq_logprob (default: 10)",
+    )
+    sub.add_argument(
+        "--score",
+        metavar="S",
+        default="seq_logprob",
+        help="the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
+        "_lennorm behind it",
+    )
+    sub.add_argument(
+        "--validation", metavar="SHARE", type=float, default=0.3, help="of the users (default: 0.3)"
+    )
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        default=10,
+        help="posts of the user's profile that the policy sees (default: 10)",
+    )
+    sub.add_argument("--max-length", metavar="L", type=positive, help="of the policy's prompt and response")
+    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
+    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the split (default: 0)")
+    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoints'")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    add_quantize(sub)
+    add_attention(sub)
+    add_policy_options(sub)
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Score, and print the figures and the curves."""
+    with until_terminated(options):
+        start(options)
+        from prb_jax.generation.policy_accuracy import policy_accuracy
+        from prb_jax.readouts.load_options import LoadOptions
+
+        shared = {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+        result = policy_accuracy(
+            options.policy,
+            options.rewards,
+            options.data,
+            out=options.out,
+            strengths=options.lambdas,
+            candidates=options.candidates,
+            score=options.score,
+            validation=options.validation,
+            profile_posts=options.profile_posts,
+            max_length=options.max_length,
+            subset=options.subset,
+            limit=options.limit,
+            seed=options.seed,
+            policy_loading=LoadOptions(**shared, **policy_options(options)),
+            loading=LoadOptions(**shared),
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    _print(result.summary)
+    print(f"written to {result.out}")
+    return 0
+
+
+def _print(summary: Mapping[str, Any]) -> None:
+    from rich.markup import escape
+
+    from prb_jax.reports.style import NONE, new_table
+    from prb_jax.reports.table import interval
+
+    def number(value: float | None) -> str:
+        return NONE if value is None else f"{value:.3f}"
+
+    alone = {
+        "policy alone (lambda 0)": summary["lambda_0"]["sum"],
+        "policy alone, by length": summary["lambda_0"]["lennorm"],
+        "longer response": summary["length"],
+    }
+    controls = new_table(f"{summary['n_test']:,} comparisons of test users", ("control", "policy accuracy"))
+    for name, found in alone.items():
+        controls.add_row(name, escape(interval(found["policy_accuracy"], found["ci95"])))
+    for name, found in summary["rewards"].items():
+        half = found["reward_alone"]["half_credit"]
+        controls.add_row(
+            escape(f"reward alone: {name}"), escape(interval(half["policy_accuracy"], half["ci95"]))
+        )
+    print_table(controls)
+    for name, found in summary["rewards"].items():
+        table = new_table(name, ("score", "lambda", "policy accuracy", "ties", "another user", "with length"))
+        for score, figures in found["scores"].items():
+            cells = [score, f"{figures['lambda']:g}", interval(figures["policy_accuracy"], figures["ci95"])]
+            cells += [number(figures[key]) for key in ("ties", "another_user", "length_correlation")]
+            table.add_row(*map(escape, cells))
+        table.caption = "lambda: chosen on validation users; with length: correlation of score and tokens"
+        if found["token_level"]:
+            table.caption += escape(f"\nno rewards of tokens: {found['token_level']}")
+        print_table(table)
+        own = found["scores"][found["headline"]]
+        curve = new_table(f"{found['headline']} by lambda", ("lambda", "validation", "test"))
+        for point in own["curve"]:
+            curve.add_row(f"{point['lambda']:g}", number(point["validation"]), number(point["test"]))
+        shares = ", ".join(f"{float(part):.0%} {number(value)}" for part, value in own["prefixes"].items())
+        curve.caption = escape(f"first part of the response: {shares}")
+        print_table(curve)

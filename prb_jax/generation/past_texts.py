@@ -1,0 +1,183 @@
+"""`prb past-texts`: preference pairs from texts that people wrote themselves, in the manner of LaMP.
+
+A stand-in: preferred is the person's own text; the other one is written by somebody else for the most similar input, or
+by a policy. Who wins is never judged, so that a model may learn "looks as if a person wrote it" from the policy's
+texts; therefore each pair names its source as its subset, and accuracies are reported by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.data.reading import read_json
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.generation.sample import FIELDS, RUNS, SAMPLES, row_key
+from prb_jax.retrieval.rankers import Query, bm25
+from prb_jax.runs.rows import read_rows
+
+OTHER_USER: Final = "other_user"
+POLICY: Final = "policy"
+
+_PAIRS: Final = (("text", "title"), ("abstract", "title"), ("text", None), ("input", "output"))
+"""Fields of a past pair's input and output: headlines, titles of papers, tweets (an output alone), and any others."""
+
+
+@dataclass(frozen=True)
+class PastTexts:
+    """The result of `past_texts`.
+
+    Attributes:
+      path: the file.
+      counts: pairs by source.
+      users: how many there are.
+      without: inputs without a pair of a source, and why.
+    """
+
+    path: Path
+    counts: dict[str, int]
+    users: int
+    without: dict[str, int]
+
+
+def past_texts(
+    inputs: str | Path, outputs: str | Path, *, out: str | Path, samples: Sequence[str | Path] = ()
+) -> PastTexts:
+    """Write pairs (the person's own text, another text) with the person's past pairs as profile.
+
+    Args:
+      inputs: a file as LaMP's ``*_questions.json``: a list of {id, input, profile}, and ``user_id`` where an id is not
+        that of a user. A past pair of a profile is {text, title}, {abstract, title}, {input, output}, or {text} alone.
+      outputs: a file as LaMP's ``*_outputs.json``: {golds: [{id, output}]}, the person's own texts.
+      out: a ``.jsonl`` file, never replaced.
+      samples: runs of `prb sample` on the file that this function writes without them: their first samples become
+        further pairs, with the source "policy".
+
+    Raises:
+      DataError: a file that is no such file; names the field.
+      RunError: ``out`` exists or cannot be written, or a run that is not finished.
+    """
+    target = Path(out)
+    if target.suffix != ".jsonl":
+        raise RunError(f"{target}: expected a name that ends in .jsonl")
+    if target.exists():
+        raise RunError(f"{target}: exists already; give another name, or remove it")
+    items = _items(Path(inputs), Path(outputs))
+    users = {item["user_id"] for item in items}
+    if len(users) < 2:
+        raise DataError(f"{inputs}: expected two users or more, found {len(users)}")
+    negatives = {OTHER_USER: _of_other_users(items)}
+    for folder in samples:
+        negatives[POLICY] = negatives.get(POLICY, {}) | _of_policy(Path(folder), items)
+    counts, without = dict.fromkeys(negatives, 0), dict.fromkeys(negatives, 0)
+    with writing(target), whole_file(target) as file:
+        for item in items:
+            for source, found in negatives.items():
+                text = found.get(item["id"])
+                if text is None:
+                    without[source] += 1
+                    continue
+                counts[source] += 1
+                row = {
+                    "id": f"{item['id']}:{source}",
+                    "user_id": item["user_id"],
+                    "subset": source,
+                    "question": item["input"],
+                    "chosen": item["output"],
+                    "rejected": text,
+                    "profile": item["profile"],
+                }
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return PastTexts(target, counts, len(users), {name: count for name, count in without.items() if count})
+
+
+def _items(inputs: Path, outputs: Path) -> list[dict[str, Any]]:
+    read, golds = read_json(inputs, error=DataError), read_json(outputs, error=DataError)
+    if not isinstance(read, list) or not read:
+        raise DataError(f"{inputs}: expected a list of {{id, input, profile}}, found {quote(read)}")
+    if not isinstance(golds, dict) or not isinstance(golds.get("golds"), list):
+        raise DataError(f"{outputs}: expected {{golds: [{{id, output}}]}}, found {quote(golds)}")
+    texts: dict[str, str] = {}
+    for number, gold in enumerate(golds["golds"]):
+        name, text = (_text(gold, key, f"{outputs}: golds[{number}]") for key in ("id", "output"))
+        texts[name] = text
+    items, seen = [], set[str]()
+    for number, one in enumerate(read):
+        where = f"{inputs}: [{number}]"
+        name = _text(one, "id", where)
+        if name in seen:
+            raise DataError(f"{where}: a second input with the id {quote(name)}")
+        if name not in texts:
+            raise DataError(f"{where}: {outputs} has no output of {quote(name)}")
+        if not isinstance(one.get("profile"), list):
+            raise DataError(f"{where}: field 'profile': expected a list, found {quote(one.get('profile'))}")
+        seen.add(name)
+        user = _text(one, "user_id", where) if "user_id" in one else name
+        profile = [
+            _past(pair, f"{where}.profile[{place}]", place) for place, pair in enumerate(one["profile"])
+        ]
+        items.append(
+            {
+                "id": name,
+                "user_id": user,
+                "input": _text(one, "input", where),
+                "output": texts[name],
+                "profile": profile,
+            }
+        )
+    return items
+
+
+def _text(value: Any, key: str, where: str) -> str:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, str) or not found.strip():
+        raise DataError(f"{where}: field '{key}': expected a text, found {quote(found)}")
+    return found
+
+
+def _past(pair: Any, where: str, place: int) -> dict[str, str]:
+    for given, written in _PAIRS:
+        if isinstance(pair, dict) and given in pair and (written is None or written in pair):
+            parts = [_text(pair, key, where) for key in (given, written) if key]
+            return {"id": str(pair.get("id", place)), "category": "", "text": "\n".join(parts)}
+    expected = " or ".join("{" + ", ".join(key for key in keys if key) + "}" for keys in _PAIRS)
+    raise DataError(f"{where}: expected {expected}, found {quote(pair)}")
+
+
+def _of_other_users(items: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The text of another user for the most similar input, by BM25; not one that says the same."""
+    posts = [{"text": item["input"]} for item in items]
+    orders = bm25(Query(item["id"], item["input"], posts) for item in items)
+    found = {}
+    for item, order in zip(items, orders, strict=True):
+        others = (items[place] for place in order)
+        text = next(
+            (
+                other["output"]
+                for other in others
+                if other["user_id"] != item["user_id"] and other["output"].strip() != item["output"].strip()
+            ),
+            None,
+        )
+        if text is not None:
+            found[item["id"]] = text
+    return found
+
+
+def _of_policy(folder: Path, items: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The first sample of each input that is neither empty nor the person's own text."""
+    RUNS.read_finished(folder)
+    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=FIELDS)
+    own = {item["id"]: item["output"].strip() for item in items}
+    found: dict[str, str] = {}
+    for row in rows.values():
+        name = row["id"].removesuffix(f":{OTHER_USER}")
+        if name not in own:
+            raise DataError(f"{folder}: expected samples of the inputs here, found one of {quote(row['id'])}")
+        if row["text"].strip() not in ("", own[name]):
+            found.setdefault(name, row["text"])
+    return found

@@ -1,0 +1,273 @@
+"""`prb policy-accuracy`: does a policy, guided by a reward, give the preferred response the higher score?
+
+``run.json`` holds what decides the result, ``rows.jsonl`` the scores of each reward model and comparison,
+``summary.json`` the figures, ``behaviour.json`` the headline score for `prb correlate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.generation.policy import Policy
+from prb_jax.generation.policy_rows import FIELDS, PolicyReader, count_rows, judged_row, missing_rows, row_key
+from prb_jax.generation.sample import open_policy
+from prb_jax.generation.token_scores import why_not_token_level
+from prb_jax.metrics.accuracy import margin
+from prb_jax.metrics.best_of import mean_interval
+from prb_jax.metrics.policy_scores import (
+    LENNORM,
+    NAMES,
+    POLICY_DEFINITIONS,
+    SEQUENCE,
+    Judged,
+    score_summary,
+    split_clusters,
+    values_of_test,
+)
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import RunKind
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.runs.rows import open_rows
+from prb_jax.scoring.controls import with_other_users
+from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.run_identity import computing_versions
+
+ROWS = "rows.jsonl"
+RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
+STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+_SWAP = "swap"
+
+
+@dataclass(frozen=True)
+class PolicyAccuracy:
+    """The result of `policy_accuracy`.
+
+    Attributes:
+      out: the run folder.
+      summary: what `summary.json` holds.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+
+
+def policy_accuracy(
+    policy: str | Path | Policy,
+    rewards: Sequence[str],
+    data: Any,
+    *,
+    out: str | Path,
+    strengths: Sequence[float] = STRENGTHS,
+    candidates: int = 10,
+    score: str = "seq_logprob",
+    validation: float = 0.3,
+    profile_posts: int = 10,
+    max_length: int | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    policy_loading: LoadOptions | None = None,
+    loading: LoadOptions | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> PolicyAccuracy:
+    """Score given responses under a policy that is guided by each reward model, and write how often it is right.
+
+    A run that was killed is continued by the same call. Every score of :mod:`prb_jax.metrics.policy_scores` is
+    computed, and every control. A reward model without rewards of single tokens (an encoder, a head that reads several
+    tokens, another tokenizer, a baseline) has ``seq_score`` alone.
+
+    Args:
+      policy: a policy, or what :func:`prb_jax.load_policy` takes.
+      rewards: models or baselines, as `prb evaluate` takes them.
+      data: what :func:`prb_jax.evaluate` takes.
+      out: the run folder.
+      strengths: lambdas; 0 is added if it is not there.
+      candidates: most likely tokens of each step whose rewards are computed; 0 leaves out ``seq_logprob``.
+      score: the headline, which `prb correlate` sees; ``seq_score`` for models that have not got it.
+      validation: share of the users on whom lambda is chosen.
+      profile_posts: that the policy sees; a reward model sees what it was trained with.
+      max_length: of the policy's prompt and response; its context if not given.
+      subset, limit: as of :func:`prb_jax.evaluate`.
+      seed: of the split of users, and of the other users of the control.
+      policy_loading, loading: how the policy and the reward models are opened.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      PrbError: models, data, choices or folder cannot be used.
+    """
+    path = Path(out)
+    refuse_file(out)
+    RUNS.read(path)
+    if not rewards or len(set(rewards)) != len(rewards):
+        raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
+    lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)
+    inputs = read_inputs(data, subset=subset, limit=limit)
+    comparisons = list(inputs.comparisons)
+    clusters = [cluster_of(each.user_id, each.id) for each in comparisons]
+    held_out = split_clusters(clusters, share=validation, seed=seed)
+    opened = open_policy(policy, policy_loading or LoadOptions())
+    candidates = min(candidates, opened.config.vocab_size)
+    longest = opened.context if max_length is None else max_length
+    if not 2 <= longest <= opened.context:
+        raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
+    scorers = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
+    identity = dict(opened.identity())
+    called = identity.pop("name")
+    decided = {
+        "policy": identity,
+        "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in scorers.items()},
+        "data": inputs.to_json(),
+        "strengths": lambdas,
+        "candidates": candidates,
+        "profile_posts": profile_posts,
+        "max_length": max_length,
+        "limit": limit,
+        "seed": seed,
+        "versions": computing_versions(plain=False),
+    }
+    reader = PolicyReader(opened, comparisons, profile_posts, candidates, longest)
+    with held_folder(path):
+        notes = {"command": list(command), "policy": called, "data": list(inputs.sources)}
+        RUNS.start(path, decided, notes=notes)
+        swapped, why_not = _swapped(comparisons, seed=seed)
+        shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
+        with open_rows(path / ROWS, what="policy accuracy", key=row_key, fields=FIELDS) as file:
+            for name, scorer in scorers.items():
+                for control, seen in shown.items():
+                    label = f"{name}, another user" if control else name
+                    with show_progress(
+                        label, Count(len(seen), count_rows(file, name, control)), enabled=progress
+                    ) as display:
+                        for rows in missing_rows(file, reader, name, control, scorer, seen, lambdas):
+                            file.append(rows)
+                            display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
+            keys = [(n, control, each.id) for n in scorers for control in shown for each in comparisons]
+            file.finish(keys)
+            judged = {
+                (name, control): [
+                    judged_row(file.rows[name, control, each.id], each, cluster)
+                    for each, cluster in zip(comparisons, clusters, strict=True)
+                ]
+                for name in scorers
+                for control in shown
+            }
+        figures = {}
+        for name, scorer in scorers.items():
+            figures[name] = _figures(
+                judged[name, ""], judged.get((name, _SWAP)), lambdas=lambdas, validation=held_out
+            )
+            figures[name]["token_level"] = why_not_token_level(scorer, opened)
+            figures[name]["headline"] = score if score in figures[name]["scores"] else _fallback(score)
+        first = judged[rewards[0], ""]
+        test = [row for row in first if row.cluster not in held_out]
+        summary = {
+            "policy": called,
+            "data": list(inputs.sources),
+            "n": len(comparisons),
+            "n_test": len(test),
+            "users": len(set(clusters)),
+            "users_validation": len(held_out),
+            "candidates": candidates,
+            "strengths": lambdas,
+            "headline": score,
+            "lambda_0": {
+                "sum": _alone(test, lambda row: row.at(SEQUENCE, lambdas.index(0.0))),
+                "lennorm": _alone(test, lambda row: row.at(SEQUENCE + LENNORM, lambdas.index(0.0))),
+            },
+            "length": _alone(test, lambda row: list(map(float, row.tokens))),
+            "another_user": why_not,
+            "rewards": figures,
+            "definitions": dict(POLICY_DEFINITIONS),
+        }
+        write_behaviour(
+            path,
+            [
+                figure_of(
+                    values_of_test(
+                        judged[name, ""], own, lambdas.index(found["scores"][own]["lambda"]), held_out
+                    ),
+                    [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
+                    name=f"policy accuracy ({score})",
+                    label=name,
+                    identity=scorers[name].identity(),
+                    setting={key: decided[key] for key in decided if key not in ("rewards", "versions")}
+                    | {"validation": validation},
+                    policy=identity.get("architecture"),
+                )
+                for name, found in figures.items()
+                for own in [found["headline"]]
+            ],
+        )
+        write_json(path / SUMMARY, summary)
+    return PolicyAccuracy(path, summary)
+
+
+def _checked(strengths: Sequence[float], *, candidates: int, score: str, validation: float) -> list[float]:
+    found = sorted({0.0, *map(float, strengths)})
+    if not all(np.isfinite(value) and value >= 0 for value in found):
+        raise DataError(f"lambdas: expected finite numbers of at least 0, found {quote(list(strengths))}")
+    if candidates < 0:
+        raise DataError(f"candidates: expected 0 or more, found {candidates}")
+    if not 0 < validation < 1:
+        raise DataError(f"validation: expected a share above 0 and below 1, found {validation}")
+    known = [name for name in NAMES if candidates or not name.startswith("seq_logprob")]
+    if score not in known:
+        raise DataError(f"score: expected one of {', '.join(known)}, found {quote(score)}")
+    return found
+
+
+def _fallback(score: str) -> str:
+    return SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
+
+
+def _swapped(comparisons: Sequence[Comparison], *, seed: int) -> tuple[list[Comparison] | None, str | None]:
+    """The comparisons with another user, or why there are none."""
+    if not any(each.profile for each in comparisons) and not any(each.user_id for each in comparisons):
+        return None, "the data name no users and have no profiles"
+    try:
+        return with_other_users(comparisons, seed=seed), None
+    except RunError as error:
+        return None, str(error)
+
+
+def _figures(
+    rows: Sequence[Judged],
+    swapped: Sequence[Judged] | None,
+    *,
+    lambdas: Sequence[float],
+    validation: set[str],
+) -> dict[str, Any]:
+    test = [row for row in rows if row.cluster not in validation]
+    wins = [margin(row.rewards, row.labels, id=row.id) > 0 for row in test]
+    names = [name for name in NAMES if name.removesuffix(LENNORM) in rows[0].scores]
+    return {
+        "reward_alone": {
+            "accuracy": sum(wins) / len(wins),
+            "half_credit": _alone(test, lambda row: list(row.rewards)),
+        },
+        "scores": {
+            name: score_summary(rows, name, strengths=lambdas, validation=validation, swapped=swapped)
+            for name in names
+        },
+    }
+
+
+def _alone(rows: Sequence[Judged], scores: Any) -> dict[str, Any]:
+    values = np.asarray([row.value(scores(row)) for row in rows])
+    return {
+        "policy_accuracy": float(values.mean()),
+        "ci95": mean_interval(values, [row.cluster for row in rows]),
+    }

@@ -1,0 +1,323 @@
+"""Log-probabilities and rewards of every token of given responses, and of tokens that could have stood there.
+
+One forward pass of the policy over a tree of responses gives the log-probability of each of their tokens and the C most
+likely ones in its place. One forward pass of the reward model gives the reward of every prefix of a response, and its
+keys and values are then the caches on which all candidates are tried at once, as a tree of one-token responses.
+
+Letters: B trees, K responses, R tokens of each, C candidates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.generation.policy import Policy
+from prb_jax.generation.programs import prompt_columns
+from prb_jax.generation.prompts import comparison_prompts
+from prb_jax.generation.steps import Program
+from prb_jax.models.cache import PrefixCache, SuffixCache, last_norm, layers_of, try_tokens
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
+from prb_jax.models.states import States
+from prb_jax.readouts.labels import read_out
+from prb_jax.readouts.score_tree import is_pointwise
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.sharding import batch_sharding, replicated, to_global
+from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import View
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.shapes import Bucket, round_up
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyTokens:
+    """What a policy says of the tokens of K responses.
+
+    Attributes:
+      ids: int32 [T] of each response.
+      logprobs: float32 [T] of each.
+      tried: int32 [T, C] of each, the most likely tokens.
+      tried_logprobs: float32 [T, C] of each.
+    """
+
+    ids: tuple[np.ndarray, ...]
+    logprobs: tuple[np.ndarray, ...]
+    tried: tuple[np.ndarray, ...]
+    tried_logprobs: tuple[np.ndarray, ...]
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, eq=False)
+class RewardTokens:
+    """What a reward model says of the prefixes of K responses.
+
+    Attributes:
+      start: reward of the prompt.
+      rewards: float32 [T] of each response.
+      tried: float32 [T, C] of each.
+    """
+
+    start: float
+    rewards: tuple[np.ndarray, ...]
+    tried: tuple[np.ndarray, ...]
+
+    __repr__ = short_repr
+
+
+def why_not_token_level(reward: Any, policy: Policy) -> str | None:
+    """Return why a scorer gives no rewards of prefixes for this policy's tokens; None where it does."""
+    if not isinstance(reward, RewardModel):
+        return "it is no reward model with weights"
+    if isinstance(reward.tokenizer, PairTokenizer) or not isinstance(reward.config, DecoderConfig):
+        return "it is an encoder: it reads whole responses alone"
+    if not is_pointwise(reward.config):
+        return "its head looks at more than one token: it reads whole responses alone"
+    return why_other_tokenizer(policy.tokenizer, reward.tokenizer)
+
+
+def why_other_tokenizer(own: ChatTokenizer, other: ChatTokenizer) -> str | None:
+    """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
+    ours, theirs = own.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    if ours == theirs:
+        return None
+    token = min(
+        (token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)),
+        key=lambda token: (ours.get(token, 1 << 40), token),
+    )
+    return (
+        f"its tokenizer is another one than the policy's ({own.name}): token {quote(token)} is {theirs.get(token)}, "
+        f"expected {ours.get(token)}"
+    )
+
+
+def response_ids(comparison: Comparison, chat: ChatTokenizer, *, vocab_size: int) -> tuple[np.ndarray, ...]:
+    """Return the token ids of the responses alone, as they would follow a prompt; nothing that ends a text.
+
+    Raises:
+      DataError: a response without a token, or with one that the model has no embedding of.
+    """
+    found = tuple(np.asarray(ids, np.int32) for ids in chat.tokenize(comparison.responses))
+    for number, ids in enumerate(found):
+        if not len(ids) or ids.max() >= vocab_size:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: response {number}: expected at least one token, all below "
+                f"{vocab_size}, found {len(ids)} tokens"
+            )
+    return found
+
+
+def read_policy(
+    policy: Policy, comparisons: Sequence[Comparison], *, profile_posts: int, candidates: int, limit: int
+) -> list[PolicyTokens]:
+    """Return the policy's log-probabilities of the responses of some comparisons.
+
+    Args:
+      policy: read with its own prompts, as `prb sample` shows them.
+      comparisons: their responses are read as the continuation of the prompt.
+      profile_posts: at most this many posts are shown.
+      candidates: C, 0 for none.
+      limit: most tokens of prompt and response.
+    """
+    ids = [response_ids(each, policy.tokenizer, vocab_size=policy.config.vocab_size) for each in comparisons]
+    trees = []
+    for each, own in zip(comparisons, ids, strict=True):
+        room = limit - max(map(len, own))
+        prompt = comparison_prompts([each], policy.tokenizer, profile_posts=profile_posts, limit=room)[0]
+        trees.append(Tree(prompt.ids, own, tuple(len(one) - 1 for one in own)))
+    batch = _batch(trees, policy.mesh)
+    program = _policy_program(policy.program, candidates)
+    with compiling(program, batch.prefix.shape, batch.responses.shape):
+        logprobs, tried, tried_logprobs = program(policy.params, batch)
+    parts = [np.asarray(x) for x in (logprobs, tried, tried_logprobs)]
+    return [
+        PolicyTokens(own, *(tuple(x[row, k, : len(one)] for k, one in enumerate(own)) for x in parts))
+        for row, own in enumerate(ids)
+    ]
+
+
+def read_rewards(
+    model: RewardModel, comparisons: Sequence[Comparison], tokens: Sequence[PolicyTokens], *, view: View
+) -> list[RewardTokens]:
+    """Return the rewards of every prefix of the responses, and of the candidates after each.
+
+    Args:
+      model: with a head that reads one token, and the policy's tokenizer.
+      comparisons: with the user and the profile that the model is shown.
+      tokens: of the policy, of the same comparisons.
+      view: what the model is shown.
+    """
+    trees = reward_trees(model, comparisons, [each.ids for each in tokens], view=view)
+    batch = _batch(trees, model.mesh)
+    rows, responses, length = batch.responses.shape
+    count = tokens[0].tried[0].shape[1]
+    tried = np.zeros((rows, responses, length, count), np.int32)
+    for row, each in enumerate(tokens):
+        for k, ids in enumerate(each.tried):
+            tried[row, k, : len(ids)] = ids
+    program = _reward_program(model.decoder, model.mesh, model.dtype, model.readout)
+    with compiling(program, batch.prefix.shape, tried.shape):
+        placed = to_global(tried, batch_sharding(model.mesh, tried.ndim))
+        start, rewards, of_tried = map(np.asarray, program(model.params, batch, placed))
+    return [
+        RewardTokens(
+            float(start[row]),
+            tuple(rewards[row, k, : len(ids)] for k, ids in enumerate(each.ids)),
+            tuple(of_tried[row, k, : len(ids)] for k, ids in enumerate(each.ids)),
+        )
+        for row, each in enumerate(tokens)
+    ]
+
+
+def reward_trees(
+    model: RewardModel,
+    comparisons: Sequence[Comparison],
+    ids: Sequence[tuple[np.ndarray, ...]],
+    *,
+    view: View,
+    room: int | None = None,
+) -> list[Tree]:
+    """Return the trees of a reward model: its own prompt with the assistant's turn opened, then given token ids.
+
+    Args:
+      model: whose prompts, posts, users and limit count.
+      comparisons: that are shown.
+      ids: of the responses of each.
+      view: what is shown.
+      room: tokens that responses may have; the longest one's if not given.
+
+    Raises:
+      DataError: a prompt that does not fit beside them.
+    """
+    assert isinstance(model.tokenizer, ChatTokenizer)
+    trees = []
+    for each, own in zip(comparisons, ids, strict=True):
+        limit = model.reader.limit(view) - (max(map(len, own)) if room is None else room)
+        prompt = comparison_prompts([each], model.tokenizer, profile_posts=view.profile_posts, limit=limit)[0]
+        trees.append(Tree(prompt.ids, own, tuple(len(one) - 1 for one in own)))
+    return trees if model.reader.prompts is None else model.reader.prompts.encode(trees, comparisons)
+
+
+def _batch(trees: Sequence[Tree], mesh: Any) -> TreeBatch:
+    prefix, responses, length = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
+    multiple = 16 if mesh.devices.flat[0].platform == "cpu" else 128
+    shards = batch_shards(mesh)
+    bucket = Bucket(
+        round_up(prompt_columns(prefix + 1), multiple), responses, round_up(max(length, 16), multiple)
+    )
+    batch = make_batch(trees, bucket, batch=round_up(len(trees), shards))
+    return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(mesh, x.ndim)), batch)
+
+
+def batch_shards(mesh: Any) -> int:
+    """Return how many comparisons are read together: one for each part that the mesh splits batches into."""
+    from prb_jax.sharding import mesh_shape
+
+    return mesh_shape(mesh).batch_shards
+
+
+@functools.lru_cache(maxsize=16)
+def _policy_program(program: Program, candidates: int) -> Any:
+    """(params, batch) -> logprobs [B, K, R], candidates [B, K, R, C] and their logprobs."""
+
+    def read(params: Params, batch: TreeBatch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        states = decode_tree(
+            params,
+            batch,
+            config=program.config,
+            dtype=program.dtype,
+            attention=program.attention,
+            mesh=program.mesh,
+            lora_scale=program.lora_scale,
+        )
+        width = batch.prefix.shape[1]
+        rows, responses, length = batch.responses.shape
+        own = states[:, width:].reshape(rows, responses, length, -1)
+        first = jnp.broadcast_to(states[:, None, width - 1 : width], own[:, :, :1].shape)
+        before = jnp.concatenate([first, own[:, :, :-1]], axis=2)
+
+        def one(given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            states, tokens = given
+            normed = last_norm(params, states, program.config).astype(program.dtype)
+            logits = program.head.next_token(params, normed)
+            logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            best, ids = lax.top_k(logprobs, candidates)
+            return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], ids, best
+
+        given = (before.swapaxes(0, 1), jnp.asarray(batch.responses).swapaxes(0, 1))
+        found = lax.map(one, given)  # one response at a time: the logits are [B, R, V]
+        return tuple(x.swapaxes(0, 1) for x in found)  # pyright: ignore[reportReturnType]
+
+    return jax.jit(read, out_shardings=None if program.mesh is None else replicated(program.mesh))
+
+
+@functools.lru_cache(maxsize=16)
+def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) -> Any:
+    """(params, batch, candidates [B, K, R, C]) -> rewards of the prompts [B], prefixes [B, K, R], candidates."""
+    options: dict[str, Any] = {"config": config, "dtype": jnp.dtype(dtype), "mesh": mesh}
+
+    def read(params: Params, batch: TreeBatch, tried: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        decoded = decode_tree_keeping(params, batch, **options)
+        width = batch.prefix.shape[1]
+        rows, responses, length = batch.responses.shape
+        values = token_rewards(config, readout, params, decoded.states[:, width - 1 :])
+        rewards = values[:, 1:].reshape(rows, responses, length)
+        if not tried.size:
+            return values[:, 0], rewards, jnp.zeros(tried.shape, jnp.float32)
+        depth, _, _, kv_heads, head_dim = decoded.keys.shape
+        both = (decoded.keys, decoded.values)
+        before_keys, before_values = (tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both)
+        shape = (depth, rows, responses, length, kv_heads, head_dim)
+        own_keys, own_values = (
+            tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both
+        )
+        lengths = jnp.full((rows, responses), length, jnp.int32)
+        places = jnp.broadcast_to(jnp.arange(length)[:, None], tried.shape).reshape(rows, responses, -1)
+        found = try_tokens(
+            params,
+            layers_of(params),
+            tried.reshape(places.shape),
+            places,
+            PrefixCache(before_keys, before_values, jnp.asarray(batch.prefix_lengths)),
+            SuffixCache(own_keys, own_values, lengths),
+            **options,
+        )
+        flat = found.states.reshape(rows, -1, found.states.shape[-1])
+        return (
+            values[:, 0],
+            rewards,
+            token_rewards(config, readout, params, flat).reshape(tried.shape),
+        )
+
+    return jax.jit(read, out_shardings=replicated(mesh))
+
+
+def token_rewards(config: DecoderConfig, readout: str, params: Params, states: jax.Array) -> jax.Array:
+    """Return the rewards float32 [B, n] that a pointwise head reads at states [B, n, D], before the last norm."""
+    assert config.head is not None
+    norm = functools.partial(last_norm, params, config=config)
+    return read_out(config.head(params, cast(States, _Everywhere(states, norm))), readout)
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    """States as a pointwise head takes them, of which every one is a read position."""
+
+    hidden: jax.Array
+    norm: Callable[[jax.Array], jax.Array]
+
+    def read(self) -> jax.Array:
+        return self.norm(self.hidden)

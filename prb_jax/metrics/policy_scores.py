@@ -1,0 +1,254 @@
+"""Policy accuracy: does a policy, guided by a reward, give the preferred response the higher score? Numbers only.
+
+The guided policy is p(v | x, y_<t) = pi(v | .) exp(lambda r(x, y_<t v)) / Z_t. The scores of a response y of T tokens:
+
+``seq_logprob``       sum over t of log p(y_t | x, y_<t). The rewards of C likely tokens are known at every step; all
+                      others count in Z_t with the reward of the text before them, r(x, y_<t). With C = V it is
+                      the full sum, and at lambda 0 it is the policy's own log-probability for every C.
+``seq_logprob_topk``  the same where Z_t is the sum over the C tokens and y_t alone.
+``token_score_sum``   sum over t of log pi(y_t | .) + lambda r(x, y_<=t), not normalised.
+``seq_score``         log pi(y | x) + lambda r(x, y).
+
+Each also divided by T (``_lennorm``). The score of a prefix takes its first tokens alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.errors import DataError, short_repr
+from prb_jax.metrics.accuracy import margin
+from prb_jax.metrics.best_of import mean_interval
+
+SEQUENCE: Final = "seq_score"
+TOKEN_SCORES: Final = ("seq_logprob", "seq_logprob_topk", "token_score_sum")
+SCORES: Final = (*TOKEN_SCORES, SEQUENCE)
+LENNORM: Final = "_lennorm"
+NAMES: Final = tuple(name + end for name in SCORES for end in ("", LENNORM))
+"""All scores, in the order in which they are shown."""
+
+FRACTIONS: Final = (0.1, 0.25, 0.5, 0.75, 1.0)
+"""Prefixes of a response that are scored too; the last one is all of it."""
+
+POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
+    "policy_accuracy": "share of comparisons in which the preferred response has the highest score under the guided "
+    "policy, ties counting half; of users that lambda was not chosen on",
+    "ci95": "95 % t interval over users; null with one",
+    "lambda": "strength of the reward, chosen on the validation users; the smallest of equally good ones",
+    "curve": "policy accuracy of validation users and of the others, for every lambda",
+    "prefixes": "policy accuracy where only the first part of every response is scored; rewards of prefixes are out of "
+    "distribution for a reward model that was trained on whole responses",
+    "another_user": "policy accuracy where the reward model is shown profile and name of another user",
+    "length_correlation": "Pearson's correlation of score and tokens over all responses",
+    "lambda_0": "the policy alone: by the sum of log-probabilities, and divided by the tokens",
+    "reward_alone": "the reward model alone: accuracy counts strict wins as `prb evaluate` does, half_credit ties half",
+    "length": "the response with more tokens is preferred; ties count half",
+    "seq_logprob": "sum of log p(y_t), p ~ pi exp(lambda r): of tokens whose reward is not computed (all but the most "
+    "likely `candidates` and y_t) the reward is taken to be that of the text before them",
+    "seq_logprob_topk": "the same, normalised over the candidates and y_t alone",
+    "token_score_sum": "sum of log pi(y_t) + lambda r(y_<=t)",
+    "seq_score": "log pi(y) + lambda r(y)",
+    "_lennorm": "divided by the number of tokens",
+}
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What is known of a response of T tokens.
+
+    Attributes:
+      logprobs: float [T], log pi(y_t | x, y_<t).
+      reward: of the whole response, as the reward model reads it alone.
+      rewards: float [T], r(x, y_<=t); None where the reward model gives no rewards of prefixes.
+      start: r(x), of the prompt without any token.
+      tried_logprobs, tried_rewards: float [T, C], of likely tokens of each step.
+      listed: bool [T], whether y_t is one of these.
+    """
+
+    logprobs: np.ndarray
+    reward: float
+    rewards: np.ndarray | None = None
+    start: float = 0.0
+    tried_logprobs: np.ndarray | None = None
+    tried_rewards: np.ndarray | None = None
+    listed: np.ndarray | None = None
+
+    __repr__ = short_repr
+
+
+def prefix_sizes(tokens: int) -> list[int]:
+    """Return the sizes of the prefixes of ``FRACTIONS`` in tokens, at least one."""
+    return [max(1, math.ceil(share * tokens - 1e-9)) for share in FRACTIONS]
+
+
+def response_scores(facts: TokenFacts, strength: float) -> dict[str, list[float | None]]:
+    """Return the scores of a response, without length normalisation, for each prefix of ``FRACTIONS``.
+
+    Args:
+      facts: of the response.
+      strength: lambda; 0 gives the policy's own log-probability in every score that is known.
+
+    Returns:
+      By the names of ``SCORES``. None for a prefix whose reward is not known; only ``seq_score`` where no prefix has
+      one.
+    """
+    logprobs = np.asarray(facts.logprobs, np.float64)
+    sizes = np.asarray(prefix_sizes(len(logprobs)))
+    base = np.cumsum(logprobs)
+    whole = float(base[-1]) + strength * facts.reward
+    if facts.rewards is None:
+        own = [float(base[size - 1]) if strength == 0 else None for size in sizes]
+        return {SEQUENCE: [*own[:-1], whole]}
+    rewards = np.asarray(facts.rewards, np.float64)
+    added = strength * rewards
+    found = {"token_score_sum": np.cumsum(logprobs + added)[sizes - 1].tolist()}
+    found[SEQUENCE] = [*(base + added)[sizes - 1][:-1].tolist(), whole]
+    if facts.tried_rewards is not None:
+        over_all, over_tried = _normalisers(facts, rewards, strength)
+        found["seq_logprob"] = np.cumsum(logprobs + added - over_all)[sizes - 1].tolist()
+        found["seq_logprob_topk"] = np.cumsum(logprobs + added - over_tried)[sizes - 1].tolist()
+    return found
+
+
+def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray]:
+    """log Z_t [T] over the whole vocabulary, and over the tried tokens and the response's own."""
+    assert facts.tried_logprobs is not None
+    assert facts.listed is not None
+    known = np.asarray(facts.tried_logprobs, np.float64)
+    tilted = known + strength * np.asarray(facts.tried_rewards, np.float64)
+    own = np.where(facts.listed, -np.inf, facts.logprobs)
+    known = np.concatenate([known, own[:, None]], axis=1)
+    tilted = np.concatenate([tilted, (own + strength * rewards)[:, None]], axis=1)
+    over_tried = np.logaddexp.reduce(tilted, axis=1)
+    if strength == 0:
+        return np.zeros(len(rewards)), over_tried
+    before = np.concatenate([[facts.start], rewards[:-1]])
+    rest = np.log(np.maximum(1 - np.exp(known).sum(axis=1), 1e-300))
+    return np.logaddexp(over_tried, rest + strength * before), over_tried
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The scores of the K responses of one comparison.
+
+    Attributes:
+      id, cluster: of the comparison; clusters are resampled and split.
+      labels: [K].
+      tokens: [K].
+      rewards: [K], of the whole responses.
+      scores: by name of ``SCORES``, for each lambda and each prefix, [K].
+    """
+
+    id: str
+    cluster: str
+    labels: Sequence[float]
+    tokens: Sequence[int]
+    rewards: Sequence[float]
+    scores: Mapping[str, Sequence[Sequence[Sequence[float | None]]]]
+
+    __repr__ = short_repr
+
+    def value(self, scores: Sequence[float]) -> float:
+        """Return 1 where the preferred response has the highest score, 0.5 for a tie, else 0."""
+        found = margin(scores, self.labels, id=self.id)
+        return 0.5 if found == 0 else float(found > 0)
+
+    def at(self, name: str, strength: int, prefix: int = -1) -> list[float] | None:
+        """Return the scores [K] of a name of ``NAMES``, or None where they are not known."""
+        values = self.scores[name.removesuffix(LENNORM)][strength][prefix]
+        kept = [value for value in values if value is not None]
+        if len(kept) < len(values):
+            return None
+        if not name.endswith(LENNORM):
+            return kept
+        sizes = [prefix_sizes(count)[prefix] for count in self.tokens]
+        return [value / size for value, size in zip(kept, sizes, strict=True)]
+
+
+def split_clusters(clusters: Sequence[str], *, share: float, seed: int) -> set[str]:
+    """Return the clusters of the validation part: about this share, at least one, and not all.
+
+    Raises:
+      DataError: fewer than two clusters.
+    """
+    names = sorted(set(clusters), key=lambda name: sha256(f"{seed}\0{name}".encode()).digest())
+    if len(names) < 2:
+        raise DataError(
+            f"policy accuracy: expected at least two users, to choose lambda on one part of them, found {len(names)}"
+        )
+    return set(names[: min(max(1, round(share * len(names))), len(names) - 1)])
+
+
+def score_summary(
+    rows: Sequence[Judged],
+    name: str,
+    *,
+    strengths: Sequence[float],
+    validation: set[str],
+    swapped: Sequence[Judged] | None,
+) -> dict[str, Any]:
+    """Return the figures of one score: the curve over lambda, the choice, and its controls.
+
+    Args:
+      rows: of one reward model.
+      name: of ``NAMES``.
+      strengths: lambdas.
+      validation: clusters on which lambda is chosen; the figures are of the others.
+      swapped: the rows with the rewards of another user, in the same order.
+    """
+    chosen_on = [row for row in rows if row.cluster in validation]
+    test = [row for row in rows if row.cluster not in validation]
+    curve = [
+        {"lambda": strength, "validation": _mean(chosen_on, name, place), "test": _mean(test, name, place)}
+        for place, strength in enumerate(strengths)
+    ]
+    best = max(range(len(curve)), key=lambda place: (curve[place]["validation"], -strengths[place]))
+    values = values_of_test(rows, name, best, validation)
+    prefixes = [
+        None if any(row.at(name, best, place) is None for row in test) else _mean(test, name, best, place)
+        for place in range(len(FRACTIONS))
+    ]
+    others = None
+    if swapped is not None:
+        others = _mean([row for row in swapped if row.cluster not in validation], name, best)
+    return {
+        "lambda": strengths[best],
+        "policy_accuracy": float(np.mean(values)),
+        "ci95": mean_interval(np.asarray(values), [row.cluster for row in test]),
+        "ties": sum(value == 0.5 for value in values) / len(values),
+        "n": len(values),
+        "curve": curve,
+        "prefixes": dict(zip(map(str, FRACTIONS), prefixes, strict=True)),
+        "another_user": others,
+        "length_correlation": _length_correlation(test, name, best),
+    }
+
+
+def values_of_test(rows: Sequence[Judged], name: str, place: int, validation: set[str]) -> list[float]:
+    """Return 1, 0.5 or 0 for each row that is not for validation."""
+    return [row.value(_known(row, name, place)) for row in rows if row.cluster not in validation]
+
+
+def _mean(rows: Sequence[Judged], name: str, place: int, prefix: int = -1) -> float:
+    return float(np.mean([row.value(_known(row, name, place, prefix)) for row in rows]))
+
+
+def _known(row: Judged, name: str, place: int, prefix: int = -1) -> list[float]:
+    found = row.at(name, place, prefix)
+    assert found is not None
+    return found
+
+
+def _length_correlation(rows: Sequence[Judged], name: str, place: int) -> float | None:
+    """Pearson's correlation of score and length over all responses."""
+    lengths = np.concatenate([np.asarray(row.tokens, np.float64) for row in rows])
+    scores = np.concatenate([np.asarray(_known(row, name, place)) for row in rows])
+    if np.ptp(lengths) == 0 or np.ptp(scores) == 0:
+        return None
+    return float(np.corrcoef(lengths, scores)[0, 1])

@@ -1,0 +1,303 @@
+"""`prb correlate`: does a benchmark predict a behaviour? Reads finished runs of both, joined by reward model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import refuse_file, write_json, writing
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.metrics.accuracy import outcomes
+from prb_jax.metrics.agreement import RBO_P, tau_error
+from prb_jax.metrics.prediction import (
+    LEAST_MODELS,
+    PREDICTION_DEFINITIONS,
+    RESOLVED_FROM,
+    Cells,
+    Sample,
+    cluster_mean,
+    cluster_quantile,
+    draw_weights,
+    part_quantile,
+    pooled,
+    predict,
+)
+from prb_jax.reports.comparison import check_comparable, named_runs
+from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
+from prb_jax.runs.behaviour import Figure, cluster_of, read_behaviour, reward_identity
+from prb_jax.runs.finished import FinishedRun, read_finished
+
+CORRELATE: Final = "correlate.json"
+
+_FIGURES: Final = {
+    "accuracy": "strict wins / comparisons",
+    "user_accuracy": "mean over users of their accuracies",
+    "user_quantile": "quantile over users of their accuracies, see parameters",
+    "subset_quantile": "quantile over subsets of their accuracies, see parameters",
+    "lineage": "architecture of the reward model, or what --lineage says; same_as_policy: whether it is the policy's",
+    **PREDICTION_DEFINITIONS,
+}
+
+
+@dataclass(frozen=True)
+class _Behaviour:
+    """One figure of the behaviour under several reward models.
+
+    Attributes:
+      name: of the figure.
+      policy: the lineage of the policy.
+      figures: by the key of the reward model.
+    """
+
+    name: str
+    policy: str | None
+    figures: dict[str, Figure]
+
+    __repr__ = short_repr
+
+
+def correlate(
+    scores: Sequence[str | Path],
+    behaviour: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    lineage: str | Path | None = None,
+    quantile: float = 0.1,
+    draws: int = 2000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Correlate benchmark figures of reward models with figures of behaviour, with intervals and permutation tests.
+
+    Args:
+      scores: run folders of `prb evaluate`, one for each reward model, on the same data.
+      behaviour: run folders with a ``behaviour.json``: of `prb best-of-n`, `prb policy-accuracy`, `prb guide`.
+      out: folder in which `correlate.json` and `correlate.png` are written; without one nothing is.
+      lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
+      quantile: over users and subsets, above 0 and at most 0.5.
+      draws: of users and models, for the intervals.
+      seed: of the draws.
+
+    Returns:
+      What `correlate.json` holds; its "definitions" explain it.
+
+    Raises:
+      RunError: a run that is missing, not finished or of another kind; runs on different data; fewer than three
+        reward models that are in both.
+      DataError: a number out of range.
+    """
+    if not 0 < quantile <= 0.5:
+        raise DataError(f"quantile: expected above 0 and at most 0.5, found {quantile}")
+    if draws < 100 or seed < 0:
+        raise DataError(f"expected at least 100 draws and a seed of at least 0, found {draws} and {seed}")
+    if out is not None:
+        refuse_file(out)
+    runs = _read_scores(scores)
+    names = {_key(reward_identity_of(run)): name for name, run in runs.items()}
+    found = _group([(Path(folder), each) for folder in behaviour for each in read_behaviour(folder)])
+    lineages = _lineages(runs, lineage)
+    clusters = dict.fromkeys(_clusters(next(iter(runs.values()))))
+    clusters |= dict.fromkeys(
+        cluster for one in found for each in one.figures.values() for cluster in each.clusters
+    )
+    places = {cluster: place for place, cluster in enumerate(clusters)}
+    weights = draw_weights(len(places), draws=draws, seed=seed)
+    benchmark = _benchmark(runs, places, weights, quantile=quantile)
+    models: dict[str, dict[str, Any]] = {
+        name: {
+            "name": name,
+            "model": run.record.get("model"),
+            "lineage": lineages[name],
+            "benchmark": {},
+            "behaviour": {},
+        }
+        for name, run in runs.items()
+    }
+    for figure, sample in benchmark.items():
+        for model, value, bounds in zip(models.values(), sample.values, sample.intervals(), strict=True):
+            model["benchmark"][figure] = {"value": float(value), "ci95": bounds}
+    order, correlations, missing = list(runs), [], []
+    for one in found:
+        known = {names[key]: each for key, each in one.figures.items() if key in names}
+        columns = [place for place, name in enumerate(order) if name in known]
+        own = [known[order[place]] for place in columns]
+        missing += [
+            {"behaviour": one.name, "reward_model": each.label}
+            for key, each in one.figures.items()
+            if key not in names
+        ]
+        if len(columns) < LEAST_MODELS:
+            raise RunError(
+                f"{one.name}: expected at least {LEAST_MODELS} reward models that are in --scores too, found "
+                f"{len(columns)}: {', '.join(known) or 'none'}; in --behaviour alone: "
+                f"{', '.join(each.label for key, each in one.figures.items() if key not in names) or 'none'}"
+            )
+        sample = pooled(_behaviour_cells(own, places), weights)
+        for place, value, bounds in zip(columns, sample.values, sample.intervals(), strict=True):
+            models[order[place]]["behaviour"][one.name] = {
+                "value": float(value),
+                "ci95": bounds,
+                "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
+            }
+        for figure, other in benchmark.items():
+            part = Sample(other.values[columns], other.draws[:, columns])
+            correlations.append(
+                {
+                    "behaviour": one.name,
+                    "benchmark": figure,
+                    "models": len(columns),
+                    "policy": one.policy,
+                    "measures": predict(part, sample, seed=seed),
+                }
+            )
+    alone = [name for name, model in models.items() if not model["behaviour"]]
+    result = {
+        "models": list(models.values()),
+        "correlations": correlations,
+        "unmatched": {"scores": alone, "behaviour": missing},
+        "verdicts": {one.name: _verdict(one, models) for one in found},
+        "parameters": {"quantile": quantile, "rbo_p": RBO_P, "draws": draws, "seed": seed},
+        "not_shown": {name: why for name, why in _absent(benchmark).items() if why},
+        "definitions": _FIGURES,
+    }
+    if out is not None:
+        with writing(Path(out)):
+            Path(out).mkdir(parents=True, exist_ok=True)
+        draw_correlation(Path(out) / PICTURE, result)
+        write_json(Path(out) / CORRELATE, result)
+    return result
+
+
+def reward_identity_of(run: FinishedRun) -> dict[str, Any]:
+    """Return what tells the reward model of a run of `prb evaluate` from others."""
+    return reward_identity(run.record["inputs"]["model"])
+
+
+def _key(identity: Mapping[str, Any]) -> str:
+    return json.dumps(identity, sort_keys=True)
+
+
+def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
+    if not folders:
+        raise RunError("scores: expected runs of `prb evaluate`, found none")
+    runs = {name: read_finished(path) for name, path in named_runs([Path(each) for each in folders]).items()}
+    (first, reference), *others = runs.items()
+    seen = {_key(reward_identity_of(reference)): first}
+    for name, run in others:
+        # each model is scored as it was trained, so that protocols may differ
+        check_comparable(first, reference, name, run, across_protocols=True)
+        other = seen.setdefault(_key(reward_identity_of(run)), name)
+        if other != name:
+            raise RunError(f"{other} and {name}: the same reward model twice; expected one run of each")
+    return runs
+
+
+def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
+    """The figures by name and setting; where settings share a name, the folder says which is which."""
+    groups: dict[tuple[str, str], dict[str, tuple[Path, Figure]]] = {}
+    for folder, each in figures:
+        group = groups.setdefault((each.name, _key(each.setting)), {})
+        before = group.setdefault(_key(each.reward_model), (folder, each))
+        if before[1] is not each:
+            raise RunError(f"{folder}: {each.name} of {each.label} is also in {before[0]}; expected it once")
+    often = [name for name, _ in groups]
+    found = []
+    for (name, _), group in groups.items():
+        folder, first = next(iter(group.values()))
+        shown = name if often.count(name) == 1 else f"{name} ({folder})"
+        found.append(
+            _Behaviour(shown, _family(first.policy), {key: each for key, (_, each) in group.items()})
+        )
+    if not found:
+        raise RunError("behaviour: expected runs with a behaviour, found none")
+    return found
+
+
+def _family(architecture: str | None) -> str | None:
+    return architecture.partition("For")[0] if architecture else None
+
+
+def _lineages(runs: Mapping[str, FinishedRun], file: str | Path | None) -> dict[str, str | None]:
+    found = {name: _family(reward_identity_of(run).get("architecture")) for name, run in runs.items()}
+    if file is not None:
+        given = read_object(Path(file), error=RunError)
+        for name, value in given.items():
+            if name not in found or not isinstance(value, str):
+                raise RunError(
+                    f"{file}: expected names of score runs ({', '.join(found)}) with a text each, found "
+                    f"{quote(name)}: {quote(value)}"
+                )
+        found |= given
+    return found
+
+
+def _clusters(run: FinishedRun) -> list[str]:
+    return [cluster_of(user, row.id) for user, row in zip(run.clusters.users, run.rows, strict=True)]
+
+
+def _benchmark(
+    runs: Mapping[str, FinishedRun], places: Mapping[str, int], weights: np.ndarray, *, quantile: float
+) -> dict[str, Sample]:
+    """The figures of all score runs that these data have."""
+    first = next(iter(runs.values()))
+    rows = [places[cluster] for cluster in _clusters(first)]
+    order = {row.id: place for place, row in enumerate(first.rows)}
+    wins = np.zeros((len(rows), len(runs)))
+    for column, run in enumerate(runs.values()):
+        wins[[order[row.id] for row in run.rows], column] = outcomes(run.rows).wins
+    of_row, subsets = np.asarray(rows), np.asarray([row.subset or "" for row in first.rows])
+
+    def cells(which: np.ndarray) -> Cells:
+        sums, counts = np.zeros((len(places), len(runs))), np.zeros((len(places), 1))
+        np.add.at(sums, of_row[which], wins[which])
+        np.add.at(counts, of_row[which], 1)
+        return Cells(sums, np.broadcast_to(counts, sums.shape))
+
+    found = {"accuracy": pooled(cells(np.ones(len(rows), bool)), weights)}
+    named = np.asarray([user is not None for user in first.clusters.users])
+    if named.any():
+        whole = cells(named)
+        users = np.flatnonzero(whole.counts[:, 0])
+        own = Cells(whole.sums[users], whole.counts[users])
+        if len(users) > 1:
+            found["user_accuracy"] = cluster_mean(own, weights[:, users])
+            found["user_quantile"] = cluster_quantile(own, weights[:, users], quantile=quantile)
+    if len(set(subsets)) > 1:
+        parts = [cells(subsets == name) for name in sorted(set(subsets))]
+        found["subset_quantile"] = part_quantile(parts, weights, quantile=quantile)
+    return found
+
+
+def _absent(benchmark: Mapping[str, Sample]) -> dict[str, str]:
+    return {
+        "user_accuracy": "" if "user_accuracy" in benchmark else "the data have fewer than two users",
+        "user_quantile": "" if "user_quantile" in benchmark else "the data have fewer than two users",
+        "subset_quantile": "" if "subset_quantile" in benchmark else "the data have fewer than two subsets",
+    }
+
+
+def _behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cells:
+    sums, counts = (np.zeros((len(places), len(figures))) for _ in range(2))
+    for column, each in enumerate(figures):
+        index = [places[cluster] for cluster in each.clusters]
+        sums[index, column], counts[index, column] = each.sums, each.counts
+    return Cells(sums, counts)
+
+
+def _verdict(one: _Behaviour, models: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say whether so many models resolve an order, and how far apart they are."""
+    own = [model for model in models.values() if one.name in model["behaviour"]]
+    accuracies = [model["benchmark"]["accuracy"]["value"] for model in own]
+    count = len(own)
+    text = (
+        f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of orders that have "
+        f"nothing to do with each other has a standard error of {tau_error(count):.2f}"
+    )
+    if count < RESOLVED_FROM:
+        return f"{text}: fewer than {RESOLVED_FROM} models, so the order is not resolved"
+    return text

@@ -1,0 +1,137 @@
+"""``behaviour.json`` of a run: how well a policy behaved under each reward model, user by user.
+
+Every verb that lets reward models change a behaviour writes this file, and `prb correlate` reads it. A figure is a mean
+over rows (prompts or pairs), higher is better; it is kept as sums and counts by user, so that users can be resampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import write_json
+from prb_jax.errors import RunError, quote, short_repr
+
+BEHAVIOUR: Final = "behaviour.json"
+_KIND: Final = "prb_jax behaviour"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of the behaviour under one reward model.
+
+    Attributes:
+      name: of the figure, as "best-of-16".
+      reward_model: the identity of the reward model, as :func:`reward_identity` gives it.
+      label: how the reward model was called.
+      setting: all else that decides the figure; figures of the same name and setting are compared.
+      policy: the architecture of the policy, where there is one.
+      clusters: [C] users, as :func:`cluster_of` gives them.
+      sums, counts: [C], of each user's rows.
+    """
+
+    name: str
+    reward_model: Mapping[str, Any]
+    label: str
+    setting: Mapping[str, Any]
+    policy: str | None
+    clusters: Sequence[str]
+    sums: Sequence[float]
+    counts: Sequence[int]
+
+    __repr__ = short_repr
+
+    @property
+    def value(self) -> float:
+        """The mean over all rows."""
+        return math.fsum(self.sums) / sum(self.counts)
+
+
+def cluster_of(user: str | None, row: str) -> str:
+    """Return the cluster of a row: its user, or itself where it has none."""
+    return f"row {row}" if user is None else f"user {user}"
+
+
+def reward_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells reward models apart: all but the name, or the name where there is nothing else."""
+    rest = {key: value for key, value in identity.items() if key != "name"}
+    return rest or {"name": identity.get("name")}
+
+
+def figure_of(
+    values: Sequence[float],
+    clusters: Sequence[str],
+    *,
+    name: str,
+    label: str,
+    identity: Mapping[str, Any],
+    setting: Mapping[str, Any],
+    policy: str | None,
+) -> Figure:
+    """Return the figure of values, one for each row.
+
+    Args:
+      values, clusters: of the rows.
+      name, label, setting, policy: see :class:`Figure`.
+      identity: of the reward model, with or without a name.
+    """
+    parts: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        parts.setdefault(cluster, []).append(float(value))
+    return Figure(
+        name=name,
+        reward_model=reward_identity(identity),
+        label=label,
+        setting=setting,
+        policy=policy,
+        clusters=list(parts),
+        sums=[math.fsum(own) for own in parts.values()],
+        counts=[len(own) for own in parts.values()],
+    )
+
+
+def write_behaviour(folder: Path, figures: Sequence[Figure]) -> None:
+    """Write the file.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    write_json(
+        folder / BEHAVIOUR, {"kind": _KIND, "format": 1, "figures": [asdict(each) for each in figures]}
+    )
+
+
+def read_behaviour(folder: str | Path) -> list[Figure]:
+    """Return the figures of a run.
+
+    Raises:
+      RunError: there is no such file in the folder, or it is not what a run writes.
+    """
+    path = Path(folder) / BEHAVIOUR
+    if not path.exists():
+        raise RunError(
+            f"{folder}: expected a finished run of a verb with a behaviour (`prb best-of-n`, `prb policy-accuracy`, "
+            f"`prb guide`), found no {BEHAVIOUR} in it"
+        )
+    found = read_object(path, error=RunError)
+    if found.get("kind") != _KIND or not isinstance(found.get("figures"), list) or not found["figures"]:
+        raise RunError(f"{path}: expected kind {quote(_KIND)} and figures, found {quote(found.get('kind'))}")
+    return [_figure(path, number, value) for number, value in enumerate(found["figures"])]
+
+
+def _figure(path: Path, number: int, value: Any) -> Figure:
+    where, names = f"{path}: figures[{number}]", {field.name for field in fields(Figure)}
+    if not isinstance(value, dict) or value.keys() != names:
+        raise RunError(f"{where}: expected an object with {', '.join(sorted(names))}")
+    columns = [value[name] for name in ("clusters", "sums", "counts")]
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
+        raise RunError(f"{where}: expected clusters, sums and counts of one length")
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in columns[1]):
+        raise RunError(f"{where}: field 'sums': expected finite numbers")
+    if not all(type(each) is int and each > 0 for each in columns[2]):
+        raise RunError(f"{where}: field 'counts': expected whole numbers above 0")
+    return Figure(**value)

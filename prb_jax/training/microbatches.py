@@ -1,0 +1,234 @@
+"""The microbatches of a step: its trees packed into streams without padding, or padded to a few fixed shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import short_repr
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
+from prb_jax.scoring.batch_shapes import shape_options, stream_options, uses_streams
+from prb_jax.scoring.dealing import Batch
+from prb_jax.training.data import STEPS_SIMULATED, Examples, TreesOnDemand, shapes_of_steps
+from prb_jax.training.objective import Extras
+from prb_jax.training.order import StepOrder
+from prb_jax.training.settings import BatchSettings
+from prb_jax.trees.packing import DealtStreams, StreamOptions
+from prb_jax.trees.shapes import Shapes
+from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
+from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.tree import Tree
+
+_LOOKED_AT = 1024
+"""Comparisons, about, of the first steps whose trees decide the shapes of streams."""
+
+_COMPILE = 1e12
+"""Floating-point operations of a CPU in the time of a compile."""
+
+_ACTIVATIONS = 6e9
+"""Bytes that the activations of a stream may take where its length is not given."""
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """A part of a step, on the host.
+
+    Attributes:
+      batch, extras: the arrays.
+      tokens: that are computed, without padding.
+      flops: of a forward pass on paper, without padding.
+    """
+
+    batch: Batch
+    extras: Extras
+    tokens: int
+    flops: float
+
+    __repr__ = short_repr
+
+
+class Microbatches(Protocol):
+    """Puts the comparisons of a step into batches of few shapes."""
+
+    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
+        """Return the microbatches of a step.
+
+        Args:
+          members: int64 [n], its comparisons.
+          slots: int32 [n], of each its place among the user rows of the step.
+        """
+        ...
+
+
+def trains_on_streams(mesh: Mesh, attention: str) -> bool:
+    """Whether a run on these devices packs its trees into streams; kernels, and who asks for another implementation,
+    want trees in padded batches."""
+    return uses_streams(mesh) and attention == "auto"
+
+
+def plan_microbatches(
+    examples: Examples,
+    order: StepOrder,
+    *,
+    config: DecoderConfig,
+    mesh: Mesh,
+    streams: bool,
+    batch: BatchSettings,
+    steps: int,
+    remat: str = "none",
+    prompt_tokens: int = 0,
+) -> Microbatches:
+    """Choose the shapes of a run.
+
+    Args:
+      examples: the data.
+      order: which comparisons each step sees.
+      config: architecture.
+      mesh: devices.
+      streams: see :func:`trains_on_streams`.
+      batch: how large microbatches are, and the most shapes.
+      steps: of the run: the longer it is, the more shapes pay for their compile.
+      remat: what is kept for the backward pass.
+      prompt_tokens: of the soft prompt in front of every tree.
+    """
+    if not streams:
+        options = shape_options(config, mesh)
+        # A backward pass holds the activations of all layers: less at a time than in scoring.
+        given = batch.tokens
+        tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
+        options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
+        return _Padded(examples, shapes_of_steps(examples.trees, order, steps=steps, options=options), config)
+    found = stream_options(config, mesh)
+    if batch.tokens is not None:
+        most = batch.tokens
+    else:
+        fits = int(_ACTIVATIONS / _bytes_per_token(config, remat))
+        most = min(max(fits, found.tokens // 2), found.tokens)
+    found = replace(found, tokens=most)
+    return _Packed(
+        examples, order, found, config=config, batch=batch, steps=steps, prompt_tokens=prompt_tokens
+    )
+
+
+def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
+    """About what a backward pass keeps of each token, in float32."""
+    queries, keys = (
+        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    kept = {
+        "none": 6 * config.hidden_size + 4 * queries + 6 * keys + 4 * config.intermediate_size,
+        "dots": 4 * config.hidden_size + 2 * queries + 2 * keys + 2 * config.intermediate_size,
+        "full": config.hidden_size,
+    }
+    return 4 * config.num_hidden_layers * kept[remat]
+
+
+class _Padded:
+    """Padded batches of trees."""
+
+    def __init__(self, examples: Examples, shapes: Shapes, config: DecoderConfig) -> None:
+        self._examples, self._shapes, self._config = examples, shapes, config
+        self._flops: dict[int, float] = {}
+
+    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
+        named = dict(zip(members.tolist(), slots.tolist(), strict=True))
+        lengths = [self._examples.trees[member].shape for member in members]
+        found = []
+        for dealt in self._shapes.deal(lengths, members.tolist()):
+            batch, extras = self._examples.batch(dealt, slots=named)
+            tokens = sum(self._examples.trees[member].tokens for member in dealt.members)
+            flops = sum(self._flops_of(member) for member in dealt.members)
+            found.append(Microbatch(batch, extras, tokens, flops))
+        return found
+
+    def _flops_of(self, member: int) -> float:
+        if member not in self._flops:
+            self._flops[member] = tree_flops([self._examples.trees[member]], self._config)
+        return self._flops[member]
+
+
+class _Packed:
+    """Packed streams; what several trees of a step begin with is computed once."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        order: StepOrder,
+        options: StreamOptions,
+        *,
+        config: DecoderConfig,
+        batch: BatchSettings,
+        steps: int,
+        prompt_tokens: int,
+    ) -> None:
+        self._examples, self._options, self._config = examples, options, config
+        self._prompt_tokens = prompt_tokens
+        looked_at = []
+        for step in range(min(STEPS_SIMULATED, max(1, _LOOKED_AT // order.per_step))):
+            members = order.step(step)
+            examples.ahead(members)
+            looked_at.append([examples.trees[member] for member in members])
+        self.shapes = choose_step_shapes(
+            looked_at,
+            options,
+            most_shapes=batch.max_buckets,
+            compile_cost=_COMPILE / (3 * matrix_flops_per_token(config)),
+            count=steps,
+        )
+        trees = examples.trees
+        known = [len(tree.responses) for trees_ in looked_at for tree in trees_]
+        if not isinstance(trees, TreesOnDemand):
+            known = [len(tree.responses) for tree in trees]
+        self._responses = max(known)
+
+    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
+        trees = [
+            self._named(self._examples.trees[member], slot)
+            for member, slot in zip(members, slots, strict=True)
+        ]
+        found = []
+        for dealt in deal_step(trees, self.shapes, self._options):
+            batch = make_stream_batch(
+                trees, dealt, streams=self._options.streams, window=self._options.window
+            )
+            extras = self._extras(members, dealt)
+            tokens = sum(stream.tokens for stream in dealt.streams)
+            found.append(Microbatch(batch, extras, tokens, stream_flops(batch, self._config)))
+        return found
+
+    def _named(self, tree: Tree, slot: int) -> Tree:
+        """The tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
+        if not self._prompt_tokens:
+            return tree
+        prefix = tree.prefix.copy()
+        prefix[: self._prompt_tokens] = slot
+        return replace(tree, prefix=prefix)
+
+    def _extras(self, members: np.ndarray, dealt: DealtStreams) -> Extras:
+        streams, rows = self._options.streams, dealt.shape.reads
+        comparisons = [
+            [self._examples.comparisons[members[each]] for each in stream.members] for stream in dealt.streams
+        ]
+        counts = [[len(comparison.labels or ()) for comparison in each] for each in comparisons]
+        responses = self._responses
+        while responses < max(max(each) for each in counts):
+            responses *= 2
+        labels = np.zeros((streams, rows, responses), np.float32)
+        mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
+        margin, weights = np.zeros((2, streams, rows), np.float32)
+        for number, stream in enumerate(dealt.streams):
+            read = 0
+            for row, place in enumerate(stream.members):
+                comparison, count = comparisons[number][row], counts[number][row]
+                labels[number, row, :count] = comparison.labels
+                mask[number, row, :count] = True
+                places[number, row, :count] = np.arange(read, read + count)
+                margin[number, row] = comparison.margin or 0.0
+                weights[number, row] = self._examples.weights[members[place]]
+                read += count
+        users = np.zeros(streams, np.int32)
+        return Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users, places=places)

@@ -1,0 +1,122 @@
+"""The shapes of the streams that the steps of a training run are packed into: one or two for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from prb_jax.trees.grouping import divide, sort_trees
+from prb_jax.trees.packing import (
+    READS_STEP,
+    DealtStreams,
+    PackedStream,
+    StreamOptions,
+    StreamShape,
+    coarse_length,
+    deal_streams,
+    first_fit,
+)
+from prb_jax.trees.shapes import round_up
+from prb_jax.trees.tree import Tree
+
+_STREAM_COST = 256
+"""What starting one more batch of streams costs, in tokens of each."""
+
+_SPARE_READS = 2
+"""Streams have room for so many times the read places that the looked-at steps need."""
+
+
+def choose_step_shapes(
+    steps: Sequence[Sequence[Tree]],
+    options: StreamOptions,
+    *,
+    most_shapes: int,
+    compile_cost: float,
+    count: int,
+) -> tuple[StreamShape, ...]:
+    """Return the shapes with which the steps of a run compute least, the smallest first.
+
+    Args:
+      steps: the trees of some steps, which speak for all.
+      options: with the most tokens of a stream, and how many streams a batch has. Larger trees get streams of their
+        own when they come.
+      most_shapes: one, or more for two.
+      compile_cost: of one more shape, in tokens.
+      count: steps of the run.
+    """
+    found = [sort_trees(trees, share=options.share) for trees in steps]
+    most = max(options.tokens // options.block, 1) * options.block
+    tokens = np.concatenate([each.tokens for each in found])
+    largest = int(tokens[tokens <= most].max(initial=1))
+
+    def batches(streams: int) -> int:
+        return -(-streams // options.streams)
+
+    best: tuple[float, tuple[int, ...]] | None = None
+    reads = 1
+    for length in _lengths(largest, most, options.block):
+        filled: list[np.ndarray] = []
+        for each in found:
+            units = [
+                unit for unit in divide(each, most_tokens=length, most_reads=length) if unit.tokens <= length
+            ]
+            bins = first_fit(units, StreamShape(length, length))
+            filled.append(np.asarray([sum(units[number].tokens for number in one) for one in bins], np.int64))
+            reads = max(reads, *(sum(units[number].reads for number in one) for one in bins), 1)
+        for small in (0, *_lengths(1, length, options.block)[:-1]) if most_shapes > 1 else (0,):
+            # A stream with little in it is a short one, where there is a shorter shape.
+            short = [int((bins <= small).sum()) for bins in filled]
+            cost = sum(
+                batches(few) * (small + _STREAM_COST) + batches(len(bins) - few) * (length + _STREAM_COST)
+                for few, bins in zip(short, filled, strict=True)
+            )
+            total = cost / len(found) * options.streams * count + compile_cost * (2 if small else 1)
+            if best is None or total < best[0]:
+                best = total, (small, length) if small else (length,)
+        if all(len(bins) <= options.streams for bins in filled):
+            break  # longer ones would only be emptier
+    assert best is not None
+    places = round_up(_SPARE_READS * reads, READS_STEP)
+    return tuple(StreamShape(length, min(length, places)) for length in best[1])
+
+
+def _lengths(largest: int, most: int, block: int) -> list[int]:
+    """Lengths from one that holds the largest tree to the longest, in coarse steps."""
+    length, found = min(round_up(largest, block), most), []
+    while length < most:
+        found.append(length)
+        length = max(length + block, coarse_length(length + 1, block))
+    return [*found, most]
+
+
+def deal_step(
+    trees: Sequence[Tree], shapes: Sequence[StreamShape], options: StreamOptions
+) -> list[DealtStreams]:
+    """Pack the trees of a step into streams and these into batches, streams that cost alike side by side.
+
+    Args:
+      trees: of the step.
+      shapes: of :func:`choose_step_shapes`; a tree that fits none gets one of its own.
+      options: as given there.
+    """
+    dealt = deal_streams(trees, shapes[-1], replace(options, streams=1, fixed=tuple(shapes)))
+    batches: list[DealtStreams] = []
+    for shape in dict.fromkeys(each.shape for each in dealt):
+        streams = [each.streams[0] for each in dealt if each.shape == shape]
+        # The devices of a mesh wait for each other, and only attention takes longer on some than on others.
+        streams.sort(key=lambda stream: _pairs(trees, stream), reverse=True)
+        for start in range(0, len(streams), options.streams):
+            batches.append(DealtStreams(shape, tuple(streams[start : start + options.streams])))
+    return batches
+
+
+def _pairs(trees: Sequence[Tree], stream: PackedStream) -> float:
+    """About how many pairs of tokens meet in the attention of a stream."""
+    total = 0.0
+    for member, shared in zip(stream.members, stream.shared, strict=True):
+        prefix = len(trees[member].prefix)
+        total += (prefix**2 - shared**2) / 2
+        total += sum(len(ids) * (prefix + len(ids) / 2) for ids in trees[member].responses)
+    return total

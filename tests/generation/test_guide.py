@@ -1,0 +1,210 @@
+"""`prb guide`: weight 0 is the policy, a reward that loves one token forces it, and steps equal k forward passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.generation.guided import Guide
+from prb_jax.generation.settings import SampleOptions
+from prb_jax.generation.token_scores import why_other_tokenizer
+from prb_jax.metrics.overlap import rouge_1, rouge_l
+from prb_jax.metrics.texts import corpus_bleu, text_figures
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import Tree
+from tests.scoring.records import write_model
+from tests.tiny_policies import write_policy
+
+TOKENS, CANDIDATES = 6, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy, a reward model of another size with sliding windows, and three comparisons."""
+    top = tmp_path_factory.mktemp("guide")
+    write_policy(top / "policy", "qwen3", eos=3, num_hidden_layers=2)
+    write_model(top / "rm", "gemma2", num_hidden_layers=2)
+    rows = [
+        {"id": f"q{k}", "user_id": f"u{k}", "question": "What should I cook" + " tonight" * k,
+         "chosen": "A quick soup.", "rejected": "No.", "profile": [{"id": "p", "category": "", "text": "I like rice."}]}
+        for k in range(3)
+    ]  # fmt: skip
+    (top / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return top
+
+
+def drawn(policy: prb.Policy, guide: Guide, folder: Path, **options: float) -> list[list[int]]:
+    """The token ids of every prompt's only guided sample."""
+    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
+    chosen = SampleOptions(**{"temperature": 0.0, "max_new_tokens": TOKENS, "stop_ids": ()} | options)  # pyright: ignore[reportArgumentType]
+    prompts = policy.encode(comparisons, profile_posts=0, limit=200)
+    found: dict[int, list[int]] = {}
+    for batch in guide.checked(policy).draw(policy, comparisons, prompts, chosen, rows=2):
+        found |= {one.prompt: one.tokens.tolist() for one in batch}
+    return [found[place] for place in range(len(comparisons))]
+
+
+def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -> list[list[int]]:
+    """The same by k forward passes a step: logits from scratch, and the reward of every candidate's whole sequence."""
+    import jax.numpy as jnp
+
+    from prb_jax.models.cache import last_norm
+    from prb_jax.models.decoder import decode_tree
+    from prb_jax.text.prompting import encode_prompts
+    from prb_jax.text.visible import visible
+
+    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
+    view = model.reader.view(ViewOptions())
+    found = []
+    for each in comparisons:
+        prompt = encode_prompts(policy.tokenizer, [each.prompt])[0]
+        messages = visible(each, profile_posts=view.profile_posts, protocol=view.protocol).prefix_messages
+        shown = encode_prompts(model.tokenizer, [messages])[0]  # pyright: ignore[reportArgumentType]
+        ids: list[int] = []
+        for _ in range(TOKENS):
+            so_far = np.asarray([*prompt, *ids], np.int32)
+            batch = model.batch([Tree(so_far[:-1], (so_far[-1:],), (0,))])
+            states = decode_tree(policy.params, batch, config=policy.config, dtype=jnp.dtype(jnp.float32))
+            state = states[0, batch.prefix.shape[1]]
+            logits = policy.program.head.next_token(
+                policy.params, last_norm(policy.params, state, policy.config)
+            )
+            best = np.argsort(-np.asarray(logits), kind="stable")[:CANDIDATES]
+            trees = [
+                Tree(np.asarray([*shown, *ids], np.int32), (np.asarray([v], np.int32),), (0,)) for v in best
+            ]
+            rewards = np.asarray(model.score_fn(model.params, model.batch(trees)))[: len(best), 0]
+            logprobs = np.asarray(logits)[best] - np.logaddexp.reduce(np.asarray(logits, np.float64))
+            ids.append(int(best[np.argmax(logprobs + weight * rewards)]))
+        found.append(ids)
+    return found
+
+
+def test_guided_tokens(folder: Path) -> None:
+    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
+    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
+    plain = policy.sample(comparisons, temperature=0.0, max_new_tokens=TOKENS, stop_ids=(), profile_posts=0)
+    alone = drawn(policy, Guide(model=model, weight=0.0, candidates=CANDIDATES), folder)
+    assert alone == [own[0].token_ids.tolist() for own in plain]
+    hot = policy.sample(
+        comparisons,
+        temperature=0.9,
+        top_k=CANDIDATES,
+        max_new_tokens=TOKENS,
+        stop_ids=(),
+        profile_posts=0,
+        seed=5,
+    )
+    heated = drawn(
+        policy, Guide(model=model, weight=0.0, candidates=CANDIDATES), folder, temperature=0.9, seed=5
+    )
+    assert heated == [own[0].token_ids.tolist() for own in hot]
+    guided = drawn(policy, Guide(model=model, weight=1.5, candidates=CANDIDATES), folder)
+    assert guided == naive(policy, model, folder, 1.5)
+    assert guided != alone
+
+
+def test_a_reward_that_loves_one_token_forces_it(folder: Path) -> None:
+    """Its embedding points where the head looks, and all layers are switched off."""
+    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
+    loved = 123
+    head = np.asarray(model.params["score"])[:, 0]
+    embed = np.array(model.params["embed"])
+    embed[:] = -head
+    embed[loved] = head
+    silent = {name: np.zeros_like(leaf) for name, leaf in model.params["layers"].items()}
+    own = {
+        **model.params,
+        "embed": embed,
+        "layers": silent,
+        "final_norm": np.zeros_like(model.params["final_norm"]),
+    }
+    lover = prb.RewardModel(**{**vars(model), "params": own})
+    found = drawn(policy, Guide(model=lover, weight=1e4, candidates=policy.config.vocab_size), folder)
+    assert found == [[loved] * TOKENS] * 3
+
+
+def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "prb_jax", "guide", str(folder / "policy"), "--reward", str(folder / "rm"), "--data",
+        str(folder / "pairs.jsonl"), "--out", str(out), "--weight", "1.5", "--candidates", str(CANDIDATES),
+        "--max-new-tokens", str(TOKENS), "--no-progress",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "rougeL_stemmed" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert (len(rows), summary["n"], summary["weight"]) == (3, 3, 1.5)
+    expected = np.mean([rouge_l(row["text"], "A quick soup.") for row in rows])
+    assert summary["text"]["rougeL"]["value"] == pytest.approx(expected)
+    figure = json.loads((out / "behaviour.json").read_text())["figures"][0]
+    assert (figure["name"], figure["counts"]) == ("guided rougeL", [1, 1, 1])
+    assert (figure["label"], figure["policy"]) == (str(folder / "rm"), "Qwen3ForCausalLM")
+    # the policy alone writes other texts, with the same figures, and no behaviour under a reward model
+    options = SampleOptions(temperature=0.0, max_new_tokens=TOKENS)
+    alone = prb.guide(
+        folder / "policy",
+        None,
+        str(folder / "pairs.jsonl"),
+        out=tmp_path / "alone",
+        options=options,
+        progress=False,
+    )
+    assert alone.summary["text"].keys() == summary["text"].keys()
+    assert "weight" not in alone.summary
+    assert not (tmp_path / "alone" / "behaviour.json").exists()
+    # best-of-n reads the folder as any other samples; another weight is another run
+    best = prb.read_comparisons(str(folder / "pairs.jsonl"))
+    assert [row["id"] for row in rows] == [each.id for each in best]
+    with pytest.raises(prb.RunError, match=r"guide\.weight: 1\.5 -> 2\.0"):
+        prb.guide(
+            folder / "policy", folder / "rm", str(folder / "pairs.jsonl"), out=out, weight=2.0, candidates=CANDIDATES,
+            options=options, progress=False,
+        )  # fmt: skip
+
+
+def test_what_cannot_guide_is_one_error(folder: Path) -> None:
+    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
+    with pytest.raises(prb.DataError, match="candidates: expected 1 or more"):
+        Guide(model=model, weight=1.0, candidates=0).checked(policy)
+    with pytest.raises(prb.DataError, match="weight: expected a finite number"):
+        Guide(model=model, weight=float("nan"), candidates=1).checked(policy)
+    with pytest.raises(prb.DataError, match=r"cannot guide .*: it is no reward model with weights"):
+        Guide(model=prb.load("baseline:length"), weight=1.0, candidates=1).checked(policy)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(prb.DataError, match="no rule beside the temperature"):
+        drawn(policy, Guide(model=model, weight=1.0, candidates=2), folder, top_p=0.5)
+
+    class Other:
+        name = "other"
+
+        class tokenizer:
+            @staticmethod
+            def get_vocab() -> dict[str, int]:
+                return {**policy.tokenizer.tokenizer.get_vocab(), "new": 5000}
+
+    said = why_other_tokenizer(policy.tokenizer, Other)  # pyright: ignore[reportArgumentType]
+    assert said is not None
+    assert said.endswith("token 'new' is 5000, expected None")
+
+
+def test_figures_of_texts() -> None:
+    text, reference = "Cats are running quickly home.", "The cat runs home quickly, all cats run."
+    found = text_figures(text, reference)
+    assert found["rouge1"] == pytest.approx(rouge_1(text, reference))
+    assert found["rougeL"] == pytest.approx(rouge_l(text, reference))
+    assert found["rouge1_stemmed"] > found["rouge1"]
+    assert found["length_ratio"] == 5 / 8
+    same = text_figures(reference, reference)
+    assert all(same[name] == pytest.approx(1) for name in ("rouge2", "rougeL_stemmed", "length_ratio"))
+    assert same["bleu"] == pytest.approx(100)
+    assert corpus_bleu([reference], [reference]) == pytest.approx(100)
+    assert text_figures("", reference)["rougeL"] == text_figures("", reference)["bleu"] == 0

@@ -1,0 +1,76 @@
+"""`prb past-texts`: the other text is one of another user for the nearest input, or a sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.cli import main
+from prb_jax.generation.past_texts import past_texts
+
+INPUTS: list[dict[str, Any]] = [
+    {"id": "1", "user_id": "ana", "input": "Headline for: the river flooded the town",
+     "profile": [{"id": "a", "text": "Rain fell.", "title": "Rain again"}]},
+    {"id": "2", "user_id": "ana", "input": "Headline for: the town river is dry", "profile": []},
+    {"id": "3", "user_id": "bo", "input": "Headline for: a river, a flooded town", "profile": [{"text": "my tweet"}]},
+    {"id": "4", "user_id": "cy", "input": "Headline for: bread prices", "profile": [{"input": "x", "output": "y"}]},
+]  # fmt: skip
+GOLDS = [{"id": str(k), "output": f"own text {k}"} for k in range(1, 5)]
+
+
+def write(folder: Path, inputs: Any = INPUTS, golds: Any = GOLDS) -> tuple[Path, Path]:
+    paths = folder / "questions.json", folder / "outputs.json"
+    for path, value in zip(paths, (inputs, {"task": "LaMP_4", "golds": golds}), strict=True):
+        path.write_text(json.dumps(value))
+    return paths
+
+
+def test_pairs_of_other_users_and_of_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, outputs = write(tmp_path)
+    out = tmp_path / "pairs.jsonl"
+    assert main(["past-texts", "--inputs", str(inputs), "--outputs", str(outputs), "--out", str(out)]) == 0
+    assert "4 pairs of 3 users" in capsys.readouterr().out
+    read = {each.id: each for each in prb.read_comparisons(str(out))}
+    assert list(read) == [f"{k}:other_user" for k in range(1, 5)]
+    first = read["1:other_user"]
+    assert (first.user_id, first.subset) == ("ana", "other_user")
+    assert first.responses == ("own text 1", "own text 3")  # not of the same user, though it is similar
+    assert read["3:other_user"].responses[1] == "own text 1"
+    assert [post.text for post in first.profile] == ["Rain fell.\nRain again"]
+    assert [read[f"{k}:other_user"].profile[0].text for k in (3, 4)] == ["my tweet", "x\ny"]
+    # samples of that file are further pairs
+    run = tmp_path / "samples"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"kind": "prb_jax samples", "inputs": {}, "command": []}))
+    (run / "summary.json").write_text("{}")
+    row = {"prompt_token_ids": [], "token_ids": [], "logprob": 0, "sampled_logprob": 0, "finish": "stop"}
+    texts = {"1": "a sample", "2": "  ", "3": "own text 3", "4": "another"}
+    lines = [{"id": f"{k}:other_user", "sample": 0, "text": text, **row} for k, text in texts.items()]
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = past_texts(inputs, outputs, out=tmp_path / "more.jsonl", samples=[run])
+    assert (found.counts, found.without) == ({"other_user": 4, "policy": 2}, {"policy": 2})
+    pairs = {each.id: each for each in prb.read_comparisons(str(tmp_path / "more.jsonl"))}
+    assert pairs["1:policy"].responses == ("own text 1", "a sample")
+
+
+def test_bad_files_are_one_error(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    wrong: list[tuple[Any, Any, str]] = [
+        ({}, GOLDS, "expected a list of {id, input, profile}"),
+        (INPUTS, GOLDS[1:], "has no output of '1'"),
+        ([*INPUTS, INPUTS[0]], GOLDS, r"\[4\]: a second input with the id '1'"),
+        ([{**INPUTS[0], "input": " "}], GOLDS, r"\[0\]: field 'input': expected a text"),
+        ([{**INPUTS[0], "profile": [{"title": "x"}]}], GOLDS, r"profile\[0\]: expected \{text, title\} or"),
+        (INPUTS[:2], GOLDS, "expected two users or more, found 1"),
+    ]
+    for inputs, golds, message in wrong:
+        with pytest.raises(prb.DataError, match=message):
+            past_texts(*write(tmp_path, inputs, golds), out=out)
+    assert not out.exists()
+    out.touch()
+    with pytest.raises(prb.RunError, match="exists already"):
+        past_texts(*write(tmp_path), out=out)

@@ -1,0 +1,186 @@
+"""`prb policy-accuracy`: scores are those of transformers and of the formulas in full; the controls are right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.generation.policy_accuracy import policy_accuracy
+from prb_jax.generation.token_scores import read_policy, read_rewards
+from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
+from prb_jax.text.prompting import encode_prompts
+from prb_jax.text.view import ViewOptions
+from tests.scoring.records import write_model
+from tests.tiny_policies import VOCABULARY, write_policy
+
+LAMBDAS = (0.0, 0.7, 3.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy and a reward model with sliding windows and capped scores, and eight comparisons of four users."""
+    top = tmp_path_factory.mktemp("policy")
+    write_policy(top / "policy", "gemma2", eos=3, num_hidden_layers=2)
+    write_model(top / "rm", "gemma2", num_hidden_layers=2)
+    rows = [
+        {"id": f"q{k}", "user_id": f"u{k % 4}", "question": f"What should I cook {k}?",
+         "chosen": "Something quick." if k % 3 else "Rice, an oven.", "rejected": "No, never." * (1 + k % 2),
+         "profile": [{"id": "p", "category": "", "text": f"I like rice {k % 4}."}]}
+        for k in range(8)
+    ]  # fmt: skip
+    (top / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return top
+
+
+def logits(model: Any, ids: np.ndarray) -> np.ndarray:
+    """What transformers gives for sequences [N, T] of one length: [N, T, V] or [N, labels]."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
+
+
+def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    language = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy").eval()
+    judge = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm").eval()
+    judge.config.pad_token_id = -1  # every token is read where it stands last, the padding token too
+    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
+    comparison = next(iter(prb.read_comparisons(str(folder / "pairs.jsonl"))))
+    view = model.reader.view(ViewOptions())
+    found = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)[0]
+    rewards = read_rewards(model, [comparison], [found], view=view)[0]
+    prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
+    shown = policy.encode([comparison], profile_posts=view.profile_posts, limit=500)[0].ids
+    assert len(shown) > len(prompt)  # the reward model sees the profile
+    for k, ids in enumerate(found.ids):
+        assert policy.decode(ids) == comparison.responses[k]
+        all_logits = logits(language, np.concatenate([prompt, ids])[None])[0][len(prompt) - 1 : -1]
+        logprobs = all_logits - np.logaddexp.reduce(all_logits.astype(np.float64), axis=1)[:, None]
+        expected = np.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(found.logprobs[k], expected, atol=1e-5)
+        tokens = np.arange(VOCABULARY)
+        full = np.empty((len(ids), VOCABULARY))
+        for t in range(len(ids)):
+            before = np.concatenate([shown, ids[:t]])
+            rows = np.concatenate([np.tile(before, (VOCABULARY, 1)), tokens[:, None]], axis=1)
+            full[t] = logits(judge, rows)[:, 0]
+        np.testing.assert_allclose(rewards.rewards[k], full[np.arange(len(ids)), ids], atol=1e-5)
+        np.testing.assert_allclose(
+            rewards.tried[k], np.take_along_axis(full, found.tried[k], axis=1), atol=1e-5
+        )
+        assert rewards.start == pytest.approx(float(logits(judge, shown[None])[0, 0]), abs=1e-5)
+        facts = TokenFacts(
+            found.logprobs[k], 2.5, rewards.rewards[k], rewards.start, found.tried_logprobs[k], rewards.tried[k],
+            (found.tried[k] == ids[:, None]).any(axis=1),
+        )  # fmt: skip
+        for strength in LAMBDAS:
+            scores = response_scores(facts, strength)
+            tilted = logprobs + strength * full
+            by_token = np.take_along_axis(tilted, ids[:, None], axis=1)[:, 0]
+            step = by_token - np.logaddexp.reduce(tilted, axis=1)
+            sizes = np.array(prefix_sizes(len(ids))) - 1
+            for name in ("seq_logprob", "seq_logprob_topk"):  # with all tokens tried there is no difference
+                np.testing.assert_allclose(scores[name], np.cumsum(step)[sizes], atol=1e-4)
+            np.testing.assert_allclose(scores["token_score_sum"], np.cumsum(by_token)[sizes], atol=1e-4)
+            assert scores["seq_score"][-1] == pytest.approx(expected.sum() + strength * 2.5, abs=1e-4)
+
+
+def test_scores_of_few_candidates() -> None:
+    """By hand: two steps, one candidate each; the rest of the vocabulary has the reward of the text before it."""
+    facts = TokenFacts(
+        logprobs=np.log([0.5, 0.2]), reward=1.0, rewards=np.array([2.0, -1.0]), start=0.5,
+        tried_logprobs=np.log([[0.5], [0.6]]), tried_rewards=np.array([[2.0], [3.0]]), listed=np.array([True, False]),
+    )  # fmt: skip
+    found = response_scores(facts, 1.0)
+    first = np.log(0.5 * np.exp(2) / (0.5 * np.exp(2) + 0.5 * np.exp(0.5)))
+    second = np.log(0.2 * np.exp(-1) / (0.6 * np.exp(3) + 0.2 * np.exp(-1) + 0.2 * np.exp(2)))
+    assert found["seq_logprob"][-1] == pytest.approx(first + second)
+    assert found["seq_logprob_topk"][-1] == pytest.approx(
+        np.log(0.2 * np.exp(-1) / (0.6 * np.exp(3) + 0.2 * np.exp(-1)))
+    )
+    assert found["token_score_sum"][-1] == pytest.approx(np.log(0.1) + 1)
+    assert found["seq_score"] == pytest.approx([np.log(0.5) + 2] * 3 + [np.log(0.1) - 1, np.log(0.1) + 1])
+    for name in ("seq_logprob", "token_score_sum", "seq_score"):
+        assert response_scores(facts, 0.0)[name][-1] == np.log([0.5, 0.2]).sum()
+    assert response_scores(TokenFacts(np.log([0.5]), 2.0), 3.0) == {
+        "seq_score": [None] * 4 + [np.log(0.5) + 6]
+    }
+
+
+def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path) -> None:
+    out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")
+    command = [
+        sys.executable, "-m", "prb_jax", "policy-accuracy", str(folder / "policy"), "--rewards", model,
+        "baseline:length", "--data", data, "--out", str(out), "--candidates", "3", "--lambdas", "0.5,2",
+        "--no-progress",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "no rewards of tokens: it is no reward model with weights" in " ".join(done.stdout.split())
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["n"], summary["users"], summary["users_validation"]) == (8, 4, 1)
+    assert summary["strengths"] == [0.0, 0.5, 2.0]
+    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    own = [row for row in rows if row["scorer"] == model]
+    assert [row["control"] for row in own] == [""] * 8 + ["swap"] * 8
+    # lambda 0 is the policy alone, exactly, in every score but the one that is normalised over the candidates
+    for row in own:
+        base = row["scores"]["seq_score"][0]
+        assert row["scores"]["seq_logprob"][0] == row["scores"]["token_score_sum"][0] == base
+    assert own[0]["scores"]["seq_score"][0] == own[8]["scores"]["seq_score"][0]
+    assert own[0]["scores"]["seq_score"][1] != own[8]["scores"]["seq_score"][1]
+    # the reward alone is that of `prb evaluate`, on the users of the test part
+    scored = prb.evaluate(model, data, out=tmp_path / "scores", progress=False)
+    np.testing.assert_allclose(
+        [row["rewards"] for row in own[:8]], [row.scores for row in scored.rows], atol=1e-6
+    )
+    names = list(summary["rewards"][model]["scores"])
+    assert len(names) == 8
+    assert list(summary["rewards"]["baseline:length"]["scores"]) == ["seq_score", "seq_score_lennorm"]
+    assert summary["rewards"]["baseline:length"]["headline"] == "seq_score"
+    at_0 = {
+        summary["rewards"][model]["scores"][name]["curve"][0]["test"]
+        for name in ("seq_logprob", "token_score_sum")
+    }
+    assert at_0 == {summary["lambda_0"]["sum"]["policy_accuracy"]}
+    assert summary["n_test"] == 6
+    figures = json.loads((out / "behaviour.json").read_text())["figures"]
+    assert [figure["label"] for figure in figures] == [model, "baseline:length"]
+    assert [sum(figure["counts"]) for figure in figures] == [6, 6]
+    best = summary["rewards"][model]["scores"]["seq_logprob"]
+    assert sum(figures[0]["sums"]) / 6 == pytest.approx(best["policy_accuracy"])
+    assert best["prefixes"]["1.0"] == pytest.approx(best["policy_accuracy"])
+
+    # Killed after some rows: the same call goes on, with the same bytes; other choices are another run.
+    lines = (out / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "summary.json").unlink()
+    (out / "rows.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    options: dict[str, Any] = {"out": out, "candidates": 3, "strengths": (2, 0.5), "progress": False}
+    again = policy_accuracy(folder / "policy", [model, "baseline:length"], data, **options)
+    assert again.summary == summary
+    assert (out / "rows.jsonl").read_bytes() == b"".join(lines)
+    with pytest.raises(prb.RunError, match="candidates: 3 -> 4"):
+        policy_accuracy(folder / "policy", [model, "baseline:length"], data, **{**options, "candidates": 4})
+
+
+def test_choices_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    data, out = str(folder / "pairs.jsonl"), tmp_path / "out"
+    wrong: dict[str, dict[str, Any]] = {
+        "lambdas: expected finite numbers of at least 0": {"strengths": (-1,)},
+        "score: expected one of .*, found 'best'": {"score": "best"},
+        "score: expected one of token_score_sum": {"candidates": 0},
+        "validation: expected a share": {"validation": 1.0},
+        "expected at least two users": {"limit": 1},
+    }
+    for message, choice in wrong.items():
+        with pytest.raises(prb.DataError, match=message):
+            policy_accuracy("unread", ["baseline:length"], data, out=out, progress=False, **choice)

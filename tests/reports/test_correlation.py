@@ -1,0 +1,137 @@
+"""`prb correlate`: runs of both kinds are joined by reward model, and the figures are those of the rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import prb_jax as prb
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.scoring.open_scorer import open_scorer
+
+USERS, EACH, MODELS = 8, 6, 5
+
+
+def judge(model: int):
+    """A reward model that is right about every (model + 2)-th comparison, and a behaviour that goes with it."""
+
+    def scores(comparison: prb.Comparison) -> list[float]:
+        right = (int(comparison.id) * 7) % 11 < 4 + model
+        return [1.0, 0.0] if right else [0.0, 1.0]
+
+    return scores
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of `prb evaluate` of five functions and a baseline, and a behaviour of four of these and another one."""
+    top = tmp_path_factory.mktemp("runs")
+    rows = [
+        {"id": str(k), "user_id": f"u{k % USERS}", "subset": "ab"[k % 2], "question": "?", "chosen": "Yes.",
+         "rejected": "No."}
+        for k in range(USERS * EACH)
+    ]  # fmt: skip
+    data = top / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for model in range(MODELS):
+        prb.evaluate(judge(model), str(data), out=top / f"m{model}", name=f"m{model}", progress=False)
+    prb.evaluate("baseline:length", str(data), out=top / "length", progress=False)
+    figures = []
+    names = [f"m{model}" for model in range(1, MODELS)] + ["stranger", "baseline:length"]
+    for place, name in enumerate(names):
+        if name.startswith("baseline"):
+            identity = dict(open_scorer(name, LoadOptions()).identity())
+        else:
+            identity = {
+                **json.loads((top / "m1" / "run.json").read_text())["inputs"]["model"],
+                "function": name,
+            }
+        values = [place + 0.1 * (int(row["id"]) % 5) + (place == 2) * 2 for row in rows]
+        clusters = [cluster_of(row["user_id"], row["id"]) for row in rows]
+        figures.append(
+            figure_of(
+                values,
+                clusters,
+                name="quality",
+                label=name,
+                identity=identity,
+                setting={},
+                policy="LlamaForX",
+            )
+        )
+    (top / "behaviour").mkdir()
+    write_behaviour(top / "behaviour", figures)
+    return top
+
+
+def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_path: Path) -> None:
+    scores = [folders / name for name in ("m0", "m1", "m2", "m3", "m4", "length")]
+    lineage = tmp_path / "lineage.json"
+    lineage.write_text(json.dumps({"m1": "Llama", "m2": "Qwen3"}))
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "prb_jax", "correlate", "--scores", *map(str, scores), "--behaviour",
+        str(folders / "behaviour"), "--out", str(out), "--draws", "200", "--lineage", str(lineage),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "the order is not resolved",
+        "in --scores alone, left out: m0",
+        "left out: stranger (quality)",
+    ):
+        assert said in " ".join(done.stdout.split())
+    found = json.loads((out / "correlate.json").read_text())
+    assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")
+    models = {model["name"]: model for model in found["models"]}
+    assert [models[name]["lineage"] for name in ("m1", "m2", "m3")] == ["Llama", "Qwen3", None]
+    assert models["m1"]["behaviour"]["quality"]["same_as_policy"]
+    assert not models["m2"]["behaviour"]["quality"]["same_as_policy"]
+    own = ("m1", "m2", "m3", "m4", "length")
+    summaries = {name: json.loads((folders / name / "summary.json").read_text()) for name in own}
+    for name, summary in summaries.items():
+        benchmark = models[name]["benchmark"]
+        assert benchmark["accuracy"]["value"] == pytest.approx(summary["accuracy"])
+        assert benchmark["user_accuracy"]["value"] == pytest.approx(summary["user_accuracy"])
+        subsets = list(summary["accuracy_by_subset"].values())
+        assert benchmark["subset_quantile"]["value"] == pytest.approx(np.quantile(subsets, 0.1))
+        low, high = benchmark["accuracy"]["ci95"]
+        assert low <= summary["accuracy"] <= high
+    assert {each["benchmark"] for each in found["correlations"]} == {
+        "accuracy", "user_accuracy", "user_quantile", "subset_quantile",
+    }  # fmt: skip
+    x = [summaries[name]["accuracy"] for name in own]
+    y = [models[name]["behaviour"]["quality"]["value"] for name in own]
+    first = found["correlations"][0]
+    assert (first["benchmark"], first["models"]) == ("accuracy", 5)
+    assert first["measures"]["spearman"]["value"] == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
+    assert first["measures"]["kendall"]["value"] == pytest.approx(scipy.stats.kendalltau(x, y).statistic)
+    # the same from Python, and the same figures again; nothing is written without `out`
+    again = prb.correlate(scores, [folders / "behaviour"], draws=200, lineage=lineage)
+    assert json.loads(json.dumps(again)) == found
+
+
+def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Path) -> None:
+    behaviour = [folders / "behaviour"]
+    with pytest.raises(
+        prb.RunError, match=r"at least 3 reward models .* found 1: m1; .* alone: m2, m3, m4, stranger"
+    ):
+        prb.correlate([folders / "m0", folders / "m1"], behaviour)
+    with pytest.raises(prb.RunError, match=r"found no behaviour\.json in it"):
+        prb.correlate([folders / "m1"], [folders / "m1"])
+    with pytest.raises(prb.RunError, match=r"also in .*behaviour; expected it once"):
+        prb.correlate([folders / "m1"], behaviour * 2)
+    with pytest.raises(prb.DataError, match="quantile: expected above 0"):
+        prb.correlate([folders / "m1"], behaviour, quantile=0.7)
+    prb.evaluate(
+        judge(1), str(folders / "pairs.jsonl"), out=tmp_path / "again", name="m1", seed=3, progress=False
+    )
+    with pytest.raises(prb.RunError, match="m1 and again: the same reward model twice"):
+        prb.correlate([folders / "m1", tmp_path / "again"], behaviour)
