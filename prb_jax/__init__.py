@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.scoring.ask import Question, ask
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
@@ -70,6 +71,8 @@ _HOMES = {
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
+    "PpoResult": "prb_jax.rl.ppo",
+    "ppo": "prb_jax.rl.ppo",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
     "write_features": "prb_jax.scoring.write_features",
@@ -87,6 +90,7 @@ __all__ = [
     "Policy",
     "Post",
     "PostsSweep",
+    "PpoResult",
     "PrbError",
     "PrbWarning",
     "Question",
@@ -108,6 +112,7 @@ __all__ = [
     "load_policy",
     "personalise",
     "policy_accuracy",
+    "ppo",
     "push",
     "read_comparisons",
     "report",
