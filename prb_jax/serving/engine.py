@@ -1,8 +1,8 @@
 """Requests of many clients scored together: whatever waits when the device is free goes into the next batch.
 
-One thread makes trees of the requests and gives batches to the device, the oldest request first; another one waits for
-the scores. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
-fills the next one.
+One thread makes trees of the requests and gives batches to the device, full ones first, though the oldest request is
+passed over a few times at most; another one waits for the scores. A batch that is not full is computed only where the
+device has nothing else to do: what comes in meanwhile fills the next one.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Engine:
         self._jobs: deque[_Job] = deque()
         self._running: SimpleQueue[tuple[Dealt, list[_Ready], jax.Array] | None] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, 1, False
+        self._passed = 0  # batches since one held the oldest tree
         self._news = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
@@ -192,7 +193,7 @@ class Engine:
         return [_Ready(each, [owners[number] for number in each.members]) for each in grown]
 
     def _choose(self, pool: Sequence[_Ready]) -> Dealt | None:
-        """The batch that holds the oldest tree; None while it is better to wait."""
+        """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
             in_flight = self._in_flight
             if in_flight >= IN_FLIGHT:
@@ -208,7 +209,11 @@ class Engine:
         if in_flight and len(dealt) == 1:  # more may come while the device is busy
             self._wake_below = 1
             return None
-        return next(each for each in dealt if 0 in each.members)
+        chosen = max(dealt, key=lambda each: each.computed)
+        if self._passed >= AHEAD:
+            chosen = next(each for each in dealt if 0 in each.members)
+        self._passed = 0 if 0 in chosen.members else self._passed + 1
+        return chosen
 
     def _start(self, dealt: Dealt, batch: list[_Ready]) -> None:
         """Give a batch to the device."""
