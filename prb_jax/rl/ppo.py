@@ -27,7 +27,7 @@ from prb_jax.errors import RunError, short_repr
 from prb_jax.rl.board import RolloutBoard
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.loop import Loop, response_columns
-from prb_jax.rl.record import open_ppo_run, read_ppo_run, run_inputs, run_summary
+from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
 from prb_jax.rl.rewards import Reward, open_reward
 from prb_jax.rl.rollouts import Sampler, encode_pairs
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
@@ -50,8 +50,6 @@ from prb_jax.trees.shapes import Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
 ADAPTER = "adapter"
-PANELS = (("reward", "Reward"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens"))
-_PAIR_PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
 
 _STEPS_SIMULATED = 16
 _BATCH_COST = 256
@@ -256,7 +254,7 @@ class _Run:
         if self.settings.log.plot:
             from prb_jax.training.curves import plot_curves
 
-            panels = _PAIR_PANELS if self.settings.algorithm == "dpo" else PANELS
+            panels = panels_of(log.rows)
             try:
                 plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name, panels=panels)
                 if watch is not None:

@@ -10,17 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from prb_jax.data.reading import read_json
+from prb_jax.errors import RunError
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.rl.step_rows import ROLLOUTS
 from prb_jax.runs.folder import as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.training.config import flat_settings
+from prb_jax.training.curves import PANELS, Panels
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
 from prb_jax.training.record import computing_versions
 from prb_jax.training.splits import TrainingData
 
 KIND = "prb_jax policy training"
+_PANELS: Panels = (
+    ("reward", "Reward"), ("gold", "Gold"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens")
+)  # fmt: skip
 
 # Known by their contents, or without effect on the result.
 _WITHOUT_EFFECT = (
@@ -74,6 +80,23 @@ def read_ppo_run(path: Path) -> dict[str, Any] | None:
     """
     others = ("run.json", CHECKPOINTS, MODEL, ROLLOUTS)
     return read_record(path, TRAIN, kind=KIND, command="prb ppo", others=others)
+
+
+def is_ppo_run(path: Path) -> bool:
+    """Tell whether a folder holds a run of `prb ppo`.
+
+    Raises:
+      RunError: its ``train.json`` cannot be read.
+    """
+    found = read_json(path / TRAIN, error=RunError, optional=True)
+    return isinstance(found, dict) and found.get("kind") == KIND
+
+
+def panels_of(rows: Sequence[Mapping[str, Any]]) -> Panels:
+    """Return what is drawn of these rows of metrics; of pairs loss, accuracy and margin."""
+    if any("accuracy" in row for row in rows):
+        return PANELS
+    return tuple(panel for panel in _PANELS if any(panel[0] in row for row in rows))
 
 
 def open_ppo_run(

@@ -33,15 +33,7 @@ class StepRows:
 
     def __init__(self, path: Path, *, step: int) -> None:
         self.path = path
-        self.rows: list[dict[str, Any]] = []
-        data = path.read_bytes() if path.exists() else b""
-        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            where, hint = f"{path}:{number}: not a row of a step", "remove the line to continue the run"
-            row = parse_json(line, where=where, error=RunError, hint=hint)
-            if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise RunError(f"{where}; {hint}")
-            if row["step"] <= step:
-                self.rows.append(row)
+        self.rows = [row for row in read_step_rows(path) if row["step"] <= step]
         with writing(path), whole_file(path) as file:
             file.writelines(map(_line, self.rows))
 
@@ -55,6 +47,23 @@ class StepRows:
         """Wait for the disk."""
         with writing(self.path), self.path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def read_step_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, without a torn last line; none where there is no file.
+
+    Raises:
+      RunError: a line that is no such row.
+    """
+    found = []
+    data = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        where, hint = f"{path}:{number}: not a row of a step", "remove the line to continue the run"
+        row = parse_json(line, where=where, error=RunError, hint=hint)
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise RunError(f"{where}; {hint}")
+        found.append(row)
+    return found
 
 
 def rollout_rows(

@@ -38,6 +38,14 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> N
     assert all(row["gold_ci95"][0] <= row["gold"] <= row["gold_ci95"][1] for row in watched)
     assert (out / "overoptimisation.png").exists()
     assert (out / "model" / "config.json").exists()
+    page = prb.report(out, out=tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in (
+        "a policy in training",
+        "The watch ended the run: gold fell",
+        "Reward, gold, KL to",
+        "Rollouts to read",
+    ):
+        assert text in page
 
 
 def row(reward: float, gold: float | None = None, kl: float = 0.0) -> dict[str, float]:
