@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import prb_jax as prb
+from prb_jax.rl.settings import load_ppo_settings
 from tests.rl.tiny import (
     BANDIT,
     LETTER,
@@ -123,7 +124,9 @@ def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
 
 
 def test_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path) -> None:
-    run(model, tmp_path / "still", **BANDIT, steps=2, optimizer__learning_rate=0.0)
+    """Also where matrices are rounded in each pass, and the weights that are trained are not."""
+    mixed = {"dtype": "bfloat16", "export_dtype": "float32"}
+    run(model, tmp_path / "still", **BANDIT, **mixed, steps=2, optimizer__learning_rate=0.0)
     assert [row["kl"] for row in metrics(tmp_path / "still")] == [0.0, 0.0]
     assert weights(tmp_path / "still" / "model") == weights(model)
 
@@ -191,6 +194,19 @@ def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> No
         adapted = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")(ids).logits.numpy()
         np.testing.assert_allclose(adapted, merged(ids).logits.numpy(), atol=1e-4)
     assert np.abs(adapted - before).max() > 0.01
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "rl").glob("*.py")), ids=lambda path: path.stem)
+def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
+    found = load_ppo_settings(config, ["model=PATH", "data=FILE", "reward=MODEL"])
+    assert f"prb ppo configs/rl/{config.name} " in config.read_text(encoding="utf-8")
+    if (
+        config.stem == "paper"
+    ):  # no KL, one rollout, ten times the rate for the value function, a tenth of the score
+        assert (found.kl.coefficient, found.rollout.n, found.scoring.scale) == (0.0, 1, 0.1)
+        assert found.value.learning_rate == pytest.approx(10 * found.optimizer.learning_rate)
+        assert found.batch.updates == 8
+        assert found.scoring.failed is None
 
 
 @pytest.mark.parametrize(
