@@ -3,7 +3,7 @@
 ``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
 ``metrics.jsonl``   one row a step.
 ``rollouts.jsonl``  some rollouts of some steps.
-``watch.jsonl``     gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
 ``checkpoints/``    states to continue from.
 ``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
 ``summary.json``    written last: a folder that has it is finished.

@@ -1,4 +1,4 @@
-"""Files of JSON lines that grow step by step: `rollouts.jsonl`, to be read by people, and `watch.jsonl`."""
+"""Files of JSON lines that grow step by step: `rollouts.jsonl`, to be read by people, and `gold.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The watch over a policy that may find a weakness of its reward: gold beside the reward, and when to stop.
 
-``watch.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
+``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
 and the share of distinct words and pairs of words. ``overoptimisation.png`` shows reward and gold against the square
 root of the KL, as Gao et al. 2023 (2210.10760) do.
 """
@@ -20,7 +20,7 @@ from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.step_rows import StepRows
 
-WATCH = "watch.jsonl"
+GOLD = "gold.jsonl"
 PICTURE = "overoptimisation.png"
 
 
@@ -36,7 +36,7 @@ class Watch:
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
         self.out, self.settings, self.gold = out, settings, gold
-        self.rows = StepRows(out / WATCH, step=step) if gold is not None else None
+        self.rows = StepRows(out / GOLD, step=step) if gold is not None else None
 
     def measure(
         self,
