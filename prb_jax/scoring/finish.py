@@ -47,7 +47,6 @@ def finish_run(
     baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
-    reference: Sequence[ScoredRow] | None = None,
     controls: Mapping[str, Any] | None = None,
 ) -> tuple[Sequence[ScoredRow], dict[str, Any]]:
     """Put the rows of a run in order, and write the summary and what else belongs to the folder.
@@ -62,7 +61,6 @@ def finish_run(
       baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
-      reference: the unquantised model's rows, if there are any.
       controls: figures of each control, by its name.
 
     Returns:
@@ -97,7 +95,7 @@ def finish_run(
         )
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
+        summary["quantization"] = quantization_figures(scorer)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     unknown = None if reader is None else reader.unknown_users(rows)
     if isinstance(scorer, AdaptsToUsers):

@@ -93,10 +93,6 @@ class Quantized(Protocol):
         """Before quantising and as held, if known."""
         ...
 
-    def without_weights(self) -> Scorer:
-        """The same, with nothing left of it in memory but what is not weights: it scores no more."""
-        ...
-
 
 @runtime_checkable
 class AdaptsToUsers(Protocol):
