@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.metrics.best_of import mean_interval
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.step_rows import StepRows
@@ -65,9 +65,9 @@ class Watch:
             "step": step,
             "kl": kl,
             "reward": float(scores.mean()),
-            "reward_ci95": mean_interval(scores.mean(axis=1), users),
+            **mean_interval(scores.mean(axis=1), users).to_json("reward_ci95"),
             "gold": float(gold.mean()),
-            "gold_ci95": mean_interval(gold.mean(axis=1), users),
+            **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
             **found,
         }
         self.rows.write([row])

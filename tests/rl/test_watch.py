@@ -11,7 +11,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.watch import distinct, reason_to_stop
-from tests.rl.tiny import BANDIT, comparisons, has_letter, metrics, settings, write_tiny_policy
+from tests.rl.tiny import BANDIT, has_letter, metrics, rows, settings, write_tiny_policy
 
 
 def lacks_letter(comparison: prb.Comparison) -> Sequence[float]:
@@ -28,14 +28,15 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> N
         | {"steps": 30, "watch.window": 3, "log.plot": True, "rollout.keep_every": 99}
     )
     out = tmp_path / "run"
-    result = prb.ppo(given, out=out, data=comparisons(), reward=has_letter, gold=lacks_letter, progress=False)
-    rows = metrics(out)
-    assert 6 <= result.steps == len(rows) < 30
+    people = [prb.Comparison.from_row(each | {"user_id": each["id"]}, where="test") for each in rows()]
+    result = prb.ppo(given, out=out, data=people, reward=has_letter, gold=lacks_letter, progress=False)
+    steps = metrics(out)
+    assert 6 <= result.steps == len(steps) < 30
     assert "gold fell from" in result.summary["ended_by_watch"]
-    for row in rows:  # of 64 rollouts, those without a letter at all are worth 0 by both
+    for row in steps:  # of 64 rollouts, those without a letter at all are worth 0 by both
         assert row["gold"] + row["reward"] == pytest.approx(1.0 - row["empty"] / 64)
     watched = [json.loads(line) for line in (out / "gold.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in watched] == [row["step"] for row in rows]
+    assert [row["step"] for row in watched] == [row["step"] for row in steps]
     assert all(row["gold_ci95"][0] <= row["gold"] <= row["gold_ci95"][1] for row in watched)
     assert (out / "overoptimisation.png").exists()
     assert (out / "model" / "config.json").exists()
