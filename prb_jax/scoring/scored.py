@@ -95,6 +95,15 @@ class Quantized(Protocol):
 
 
 @runtime_checkable
+class HasJudgements(Protocol):
+    """A scorer that keeps more of each comparison than scores, and sums it up."""
+
+    def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of all comparisons, JSON-ready."""
+        ...
+
+
+@runtime_checkable
 class AdaptsToUsers(Protocol):
     """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted."""
 
