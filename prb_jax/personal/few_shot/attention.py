@@ -1,13 +1,12 @@
 """Bilinear attention from candidates to a person's posts and choices: the cheapest reader of a profile.
 
-    r(e | memory) = c v.e + g sum_m a_m(e) s_m <L^T e, N^T x_m>
+    r(e | memory) = v.e + g sum_m a_m(e) s_m <L^T e, N^T x_m>
     a(e) = softmax over m, and an empty slot, of <Q^T e, K^T x_m> / sqrt(h)
 
 The memory holds every post of the profile (s = 1 for the person's own words and for texts they agree with, -1 for
 texts they disagree with), and both responses of each of the k comparisons (s = 1 chosen, -1 rejected). Own words,
 votes and comparisons have a gain g each. L and N start as one random projection, so at the start a response is
-liked that is similar to the texts the person likes; training learns which similarity counts. v is pooled
-Bradley-Terry and stays it, since training it again by episodes overfits; its weight c is trained. Low-rank bilinear
+liked that is similar to the texts the person likes; training learns which similarity counts. Low-rank bilinear
 similarity with the attention of Vaswani and others 2017; ours.
 """
 
@@ -70,7 +69,6 @@ def fit(
     similar, attended = projection(settings.width**-0.5), projection(1.0)
     arrays = {
         "direction": pooled,
-        "pooled_weight": np.float32(1),
         "candidate_value": similar,
         "memory_value": similar.copy(),
         "candidate_key": attended,
@@ -78,7 +76,7 @@ def fit(
         "gains": np.full(3, settings.gain, np.float32),
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, frozen=("direction",), key=key, mesh=mesh)
+    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
 
 
 def _state(fitted: Fitted, memory: Array, signs: Array, kinds: Array, mask: Array) -> State:
@@ -122,8 +120,7 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     logits = jnp.concatenate([logits, jnp.zeros((len(logits), 1))], axis=1)  # the empty slot
     weights = jax.nn.softmax(logits, axis=1)[:, :-1]
     similar = responses.features @ arrays["candidate_value"] @ state["values"].T
-    pooled = responses.features @ arrays["direction"]
-    return arrays["pooled_weight"] * pooled + jnp.sum(weights * similar, axis=1)
+    return responses.features @ arrays["direction"] + jnp.sum(weights * similar, axis=1)
 
 
 METHOD = Method("attention", AttentionSettings, fit, adapt, score, empty_state)

@@ -1,7 +1,7 @@
 """GPO: a transformer reads a person's comparisons in context and scores a response (arXiv 2310.11523).
 
     context tokens: MLP[delta_i; 1], MLP[-delta_i; -1] and one learned null token;  target token: MLP[e; 0]
-    layers of attention whose keys are the context alone, without positions;  r(e) = m(e) + c v.e
+    layers of attention whose keys are the context alone, without positions;  r(e) = m(e) + v.e
 
 Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
 r(delta) = -r(-delta). The null token defines k = 0. The published head predicts a mean and a deviation of a number
@@ -72,7 +72,6 @@ def fit(
 
     arrays = {
         "direction": pooled,
-        "pooled_weight": np.float32(1),
         "scale": np.float32(1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)) / len(pooled))),
         "embed": init_mlp(rng, [len(pooled) + 1, *[width] * settings.embedding]),
         "null": rng.normal(0, 1, width).astype(np.float32),
@@ -80,7 +79,7 @@ def fit(
         "head": init_linear(rng, width, 1, gain=0.1),
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, frozen=("direction",), key=key, mesh=mesh)
+    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
 
 
 def _norm(x: Array) -> jax.Array:
@@ -139,7 +138,7 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     for index, layer in enumerate(fitted.arrays["layers"]):
         tokens = _layer(layer, tokens, state["tokens"][index], state["mask"], fitted.settings.heads)
     found = linear(fitted.arrays["head"], _norm(tokens))[:, 0]
-    return found + fitted.arrays["pooled_weight"] * (responses.features @ fitted.arrays["direction"])
+    return found + responses.features @ fitted.arrays["direction"]
 
 
 METHOD = Method("gpo", GPOSettings, fit, adapt, score, empty_state)

@@ -1,7 +1,7 @@
 """P-RLHF on features: an embedding of the person conditions a shared network (arXiv 2402.05133).
 
     individual:  E_u = E_0 + O_u        cluster:  E_u = sum_k softmax(w_u)_k C_k
-    r(e | E) = c v.e + MLP[e; E]        v: pooled Bradley-Terry, which stays as it is
+    r(e | E) = v.e + MLP[e; E]
     L = alpha loss(pair | E_u) + (1 - alpha) loss(pair | E_0),  loss = softplus(-(r_w - r_l))
 
 The published E is a soft prompt before the input of the language model, which `prb train` does with
@@ -87,7 +87,6 @@ def _fit(
     own = settings.clusters if isinstance(settings, UserClustersSettings) else width
     start = {
         "direction": pooled,
-        "pooled_weight": np.float32(1),
         "network": init_mlp(rng, [len(pooled) + width, settings.hidden, settings.hidden, 1]),
         "generic": np.zeros(width, np.float32),
         "people": rng.normal(0, 0.3, (seen.people, own)).astype(np.float32),
@@ -114,8 +113,7 @@ def _rewards(arrays: Any, features: Array, embedding: Array) -> jax.Array:
     """float32 [...] of features [..., D] under E [..., T], broadcast."""
     embedding = jnp.broadcast_to(embedding, (*features.shape[:-1], embedding.shape[-1]))
     rows = jnp.concatenate([features, embedding], axis=-1)
-    pooled = arrays["pooled_weight"] * (features @ jax.lax.stop_gradient(arrays["direction"]))
-    return pooled + mlp(arrays["network"], rows, jnp.tanh)[..., 0]
+    return features @ arrays["direction"] + mlp(arrays["network"], rows, jnp.tanh)[..., 0]
 
 
 def _loss(
