@@ -22,7 +22,10 @@ from prb_jax.models import DTYPES
 
 def _strengths(text: str) -> tuple[float, ...]:
     """Return numbers, as in "0,0.5,1"."""
-    return tuple(float(part) for part in text.split(","))
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers, as 0,0.5,1, found {text!r}") from None
 
 
 def add(verbs: Verbs) -> None:
