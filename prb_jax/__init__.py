@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.guide import guide
+    from prb_jax.generation.judge_run import judge
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
     from prb_jax.generation.policy_accuracy import policy_accuracy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.scoring.ask import Question, ask
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
@@ -60,6 +62,7 @@ _HOMES = {
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "judge": "prb_jax.generation.judge_run",
     "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
@@ -70,6 +73,8 @@ _HOMES = {
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
     "split": "prb_jax.sources.split",
+    "PpoResult": "prb_jax.rl.ppo",
+    "ppo": "prb_jax.rl.ppo",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
     "write_features": "prb_jax.scoring.write_features",
@@ -87,6 +92,7 @@ __all__ = [
     "Policy",
     "Post",
     "PostsSweep",
+    "PpoResult",
     "PrbError",
     "PrbWarning",
     "Question",
@@ -103,11 +109,13 @@ __all__ = [
     "evaluate",
     "evaluate_posts",
     "guide",
+    "judge",
     "leaderboard",
     "load",
     "load_policy",
     "personalise",
     "policy_accuracy",
+    "ppo",
     "push",
     "read_comparisons",
     "report",

@@ -18,6 +18,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.rl.settings import PpoSettings
 from prb_jax.training.config import flat_settings
 from prb_jax.training.settings import TrainSettings
 from tests.test_rooms import ORDER
@@ -63,10 +64,13 @@ def parsers() -> dict[str, ArgumentParser]:
     return dict(below(cli.parser(), ""))
 
 
-def check_settings(words: list[str]) -> None:
-    known = flat_settings(TrainSettings())
+SETTINGS = {"train": flat_settings(TrainSettings()), "ppo": flat_settings(PpoSettings())}
+"""The keys of the verbs that take a config."""
+
+
+def check_settings(verb: str, words: list[str]) -> None:
     for key in (word.partition("=")[0] for word in words if re.match(r"[a-z_.]+=", word)):
-        assert key in known, f"{key}: no setting of training"
+        assert key in SETTINGS[verb], f"{key}: no setting of prb {verb}"
 
 
 @each_page
@@ -79,8 +83,8 @@ def test_command_lines_are_parsed(page):
             options = cli.parser().parse_args(words)
         except SystemExit:
             pytest.fail(f"not a command line: {line}")
-        if words[0] == "train":
-            check_settings(options.overrides)
+        if words[0] in SETTINGS:
+            check_settings(words[0], options.overrides)
 
 
 @each_page
@@ -93,19 +97,20 @@ def test_commands_within_sentences_have_a_verb_and_flags_that_there_are(page):
         for word in words:
             if word.startswith("--"):
                 assert any(word in parser._option_string_actions for parser in chosen), f"{words}: no {word}"
-        if words[0] == "train":
-            check_settings(words[1:])
+        if words[0] in SETTINGS:
+            check_settings(words[0], words[1:])
 
 
 @each_page
 def test_flags_and_settings_alone_belong_to_a_command(page):
     flags = {flag for parser in parsers().values() for flag in parser._option_string_actions}
-    sections = {name.partition(".")[0] for name in flat_settings(TrainSettings()) if "." in name}
+    known = {name for settings in SETTINGS.values() for name in settings}
+    sections = {name.partition(".")[0] for name in known if "." in name}
     for span in spans(page):
         if span.startswith("--"):
             assert span.split()[0] in flags, f"{span}: no command has this flag"
         if (found := re.fullmatch(r"([a-z_]+)\.(\w+|\*)(=.*)?", span)) and found[1] in sections:
-            assert found[2] == "*" or f"{found[1]}.{found[2]}" in flat_settings(TrainSettings()), span
+            assert found[2] == "*" or f"{found[1]}.{found[2]}" in known, span
 
 
 @each_page

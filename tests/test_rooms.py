@@ -33,6 +33,7 @@ ORDER = (
     ("study",),
     ("training",),
     ("generation",),
+    ("rl",),
     ("serving",),
     ("reports",),
     ("inspection",),

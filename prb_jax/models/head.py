@@ -193,8 +193,11 @@ class LanguageHead(ReadsAnything):
         return ()
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        matrix = params["embed"].T if self.tied else params["lm_head"]
-        return self._capped(dense(states.read(), matrix))
+        return self.logits(params, states.read())
+
+    def logits(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
+        """Return the logits float32 [..., V] after normed states float32 [..., D], in full float32."""
+        return self._capped(dense(states, params["embed"].T if self.tied else params["lm_head"]))
 
     def next_token(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
         """The logits float32 [..., V] after normed states [..., D]; factors in the dtype of the states.

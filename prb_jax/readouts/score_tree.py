@@ -62,7 +62,7 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    return config.head(params, TreeStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, TreeStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def score_stream(
@@ -103,7 +103,7 @@ def score_stream(
         differentiated=differentiated,
         reads_only=reads_only,
     )
-    return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+    return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
 
 
 def is_pointwise(config: DecoderConfig) -> bool:
@@ -112,7 +112,8 @@ def is_pointwise(config: DecoderConfig) -> bool:
     return not config.head.needs
 
 
-def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+def last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    """Return the model's last norm, of float32 states [..., D]."""
     return functools.partial(
         rms_norm,
         weight=params["final_norm"],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from prb_jax.runs.users import UserLine
+
 _COLOURS = {
     "#000000": "var(--ink)",
     "#262626": "var(--ink)",
@@ -29,6 +31,7 @@ _COLOURS = {
     "#ff7f0e": "var(--second)",
 }
 _FIRST, _SECOND, _MUTED = "#1f77b4", "#ff7f0e", "#808080"
+_MOST_USERS = 300  # of which a picture has a point each
 
 
 def draw_margins(margins: np.ndarray) -> Drawing:
@@ -109,6 +112,32 @@ def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing:
     )
 
 
+def draw_each_user(lines: Sequence[UserLine]) -> Drawing:
+    """Draw the accuracy of each user with its interval, from the lowest to the highest."""
+    ordered = sorted(lines, key=lambda line: (line.accuracy, line.user))
+    step = -(-len(ordered) // _MOST_USERS)
+    shown = [*ordered[:-1:step], ordered[-1]]  # the highest too
+    figure, axis = _figure()
+    places = [place for place, line in enumerate(shown) if line.ci95 is not None]
+    bounds = [line.ci95 for line in shown if line.ci95 is not None]
+    axis.vlines(places, [b[0] for b in bounds], [b[1] for b in bounds], color=_MUTED, linewidth=1, alpha=0.6)
+    axis.plot([line.accuracy for line in shown], color=_FIRST, marker=".", linestyle="none")
+    axis.set_ylim(-0.02, 1.02)
+    axis.set_xticks([])
+    axis.set_xlabel("users, from the lowest accuracy to the highest")
+    axis.set_ylabel("accuracy")
+    which = (
+        "" if len(shown) == len(lines) else f" {len(shown):,} of {len(lines):,} users, at equal distances."
+    )
+    without = sum(line.ci95 is None for line in lines)
+    few = f" {without:,} users with fewer than six comparisons have none." if without else ""
+    return _drawing(
+        figure,
+        "Accuracy of each user",
+        f"A point for each user, and the 95 % interval over the comparisons of that user.{few}{which}",
+    )
+
+
 def draw_points(
     title: str,
     points: Sequence[tuple[str, float | None, Sequence[float] | None]],
@@ -137,15 +166,28 @@ def draw_points(
     return _drawing(figure, title, description)
 
 
-def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`."""
-    from prb_jax.training.curves import curves_figure
+def draw_curves(
+    rows: Sequence[Mapping[str, Any]], *, panels: Sequence[tuple[str, str]] | None = None
+) -> Drawing:
+    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`.
+
+    Args:
+      rows: of the file.
+      panels: numbers and what they are called; loss, accuracy and margin if not given.
+    """
+    from prb_jax.training.curves import PANELS, curves_figure
+
+    panels = PANELS if panels is None else panels
+    *first, last = [
+        label if place == 0 or label[:2].isupper() else label.lower()
+        for place, (_, label) in enumerate(panels)
+    ]
 
     steps = max((row["step"] for row in rows), default=0)
     return _drawing(
-        curves_figure(rows, size=(9, 3)),
+        curves_figure(rows, size=(9, 3), panels=panels),
         "Learning curves",
-        f"Loss, accuracy and mean margin over {steps:,} steps: of training (thin: each step; thick: running mean) and "
+        f"{', '.join(first)} and {last} over {steps:,} steps: of training (thin: each step; thick: running mean) and "
         "of validation where there was any.",
     )
 

@@ -53,6 +53,11 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{summary['users_with_one_choice']:,} people have one choice alone: nothing to adapt on beside it"
         )
+    if any(summary["choices_that_tell_a_query"]):
+        notes.append(
+            f"{max(summary['choices_that_tell_a_query']):,} choices share a response with one to be predicted of the "
+            "same person: nobody is adapted on them, and nothing is fitted on them"
+        )
     if summary["posts_that_judge_a_candidate"]:
         notes.append(
             f"{summary['posts_that_judge_a_candidate']:,} posts that judge a response of the same person's comparisons "

@@ -180,7 +180,8 @@ class PersonalisedModel:
                 one = comparisons[index]
                 own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
                 self._refuse_told(one)
-                shown.append(((*self.contexts.get(str(one.user_id), ()), *own[-MOST:]), one))
+                before_it = (*self.contexts.get(str(one.user_id), ()), *own[-MOST:])
+                shown.append((_without_told(before_it, one), one))
                 own.append(one)
             if not skip(indices):
                 scores = self._score(shown)
@@ -332,6 +333,12 @@ def load_personalised(folder: str | Path, options: LoadOptions | None = None) ->
             f"{quote(before)}, found {quote(now)}"
         )
     return PersonalisedModel(fitted, embedder)
+
+
+def _without_told(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
+    """The comparisons that share no response with the query: a response that was judged tells the label."""
+    asked = set(query.responses)
+    return tuple(one for one in context if asked.isdisjoint(one.responses))
 
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:

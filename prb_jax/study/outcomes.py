@@ -107,7 +107,7 @@ def make_part(choices: Choices, split: Split) -> Part:
     """Return the contexts and queries of the seen and the unseen people of a split."""
     asked = ~split.of_part(choices.users, VALIDATION_PART)
     queries = group(choices, asked & split.queries)
-    known = asked & ~split.queries
+    known = asked & ~split.queries & ~split.told
     if not known.any():
         empty = np.zeros((len(queries.users), 1), np.int32)
         return Part(choices, split, UserRows(queries.users, empty, empty > 0), queries)
@@ -184,8 +184,9 @@ def run_method(
     seconds = time.perf_counter() - start
     if choices.posts is not None and "posts" not in {need.partition(".")[0] for need in method.needs}:
         blind = replace(choices, posts=None)
-        for count in shots:
-            verdicts[NO_PROFILE, count] = judge(adapt(count, blind), blind)
+        if not _equal(states, adapt(width, blind)):  # it reads posts
+            for count in shots:
+                verdicts[NO_PROFILE, count] = judge(adapt(count, blind), blind)
     controls = {}
     if method.controls is not None:
         rows = contexts.first(max(shots), width=width)
@@ -206,6 +207,12 @@ def run_method(
         verdicts=verdicts,
         figures=figures,
     )
+
+
+def _equal(states: Any, others: Any) -> bool:
+    """Whether the states of all people are the same."""
+    pairs = zip(jax.tree.leaves(states), jax.tree.leaves(others), strict=True)
+    return all(one.shape == other.shape and np.array_equal(one, other) for one, other in pairs)
 
 
 def _other_users(part: Part) -> np.ndarray:

@@ -289,6 +289,7 @@ def _run(
         "users_with_one_choice": int((np.bincount(counts.users) == 1).sum()),
         "excluded": dict(population.excluded),
         "left_out_methods": left_out,
+        "choices_that_tell_a_query": [int(split.told.sum()) for split in splits],
         "posts_that_judge_a_candidate": removed,
         "checks": checks,
         "numbers": {

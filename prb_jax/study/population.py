@@ -16,10 +16,10 @@ from prb_jax.personal.features import FeatureStore, post_key, read_post
 from prb_jax.personal.few_shot.choices import Choices
 from prb_jax.scoring.clusters import clusters_of
 
-NO_USER: Final = "comparisons without a user"
-IDENTICAL: Final = "identical responses"
-REPEATED: Final = "a choice that the same user made before"
-CONTRADICTED: Final = "a pair that the same user judged both ways"
+NO_USER: Final[str] = "comparisons without a user"
+IDENTICAL: Final[str] = "identical responses"
+REPEATED: Final[str] = "a choice that the same user made before"
+CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
 EXCLUDED: Final = (NO_USER, IDENTICAL, REPEATED, CONTRADICTED)
 
 
@@ -95,7 +95,8 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
       DataError: no comparison names a user, nothing is left, or a text has no features in the store.
     """
     texts = [""] * len(store.answers)
-    found, excluded = list[_Choice](), Counter(dict.fromkeys(EXCLUDED, 0))
+    found = list[_Choice]()
+    excluded: Counter[str] = Counter(dict.fromkeys(EXCLUDED, 0))
     for number, comparison in enumerate(comparisons):
         if comparison.user_id is None:
             excluded[NO_USER] += 1

@@ -38,10 +38,10 @@ def read_settings(texts: Iterable[str]) -> dict[str, Any]:
         own = given.setdefault(name, {})
         if field in own:
             raise DataError(f"settings: {place} is given twice")
-        read = tuple(map(_value, value.split(",")))
+        read = [_value(part) for part in value.split(",")]
         if not isinstance(default[field], tuple) and len(read) > 1:
             raise DataError(f"settings: {place}: expected one value, found {quote(value)}")
-        own[field] = read if isinstance(default[field], tuple) else read[0]
+        own[field] = tuple(read) if isinstance(default[field], tuple) else read[0]
     return {name: method_named(name).settings(**own) for name, own in given.items()}
 
 

@@ -29,6 +29,8 @@ class Split:
       part: int8 [U]: 0 seen, 1 validation, 2 unseen.
       queries: bool [n]: the choices to be predicted; the others of a person may be adapted on. Of seen people nothing
         is fitted on the queries.
+      told: bool [n]: choices with a response that the same person judges in a query, so that they tell its label:
+        nothing is fitted on them, and nobody is adapted on them.
       trained: bool [n]: the choices of seen people that methods are fitted on.
       validated: bool [n]: the choices of people of the validation part, none on a question of the test.
     """
@@ -36,6 +38,7 @@ class Split:
     seed: int
     part: np.ndarray
     queries: np.ndarray
+    told: np.ndarray
     trained: np.ndarray
     validated: np.ndarray
 
@@ -54,6 +57,7 @@ class Split:
             "validation": [name for name, part in zip(names, self.part) if part == VALIDATION_PART],
             "unseen": [name for name, part in zip(names, self.part) if part == UNSEEN_PART],
             "queries": [ids[place] for place in np.flatnonzero(self.queries)],
+            "told": [ids[place] for place in np.flatnonzero(self.told)],
         }
 
 
@@ -124,7 +128,19 @@ def _split(
             queries[_third(own[~new[own]], own[~new[own]], choices.questions, rng)] = True
         elif part[user] == UNSEEN_PART:
             queries[_third(own, own if asked is None else own[new[own]], choices.questions, rng)] = True
-    return Split(seed, part, queries, (part_of == SEEN_PART) & ~queries, validated)
+    told = _told(population, queries)
+    trained = (part_of == SEEN_PART) & ~queries & ~told
+    return Split(seed, part, queries, told, trained, validated & ~told)
+
+
+def _told(population: Population, queries: np.ndarray) -> np.ndarray:
+    """bool [n], which choices share a response with a query of the same person."""
+    choices = population.choices
+    items = np.asarray(choices.items).astype(np.int64)
+    of_user = choices.users.astype(np.int64) * (items.max() + 1)
+    sides = [of_user + items[rows] for rows in (choices.chosen, choices.rejected)]
+    asked = np.concatenate([side[queries] for side in sides])
+    return (np.isin(sides[0], asked) | np.isin(sides[1], asked)) & ~queries
 
 
 def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -21,7 +21,7 @@ import runpy
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
@@ -30,6 +30,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.training.settings import TrainSettings
 
 Config = str | Path | ConfigDict | Mapping[str, Any] | TrainSettings
+Settings = TypeVar("Settings")
 
 _TRUE, _FALSE, _NONE = ("true", "1", "yes"), ("false", "0", "no"), ("none", "null")
 
@@ -39,7 +40,7 @@ def default_config() -> ConfigDict:
     return to_config_dict(TrainSettings())
 
 
-def to_config_dict(settings: TrainSettings) -> ConfigDict:
+def to_config_dict(settings: Any) -> ConfigDict:
     """Settings as a locked ConfigDict."""
     return _config_dict(settings).lock()
 
@@ -87,13 +88,28 @@ def load_settings(
     Raises:
       RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
     """
-    types_by_key = dict(_options(TrainSettings))
+    settings = build_settings(TrainSettings, config, overrides)
+    _check_ranges(settings, complete=complete, data_given=data_given)
+    return settings
+
+
+def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] = ()) -> Settings:
+    """Return settings of a kind, a dataclass whose fields are options or sections of them; ranges are not checked.
+
+    Args:
+      kind: of the settings.
+      config, overrides: as of :func:`load_settings`, for this kind.
+
+    Raises:
+      RunError: as :func:`load_settings`.
+    """
+    types_by_key = dict(_options(kind))
     if isinstance(config, str | Path) and Path(config).suffix in SUFFIXES:
         values = _read_values(Path(config), types_by_key)
     else:
         if isinstance(config, str | Path):
             config = read_config(config)
-        if isinstance(config, TrainSettings):
+        if isinstance(config, kind):
             config = to_config_dict(config)
         values = dict(_flat(config.to_dict() if isinstance(config, ConfigDict) else config or {}))
     for text in overrides:
@@ -103,9 +119,7 @@ def load_settings(
         key = key.removeprefix("config.").replace("-", "_")
         values[key] = _parse(key, value, _type_of(key, types_by_key))
     checked = {key: _checked(key, value, _type_of(key, types_by_key)) for key, value in values.items()}
-    settings = _build(TrainSettings, checked, prefix="")
-    _check_ranges(settings, complete=complete, data_given=data_given)
-    return settings
+    return _build(kind, checked, prefix="")
 
 
 def _read_values(path: Path, types_by_key: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +137,7 @@ def _read_values(path: Path, types_by_key: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def flat_settings(settings: TrainSettings) -> dict[str, Any]:
+def flat_settings(settings: Any) -> dict[str, Any]:
     """Dotted names to plain values."""
     return dict(_flat(dataclasses.asdict(settings)))
 

@@ -14,21 +14,27 @@ from prb_jax.errors import RunError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
+Panels = Sequence[tuple[str, str]]
+"""The name of a number in the rows, and what stands above its panel."""
+
+PANELS: Panels = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
 
 
-def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
+def plot_curves(
+    rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "", panels: Panels = PANELS
+) -> Path:
     """Draws the figure of `curves_figure` into a file.
 
     Args:
       rows: lines of `metrics.jsonl`.
       path: where to write; its suffix (.png, .pdf, .svg) says what.
       title: above the panels.
+      panels: what is drawn.
 
     Raises:
       RunError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = curves_figure(rows)
+    figure = curves_figure(rows, panels=panels)
     if title:
         figure.suptitle(title)
     target = Path(path)
@@ -37,12 +43,15 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
     return target
 
 
-def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
-    """Return loss, accuracy and margin of training (and its running mean) and validation against the step.
+def curves_figure(
+    rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6), panels: Panels = PANELS
+) -> Figure:
+    """Return numbers of training (and their running means) and validation against the step.
 
     Args:
       rows: lines of `metrics.jsonl`.
       size: width and height in inches.
+      panels: what is drawn; of a reward model loss, accuracy and margin.
 
     Raises:
       RunError: matplotlib is not installed.
@@ -54,8 +63,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float
             "learning curves need matplotlib, which is not installed: pip install matplotlib, or log.plot=false"
         ) from error
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(_PANELS), squeeze=False)[0]
-    for axis, (name, label) in zip(axes, _PANELS, strict=True):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (name, label) in zip(axes, panels, strict=True):
         steps, values = _series(rows, name)
         if steps:
             axis.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)

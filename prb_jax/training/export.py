@@ -97,7 +97,7 @@ def export_adapter(
     mesh: Mesh,
     extra: Extra = lambda folder: None,
 ) -> Path:
-    """Writes the adapters and the head as PEFT loads them: `PeftModel.from_pretrained(base_model, folder)`.
+    """Writes the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
     Args:
       params: parameters with adapters.
@@ -118,7 +118,8 @@ def export_adapter(
         raise CheckpointError(
             f"{folder}: an adapter was asked for, but this model has none (tuning=lora trains one)"
         )
-    host = gather({"layers": factors, "score": params["score"]}, mesh)
+    head = {"score": params["score"]} if "score" in params else {}
+    host = gather({"layers": factors, **head}, mesh)
     target = Path(folder)
 
     def write(partial: Path) -> None:
@@ -127,7 +128,9 @@ def export_adapter(
         modules = {
             leaf.path[-1]: leaf.key.removesuffix(".weight") for leaf in leaf_maps(config) if leaf.transposed
         }
-        tensors = {f"base_model.model.{HEAD_KEY}": _contiguous(host["score"].T)}
+        tensors = {
+            f"base_model.model.{HEAD_KEY}": _contiguous(leaf.T) for name, leaf in host.items() if name in head
+        }
         for name, leaf in host["layers"].items():
             matrix, part = (name[: -len(FACTOR_A)], "lora_A" if name.endswith(FACTOR_A) else "lora_B")
             for layer in range(config.num_hidden_layers):
@@ -137,13 +140,13 @@ def export_adapter(
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
         described = {
             "peft_type": "LORA",
-            "task_type": "SEQ_CLS",
+            "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
             "base_model_name_or_path": base,
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
             "target_modules": sorted({modules[name].rpartition(".")[2] for name in lora.targets}),
-            "modules_to_save": ["score"],
+            "modules_to_save": [*head] or None,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from prb_jax.training.config import choices_of, value_text
-from prb_jax.training.settings import TrainSettings
 
 _WIDTH = 80
 
 
-def explained_settings(settings: TrainSettings) -> str:
+def explained_settings(settings: Any) -> str:
     """Return every option on a line of its own, below its meaning; the whole is a YAML config."""
     return "\n".join(_lines(settings)) + "\n"
 

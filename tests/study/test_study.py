@@ -238,6 +238,45 @@ def test_a_post_that_judges_an_own_candidate_is_taken_away(source: PlantedFeatur
     assert not posts.mask.any()
 
 
+def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
+    source: PlantedFeatures, tmp_path: Path
+) -> None:
+    liked, disliked = [[f"r{10 * user + k}" for user in range(12)] for k in (0, 1)]
+    people = [
+        prb.Comparison(
+            id=f"{user}-{k}",
+            user_id=f"user {user}",
+            question="?",
+            chosen=liked[user],
+            rejected=f"r{120 + 5 * user + k}",
+        )
+        for user in range(12)
+        for k in range(5)
+    ] + [
+        prb.Comparison(
+            id=f"{user}-own",
+            user_id=f"user {user}",
+            question="?",
+            chosen=f"r{180 + user}",
+            rejected=disliked[user],
+        )
+        for user in range(12)
+    ]
+    store = write_features(source, people, out=tmp_path / "store", progress=False)
+    population = read_population(people, store)
+    for split in make_splits(population, by="user", seeds=2):
+        part = make_part(population.choices, split)
+        items, choices = population.choices.items, population.choices
+        for asked, known, own, mask in zip(
+            part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
+        ):
+            rows = [choices.chosen, choices.rejected]
+            told = {int(items[side[p]]) for side in rows for p in known[mask]}
+            assert not told & {int(items[side[p]]) for side in rows for p in asked[own]}
+        assert split.told.any()
+        assert not (split.told & (split.trained | split.validated | split.queries)).any()
+
+
 def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"shots": (1, 1)}, "shots: expected different numbers"),
@@ -262,7 +301,7 @@ def test_settings_from_the_command_line() -> None:
     assert (found["pref"].rank, found["pref"].pull_to) == (3, ("mean",))
     for text, message in (
         ("pooled", "expected METHOD.FIELD=VALUE"),
-        ("pooled.l3=1", "pooled has no 'l3'.*did you mean l2"),
+        ("pooled.step=1", "pooled has no 'step'.*did you mean steps"),
         ("pref.rank=3,4", "expected one value"),
         ("pooled.l2=-1", "expected numbers above 0"),
     ):

@@ -73,7 +73,9 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def model(work: Path) -> PersonalisedModel:
-    return prb.load(work / "study" / "fitted" / "offset")
+    loaded: object = prb.load(work / "study" / "fitted" / "offset")
+    assert isinstance(loaded, PersonalisedModel)
+    return loaded
 
 
 def test_the_table_fits_a_terminal_and_names_controls(work: Path) -> None:
@@ -187,7 +189,7 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
     before, told = chances(own), 0.0
     for answer, chance in ((0, before[best]), (1, 1 - before[best])):
         labels = [1.0 - answer, float(answer)]
-        p = chances([*own, prb.Comparison(**(questions[best] | {"labels": labels}))])
+        p = chances([*own, prb.Comparison.from_row(questions[best] | {"labels": labels}, where="best")])
         divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
         told += chance * np.delete(divergence, best).mean()
     assert asked[0]["information"] == pytest.approx(told, rel=1e-2)

@@ -1,0 +1,307 @@
+"""The policy in training: its weights, those of its value function, the reference, updates, checkpoints and export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.generation.load import make_program
+from prb_jax.generation.policy import Policy, read_stop_ids
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.decoder import Params
+from prb_jax.models.lora import init_lora
+from prb_jax.readouts.language_model import open_language_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
+from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, no_sums
+from prb_jax.rl.settings import PpoSettings
+from prb_jax.runs.progress import compiling
+from prb_jax.sharding import check_heads, parameter_shardings, replicated
+from prb_jax.training.export import copy_file, export_adapter, export_model
+from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
+from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.settings import OptimizerSettings
+from prb_jax.training.start import with_pad_token
+from prb_jax.training.step import TrainState, TrainStep, make_train_step
+from prb_jax.trees.batches import TreeBatch
+
+_SUMS = ("acc", "parts")
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of rollouts before the first update of their step.
+
+    Attributes:
+      logprobs: float32 [B, K, R], under the policy that drew them.
+      reference: float32 [B, K, R].
+      values: float32 [B, K, R + 1]; 0 without a value function.
+    """
+
+    logprobs: np.ndarray
+    reference: np.ndarray
+    values: np.ndarray
+
+
+class Learner:
+    """One policy in training. Build with :func:`make_learner`; :meth:`begin` gives it weights."""
+
+    def __init__(
+        self, settings: PpoSettings, opened: OpenedModel, *, policy: Policy, actor: Actor, step: TrainStep
+    ) -> None:
+        self.settings, self.opened, self.policy, self.actor = settings, opened, policy, actor
+        self._step = step
+        self._state: TrainState = {}
+        self._frozen: Params = {}
+        self._reference: Params | None = None
+        self._abstract = _abstract_state(settings, actor, step)
+        self._look = _make_look(settings, actor, step)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.actor.mesh
+
+    def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
+        """Continue from the newest checkpoint that can be read, or start from the model.
+
+        Returns:
+          The number of steps made by then, and the facts that were saved with them.
+        """
+        params = self._load()
+        sources, self._frozen = _sources(self.settings, params)
+        self._reference = None if self.settings.tuning == "lora" else _reference(params, self.actor.dtype)
+        saved = checkpoints.restore_newest(flat_arrays(_kept(self._abstract)))
+        if saved is None:
+            self._state = self._step.init(sources)
+            return 0, {}
+        kept = from_flat(_kept(self._abstract), saved.arrays)
+        self._state = {**kept, **self._no_sums()}
+        return saved.step, saved.facts
+
+    def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
+        """Start writing a checkpoint."""
+        checkpoints.save(step, flat_arrays(_kept(self._state)), facts)
+
+    def params(self) -> Params:
+        """Return all parameters of the policy, adapters included."""
+        return merge(self._step.inputs(self._state)[POLICY], self._frozen)
+
+    def look(self, batch: TreeBatch) -> Looked:
+        """Return what policy, reference and value function of now say of a microbatch of the host."""
+        with compiling(self._look, batch.prefix.shape, batch.responses.shape):
+            placed = self._step.place(batch, ())[0]
+            found = self._look(self._state, self._frozen, self._reference, placed)
+        return Looked(*(np.asarray(each) for each in found))
+
+    def update(self, batches: Sequence[tuple[TreeBatch, Any]]) -> dict[str, float]:
+        """Make one update from the microbatches of a minibatch. Nothing changes where ``finite`` is 0."""
+        state = self._state
+        for batch, targets in batches:
+            placed = self._step.place(batch, targets)
+            with compiling(self._step.accumulate, batch.prefix.shape, batch.responses.shape):
+                state = self._step.accumulate(state, self._frozen, *placed)
+        with compiling(self._step.update):
+            self._state, metrics = self._step.update(state)
+        return {name: float(np.asarray(value)) for name, value in metrics.items()}
+
+    def export(self, folder: Path) -> None:
+        """Write the policy of now as a Hugging Face folder, with adapters merged."""
+        export_model(
+            self.params(),
+            self.actor.config,
+            folder,
+            raw_config=with_pad_token(self.actor.config.original, self.policy.tokenizer),
+            tokenizer=self.policy.tokenizer,
+            tokenizer_folder=self.opened.tokenizer_folder.path,
+            dtype=self.settings.export_dtype or self.settings.dtype,
+            mesh=self.mesh,
+            lora_scale=self.actor.lora_scale,
+            extra=self._generation_config,
+        )
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapters of now as PEFT loads them."""
+        export_adapter(
+            self.params(),
+            self.actor.config,
+            folder,
+            lora=self.settings.lora,
+            base=self.opened.name,
+            tokenizer=self.policy.tokenizer,
+            tokenizer_folder=self.opened.tokenizer_folder.path,
+            mesh=self.mesh,
+        )
+
+    def _generation_config(self, partial: Path) -> None:
+        name = "generation_config.json"
+        copy_file(self.opened.folder.path / name, partial / name)
+
+    def _load(self) -> Params:
+        config = self.actor.config
+        dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
+        shardings = parameter_shardings(abstract_params(config), self.mesh)
+        return load_params(self.opened.folder.path, config, dtype=dtype, shardings=shardings).params
+
+    def _no_sums(self) -> dict[str, Any]:
+        shapes, shardings = self._abstract["acc"], self._step.state_shardings
+
+        def zeros() -> dict[str, Any]:
+            sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return {"acc": sums, "parts": no_sums(self.settings)}
+
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
+
+
+def make_learner(settings: PpoSettings) -> Learner:
+    """Return a learner without weights: headers of the model's files are read, and nothing is compiled yet.
+
+    Raises:
+      CheckpointError: no causal language model, or one that cannot be used.
+      MeshError: the mesh does not fit the devices or the model.
+    """
+    options = LoadOptions(
+        mesh=settings.mesh,
+        dtype=settings.dtype,
+        revision=settings.revision,
+        tokenizer=settings.tokenizer,
+        chat_template=settings.chat_template,
+        attention=settings.attention,
+    )
+    assert settings.model is not None
+    opened = open_language_model(settings.model, options)
+    config, mesh, dtype = opened.decoder.config, opened.mesh, jnp.dtype(settings.dtype)
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    lora_scale = settings.lora.scale if settings.tuning == "lora" else 1.0
+    chat = opened.chat()
+    policy = Policy(
+        name=opened.name,
+        program=make_program(
+            config, mesh=mesh, dtype=dtype, attention=settings.attention, lora_scale=lora_scale
+        ),
+        params={},
+        tokenizer=chat,
+        stop_ids=read_stop_ids(opened.folder.path, chat, raw=config.original),
+        mesh=mesh,
+        dtype=settings.dtype,
+        source=opened.source,
+    )
+    actor = Actor(
+        config=config,
+        mesh=mesh,
+        dtype=dtype,
+        temperature=1.0 if settings.algorithm == "dpo" else settings.rollout.temperature,
+        attention=wanted_attention(mesh, dtype, settings.attention),
+        lora_scale=lora_scale,
+        remat=settings.remat,
+    )
+    return Learner(settings, opened, policy=policy, actor=actor, step=_make_step(settings, actor))
+
+
+def _make_step(settings: PpoSettings, actor: Actor) -> TrainStep:
+    sources, frozen = jax.eval_shape(lambda params: _sources(settings, params), abstract_params(actor.config))
+    lengths = (settings.steps * settings.batch.updates,)
+    policy = settings.optimizer
+    value_rate = (
+        policy.learning_rate if settings.value.learning_rate is None else settings.value.learning_rate
+    )
+    optimizers: dict[str, OptimizerSettings] = {
+        POLICY: policy,
+        VALUE: replace(policy, learning_rate=value_rate),
+    }
+    groups: dict[str, ParameterGroup] = {
+        name: Weights(optimizer=optimizers[name], lengths=lengths, trainable=source, mesh=actor.mesh)
+        for name, source in sources.items()
+    }
+    first = groups[POLICY]
+    assert isinstance(first, Weights)
+    loss = PairLoss if settings.algorithm == "dpo" else RolloutLoss
+    return make_train_step(
+        loss(actor=actor, settings=settings),
+        groups=groups,
+        frozen=frozen,
+        zero=lambda: no_sums(settings),
+        learning_rate=first.learning_rate,
+        mesh=actor.mesh,
+    )
+
+
+def _sources(settings: PpoSettings, params: Params) -> tuple[dict[str, Params], Params]:
+    """The arrays that each group starts with, and those that are not trained.
+
+    The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
+    """
+    lora = settings.lora if settings.tuning == "lora" else None
+    trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
+    sources = {POLICY: trainable}
+    if settings.with_values:
+        head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
+        if settings.value.trunk == "shared":
+            trunk: Params = {}
+        elif lora is None:
+            trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
+        else:
+            trunk = init_lora(params, lora, seed=settings.seed + 1)
+        sources[VALUE] = {**trunk, **head}
+    return sources, frozen
+
+
+def _reference(params: Params, dtype: jnp.dtype) -> Params:
+    """The starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
+    if dtype == jnp.float32:
+        return params
+    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
+    return {**params, "layers": layers}
+
+
+def _make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable[..., Any]:
+    full = settings.tuning == "full"
+    everywhere = replicated(actor.mesh)
+    reference_shardings = parameter_shardings(abstract_params(actor.config), actor.mesh) if full else None
+
+    def logprobs_of(params: Params, batch: TreeBatch) -> tuple[jax.Array, jax.Array]:
+        states = token_states(actor, params, batch)
+        return token_logprobs(actor, params, states[:, :, :-1], jnp.asarray(batch.responses))[0], states
+
+    def look(state: TrainState, frozen: Params, reference: Params | None, batch: TreeBatch) -> Any:
+        inputs = step.inputs(state)
+        under_reference, _ = logprobs_of(frozen if reference is None else reference, batch)
+        rows, responses, length = batch.responses.shape
+        if settings.algorithm == "dpo":
+            return under_reference, under_reference, jnp.zeros((rows, responses, length + 1))
+        logprobs, states = logprobs_of(merge(inputs[POLICY], frozen), batch)
+        values = jnp.zeros((rows, responses, length + 1))
+        if settings.with_values:
+            if settings.value.trunk == "own":
+                states = token_states(actor, merge(inputs[VALUE], frozen), batch)
+            values = token_values(inputs[VALUE], states)
+        return logprobs, under_reference, values
+
+    return jax.jit(
+        look,
+        in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None),
+        out_shardings=everywhere,
+    )
+
+
+def _abstract_state(settings: PpoSettings, actor: Actor, step: TrainStep) -> TrainState:
+    sources = jax.eval_shape(lambda params: _sources(settings, params)[0], abstract_params(actor.config))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(step.init, sources),
+        step.state_shardings,
+    )
+
+
+def _kept(state: TrainState) -> TrainState:
+    """What a checkpoint holds: not the sums of an update, which each update makes anew."""
+    return {name: value for name, value in state.items() if name not in _SUMS}

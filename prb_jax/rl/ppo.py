@@ -1,0 +1,277 @@
+"""`prb ppo`: train a policy by a reward, and leave it as a model; resumable.
+
+``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
+``metrics.jsonl``   one row a step.
+``rollouts.jsonl``  some rollouts of some steps.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
+``checkpoints/``    states to continue from.
+``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
+``summary.json``    written last: a folder that has it is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_object
+from prb_jax.data.records import Records
+from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.errors import RunError, short_repr
+from prb_jax.rl.board import RolloutBoard
+from prb_jax.rl.learner import Learner, make_learner
+from prb_jax.rl.loop import Loop, response_columns
+from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
+from prb_jax.rl.rewards import Reward, open_reward
+from prb_jax.rl.rollouts import Sampler, encode_pairs
+from prb_jax.rl.settings import PpoSettings, load_ppo_settings
+from prb_jax.rl.step_rows import ROLLOUTS, StepRows
+from prb_jax.rl.watch import Watch
+from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.progress import Display, show_progress
+from prb_jax.runs.weights_and_biases import check_wandb
+from prb_jax.scoring.batch_shapes import shape_options
+from prb_jax.scoring.open_scorer import Model
+from prb_jax.training.config import flat_settings
+from prb_jax.training.folder import CHECKPOINTS, MODEL
+from prb_jax.training.interruption import watch_signals
+from prb_jax.training.logs import MetricsLog
+from prb_jax.training.order import Order
+from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.settings import TrainSettings, ValidationSettings
+from prb_jax.training.splits import TrainingData, read_training_data
+from prb_jax.trees.shapes import Shapes, choose_shapes
+from prb_jax.trees.tree import Tree
+
+ADAPTER = "adapter"
+
+_STEPS_SIMULATED = 16
+_BATCH_COST = 256
+"""What starting one more microbatch costs, in tokens."""
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """What `ppo` leaves.
+
+    Attributes:
+      out: the run folder.
+      steps: steps made.
+      model: the policy, a Hugging Face folder; None for a run that was stopped before its end.
+      summary: what `summary.json` holds; empty for such a run.
+      stopped_by: the signal that stopped it, as "SIGTERM".
+    """
+
+    out: Path
+    steps: int
+    model: Path | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None
+
+    __repr__ = short_repr
+
+
+def ppo(
+    config: Any,
+    *,
+    out: str | Path,
+    data: Records | None = None,
+    reward: Model | None = None,
+    gold: Model | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> PpoResult:
+    """Train a policy by a reward and write it to `out`; the same call continues a run that was killed.
+
+    It is refused where anything that decides the result differs from what `out` was started with. The mesh, the
+    devices, `batch.tokens`, and what is kept and logged may differ.
+
+    Args:
+      config: a config file, a ConfigDict (`prb_jax.rl.settings.default_config`), a mapping of keys, or settings.
+      out: the run folder.
+      data: the records themselves, in place of the config's `data`, which names files and data sets.
+      reward: a loaded model, or a function that gives K numbers for a comparison of K rollouts, in place of the
+        config's `reward`, which names one.
+      gold: a second reward, in place of the config's `watch.gold`: it is measured and never trained on.
+      overrides: `key=value`, as on the command line.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a reward that fails
+        (naming the comparison); a loss that is not finite.
+      DataError: the data cannot be used.
+      CheckpointError, MeshError: a model cannot be loaded.
+    """
+    settings = load_ppo_settings(
+        config,
+        overrides,
+        data_given=data is not None,
+        reward_given=reward is not None,
+        gold_given=gold is not None,
+    )
+    path = Path(out)
+    refuse_file(out)
+    read_ppo_run(path)
+    if settings.log.wandb is not None:
+        check_wandb(f"log.wandb={settings.log.wandb}")
+    found = _read_data(settings, data)
+    learner = make_learner(settings)
+    rewards = [(reward, settings.reward), (gold, settings.watch.gold)]
+    opened, measured = (
+        None if given is None and name is None else open_reward(settings, name if given is None else given)
+        for given, name in rewards
+    )
+    inputs = run_inputs(settings, found, learner, opened, measured)
+    with held_folder(path):
+        open_ppo_run(path, inputs, learner, command=command, reward=opened)
+        if (path / SUMMARY).is_file():
+            summary = read_object(path / SUMMARY, error=RunError)
+            return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
+        return _Run(settings, path, list(found.train), learner, opened, measured).go(progress=progress)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One start of a run: everything between its folder and its end."""
+
+    settings: PpoSettings
+    out: Path
+    comparisons: list[Comparison]
+    learner: Learner
+    reward: Reward | None
+    gold: Reward | None
+
+    def go(self, *, progress: bool) -> PpoResult:
+        settings, learner = self.settings, self.learner
+        order = Order(len(self.comparisons), settings.batch.prompts, settings.seed)
+        pairs, sampler, lengths, columns = self._prepared()
+        shapes = self._shapes(order, lengths)
+        with contextlib.ExitStack() as stack:
+            messages: list[str] = []
+            checkpoints = Checkpoints(
+                self.out / CHECKPOINTS,
+                keep_last=settings.checkpoint.keep_last,
+                keep_best=0,
+                say=messages.append,
+            )
+            stack.callback(checkpoints.close)
+            done, facts = learner.begin(checkpoints)
+            board = RolloutBoard(settings.steps, done)
+            display = stack.enter_context(show_progress(f"training {self.out}", board, enabled=progress))
+            if self.reward is not None:
+                messages.append(f"reward: {self.reward.name}, which reads the rollouts as text")
+            if done:
+                messages.append(f"continued from the checkpoint of step {done}")
+            for message in messages:
+                display.say(message)
+            interruption = stack.enter_context(watch_signals())
+            log = MetricsLog(self.out, step=done, options=settings.log, settings=flat_settings(settings))
+            stack.callback(log.close)
+            watch = None
+            if self.reward is not None:
+                watch = Watch(self.out, step=done, settings=settings.watch, gold=self.gold)
+            loop = Loop(
+                learner,
+                comparisons=self.comparisons,
+                pairs=pairs,
+                sampler=sampler,
+                reward=self.reward,
+                order=order,
+                shapes=shapes,
+                columns=columns,
+                checkpoints=checkpoints,
+                log=log,
+                board=board,
+                display=display,
+                kept=StepRows(self.out / ROLLOUTS, step=done),
+                watch=watch,
+                interruption=interruption,
+            )
+            stopped = loop.run(done, facts)
+            if stopped is not None:
+                display.say(
+                    f"{stopped}: saved at step {loop.step} of {settings.steps}; the same command continues the run"
+                )
+                return PpoResult(self.out, loop.step, stopped_by=stopped)
+            checkpoints.wait()
+            reason = loop.reason_to_stop()
+            if reason is not None:
+                display.say(f"ended at step {loop.step} of {settings.steps}: {reason}")
+            summary = self._finish(log, display, watch, reason)
+            return PpoResult(self.out, loop.step, self.out / MODEL, summary)
+
+    def _prepared(self) -> tuple[list[Tree] | None, Sampler | None, list[tuple[int, int, int]], int]:
+        """Pairs or a sampler, (p, K, R) of every tree, and R."""
+        settings, policy = self.settings, self.learner.policy
+        multiple = shape_options(self.learner.actor.config, self.learner.mesh).multiple
+        if settings.algorithm == "dpo":
+            pairs = encode_pairs(
+                self.comparisons,
+                policy,
+                profile_posts=settings.profile_posts,
+                max_length=settings.max_length,
+            )
+            return pairs, None, [tree.shape for tree in pairs], response_columns(pairs, multiple)
+        options = settings.rollout
+        room = policy.limit(Sampler.options_of(options), settings.max_length)
+        prompts = policy.encode(self.comparisons, profile_posts=settings.profile_posts, limit=room)
+        sampler = Sampler(policy, policy.program, prompts, options, per_step=settings.batch.prompts)
+        columns = -(-options.max_new_tokens // multiple) * multiple
+        return None, sampler, [(len(prompt.ids), options.n, columns) for prompt in prompts], columns
+
+    def _shapes(self, order: Order, lengths: Sequence[tuple[int, int, int]]) -> Shapes:
+        batch = self.settings.batch
+        options = shape_options(self.learner.actor.config, self.learner.mesh)
+        # A backward pass holds the activations of all layers: less at a time than in scoring.
+        tokens = options.tokens_per_batch // 2 if batch.tokens is None else batch.tokens * options.divisor
+        parts = batch.prompts // (batch.minibatch or batch.prompts)
+        steps = range(min(_STEPS_SIMULATED, self.settings.steps))
+        return choose_shapes(
+            lengths,
+            options=replace(
+                options, tokens_per_batch=tokens, max_buckets=batch.max_buckets, batch_cost=_BATCH_COST
+            ),
+            together=[part for step in steps for part in np.split(order.step(step), parts)],
+            fill=True,
+        )
+
+    def _finish(
+        self, log: MetricsLog, display: Display, watch: Watch | None, reason: str | None
+    ) -> dict[str, Any]:
+        """Export the policy, draw the curves and write the summary."""
+        if not (self.out / MODEL).exists():
+            self.learner.export(self.out / MODEL)
+        if self.settings.tuning == "lora" and not (self.out / ADAPTER).exists():
+            self.learner.export_adapter(self.out / ADAPTER)
+        if self.settings.log.plot:
+            from prb_jax.training.curves import plot_curves
+
+            panels = panels_of(log.rows)
+            try:
+                plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name, panels=panels)
+                if watch is not None:
+                    watch.draw()
+            except RunError as error:  # a picture less is no reason to fail
+                display.say(f"no picture: {error}")
+        summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason)
+        write_json(self.out / SUMMARY, summary)
+        return summary
+
+
+def _read_data(settings: PpoSettings, data: Records | None) -> TrainingData:
+    """The comparisons, of sources with splits those of "train"."""
+    read = TrainSettings(
+        data=settings.data,
+        subset=settings.subset,
+        limit=settings.limit,
+        validation=ValidationSettings(fraction=0.0),
+    )
+    return read_training_data(read, data=data)

@@ -1,0 +1,216 @@
+"""What rollouts are worth: the reward's scores of their texts, a number for each or an error that names the prompt."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.rl.sections import ScoringSettings
+from prb_jax.rl.settings import PpoSettings, is_file_function
+from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.scored import Scorer
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the rollouts of some prompts.
+
+    Attributes:
+      values: float32 [prompts, n], scaled.
+      empty: rollouts without a letter.
+      failed: rollouts whose reward failed.
+    """
+
+    values: np.ndarray
+    empty: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """Texts of one prompt that the reward reads as one tree, and the rollouts that each of them stands for."""
+
+    prompt: int
+    comparison: Comparison
+    rollouts: tuple[tuple[int, ...], ...]
+
+
+class Reward:
+    """The reward of a run, by name or as it is given. Build with :func:`open_reward`."""
+
+    def __init__(self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any]) -> None:
+        self.scorer, self.settings, self._facts = scorer, settings, facts
+        self._view = {
+            "profile_posts": settings.profile_posts,
+            "protocol": settings.protocol,
+            "max_length": settings.max_length,
+        }
+
+    @property
+    def name(self) -> str:
+        """The scorer's name."""
+        return str(self.scorer.identity()["name"])
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides the scores, JSON-ready, without a name where there is more."""
+        found = {**self.scorer.identity(), **self._facts}
+        if len(found) > 1:
+            found.pop("name")
+        return found
+
+    def score(
+        self, comparisons: Sequence[Comparison], texts: Sequence[Sequence[str]], *, step: int
+    ) -> Scores:
+        """Return the scores of the texts [n] of each comparison's prompt.
+
+        Equal texts are scored once. Texts that differ in outer blanks alone are never in one tree, for a template that
+        strips them would make them equal.
+
+        Raises:
+          RunError: a reward that fails, is missing or not finite, or a text without a letter, where no setting says
+            what such a text is worth; names the step and the prompt.
+        """
+        values = np.full((len(texts), max(map(len, texts))), np.nan, np.float64)
+        empty = 0
+        asks: list[_Ask] = []
+        for prompt, (comparison, own) in enumerate(zip(comparisons, texts, strict=True)):
+            blank = [place for place, text in enumerate(own) if not text.strip()]
+            if blank and self.settings.empty is None:
+                raise RunError(
+                    f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
+                    "be scored; scoring.empty=NUMBER says what such a rollout is worth"
+                )
+            values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
+            empty += len(blank)
+            asks += _asks(prompt, comparison, own)
+        failed = self._fill(values, asks, step=step)
+        scaled = values * self.settings.scale
+        return Scores(scaled.astype(np.float32), empty, failed)
+
+    def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
+        """Put the reward's scores in their places, and return how many failed."""
+        waiting = dict(enumerate(asks))
+        failed = 0
+        while waiting:
+            order = list(waiting)
+            found: list[tuple[int, np.ndarray]] = []
+            problem: Exception | None = None
+            try:
+                stream = self.scorer.stream(
+                    [asks[place].comparison for place in order], skip=lambda indices: False, **self._view
+                )
+                for batch in stream:
+                    found += [
+                        (order[index], row) for index, row in zip(batch.indices, batch.scores, strict=True)
+                    ]
+            except Exception as error:
+                problem = error
+            for place, row in found:
+                ask = waiting.pop(place)
+                if not np.isfinite(row).all():
+                    failed += self._failed(values, ask, f"gave {quote(np.asarray(row).tolist())}", step=step)
+                    continue
+                for score, rollouts in zip(row, ask.rollouts, strict=True):
+                    values[ask.prompt, list(rollouts)] = score
+            if problem is not None:
+                # Of a scorer that takes one at a time the first that has no score is the culprit.
+                place = next(iter(waiting))
+                reason = (
+                    str(problem) if isinstance(problem, PrbError) else f"{type(problem).__name__}: {problem}"
+                )
+                failed += self._failed(
+                    values, waiting.pop(place), f"failed: {reason}", step=step, cause=problem
+                )
+            elif waiting:
+                failed += self._failed(values, waiting.pop(next(iter(waiting))), "gave no score", step=step)
+        return failed
+
+    def _failed(
+        self, values: np.ndarray, ask: _Ask, what: str, *, step: int, cause: Exception | None = None
+    ) -> int:
+        if self.settings.failed is None:
+            raise RunError(
+                f"step {step}: the reward {self.name} {what}; the first comparison without a score: "
+                f"{quote(ask.comparison.id)}. Nothing was updated in this step; once the reward is put right, the same "
+                "command continues the run"
+            ) from cause
+        places = [rollout for rollouts in ask.rollouts for rollout in rollouts]
+        values[ask.prompt, places] = self.settings.failed
+        return len(places)
+
+
+def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_Ask]:
+    groups: list[dict[str, dict[str, list[int]]]] = []
+    for place, text in enumerate(texts):
+        bare = text.strip()
+        if not bare:
+            continue
+        for group in groups:
+            if text in group.get(bare, {text: []}):
+                group.setdefault(bare, {}).setdefault(text, []).append(place)
+                break
+        else:
+            groups.append({bare: {text: [place]}})
+    found = []
+    for group in groups:
+        places = {text: rollouts for same in group.values() for text, rollouts in same.items()}
+        asked = Comparison(
+            id=comparison.id,
+            prompt=comparison.prompt,
+            responses=list(places),
+            user_id=comparison.user_id,
+            profile=comparison.profile,
+            profile_order=comparison.profile_order,
+            subset=comparison.subset,
+        )
+        found.append(_Ask(prompt, asked, tuple(map(tuple, places.values()))))
+    return found
+
+
+def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
+    """Open a reward of a run.
+
+    Args:
+      settings: of the run.
+      model: its name, a scorer or a function of a comparison.
+
+    Raises:
+      RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
+    """
+    facts: dict[str, Any] = {}
+    opened: Any = model
+    if isinstance(model, str) and is_file_function(model):
+        facts, opened = _function_of(model)
+    scoring = settings.scoring
+    options = LoadOptions()
+    if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
+        options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
+    name = opened.__name__ if facts else None
+    scorer = open_scorer(opened, options, name=name, recorded=True)
+    return Reward(scorer, scoring, facts)
+
+
+def _function_of(reward: str) -> tuple[dict[str, Any], Any]:
+    """The function of FILE.py:NAME, and what its file held."""
+    file, _, name = reward.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise RunError(
+            f"config key 'reward': {file}: no such file; expected FILE.py:NAME, a model or a baseline"
+        )
+    try:
+        namespace = runpy.run_path(file)
+    except Exception as error:
+        raise RunError(f"{file}: the reward's file fails: {type(error).__name__}: {error}") from error
+    if not callable(namespace.get(name)):
+        raise RunError(f"{file}: expected a function {name} of a comparison in it, found none")
+    return {"sha256": sha256(path.read_bytes()).hexdigest()}, namespace[name]

@@ -1,0 +1,172 @@
+"""What a step learns from: rollouts of the policy, or pairs of the data, as trees and arrays of the host.
+
+Letters: B trees of the step, K rollouts of each, R columns of tokens, the same in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.generation.policy import Policy
+from prb_jax.generation.programs import choose_shape, make_programs
+from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
+from prb_jax.generation.settings import SampleOptions
+from prb_jax.generation.steps import Program
+from prb_jax.models.decoder import Params
+from prb_jax.rl.sections import RolloutSettings
+from prb_jax.text.view import View
+from prb_jax.trees.encode import encode_comparisons
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """The rollouts of one step.
+
+    Attributes:
+      trees: of each prompt: the prompt, and its rollouts as responses.
+      texts: of each rollout.
+      ended: bool [B, K], whether a stop token is the last one.
+      sampled: float32 [B, K, R], log-probabilities as the sampler has them.
+    """
+
+    trees: list[Tree]
+    texts: list[list[str]]
+    ended: np.ndarray
+    sampled: np.ndarray
+
+    __repr__ = short_repr
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [B, K]: tokens of each rollout."""
+        return lengths_of(self.trees)
+
+
+class Sampler:
+    """Draws the rollouts of a step, with the weights of the step: one program serves the whole run.
+
+    A rollout depends on the weights, its prompt, the seed, the step, its place in the step and its number.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        program: Program,
+        prompts: Sequence[Prompt],
+        settings: RolloutSettings,
+        *,
+        per_step: int,
+    ) -> None:
+        self.policy, self.prompts, self.settings = policy, prompts, settings
+        self.options = self.options_of(settings)
+        self._stop_ids = policy.stops(self.options)
+        shape = choose_shape(
+            program,
+            longest=max(len(prompt.ids) for prompt in prompts),
+            samples=settings.n,
+            tokens=settings.max_new_tokens,
+            prompts=per_step,
+            rows=settings.rows,
+        )
+        self._programs = make_programs(program, shape)
+
+    @staticmethod
+    def options_of(settings: RolloutSettings) -> SampleOptions:
+        """Return how rollouts are drawn."""
+        return SampleOptions(
+            n=settings.n, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens
+        )
+
+    def draw(self, params: Params, members: Sequence[int], *, seed: int, step: int, columns: int) -> Rollouts:
+        """Return the rollouts of some prompts.
+
+        Args:
+          params: of the policy, adapters included.
+          members: numbers of the prompts.
+          seed, step: of the run.
+          columns: R.
+        """
+        task = Task(
+            prompts=[self.prompts[member].ids for member in members],
+            samples=self.settings.n,
+            rules=as_rules(self.options.rules),
+            stop_ids=self._stop_ids,
+            tokens=self.settings.max_new_tokens,
+            seed=step_seed(seed, step),
+        )
+        found: list[list[Drawn | None]] = [[None] * self.settings.n for _ in members]
+        for some in draw(self._programs, params, task):
+            for each in some:
+                found[each.prompt][each.sample] = each
+        trees, texts = [], []
+        ended = np.zeros((len(members), self.settings.n), bool)
+        sampled = np.zeros((len(members), self.settings.n, columns), np.float32)
+        for row, drawn in enumerate(found):
+            own = [each for each in drawn if each is not None]
+            assert len(own) == self.settings.n
+            tokens = tuple(each.tokens.astype(np.int32) for each in own)
+            trees.append(Tree(task.prompts[row], tokens, tuple(len(each) - 1 for each in tokens)))
+            texts.append([self.policy.decode(each) for each in tokens])
+            for k, each in enumerate(own):
+                ended[row, k] = each.finish == "stop"
+                sampled[row, k, : len(each.tokens)] = each.sampled_logprobs
+        return Rollouts(trees, texts, ended, sampled)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Return the seed of a step's draws, below 2^31: another one for every pair of seed and step."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0] & 0x7FFFFFFF)
+
+
+def lengths_of(trees: Sequence[Tree]) -> np.ndarray:
+    """int32 [B, K]: tokens of each response."""
+    return np.asarray([[len(response) for response in tree.responses] for tree in trees], np.int32)
+
+
+def mask_of(trees: Sequence[Tree], columns: int) -> np.ndarray:
+    """float32 [B, K, columns]: 1 where a response has a token."""
+    return (np.arange(columns) < lengths_of(trees)[:, :, None]).astype(np.float32)
+
+
+def encode_pairs(
+    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
+) -> list[Tree]:
+    """Return the trees of labelled pairs, the chosen response first, each up to its last stop token.
+
+    What the template writes behind that token is no part of a response. Tokens with which both responses begin belong
+    to the prefix: their log-ratios are equal and cancel in the loss.
+
+    Raises:
+      DataError: a comparison that is no pair of different labels, or does not fit; names it.
+    """
+    for each in comparisons:
+        if len(each.responses) != 2 or each.labels is None or each.labels[0] == each.labels[1]:
+            raise DataError(
+                f"comparison {quote(each.id)}: dpo expects two responses with different labels, found "
+                f"{len(each.responses)} with the labels {quote(each.labels)}"
+            )
+    view = View(profile_posts, max_length=policy.context if max_length is None else max_length)
+    stops = np.asarray(policy.stop_ids, np.int32)
+    trees = []
+    for each, tree in zip(
+        comparisons, encode_comparisons(comparisons, policy.tokenizer, view=view), strict=True
+    ):
+        assert each.labels is not None
+        if not len(tree.prefix):
+            raise DataError(f"comparison {quote(each.id)}: its prompt has no token")
+        order = (0, 1) if each.labels[0] > each.labels[1] else (1, 0)
+        responses = []
+        for k in order:
+            response = tree.responses[k]
+            ends = np.flatnonzero(np.isin(response, stops))
+            responses.append(response[: ends[-1] + 1] if ends.size else response)
+        read = tuple(len(response) - 1 for response in responses)
+        trees.append(Tree(tree.prefix, tuple(responses), read, tree.truncation))
+    return trees

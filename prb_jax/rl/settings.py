@@ -1,0 +1,179 @@
+"""Every option of `prb ppo`: its name, type, default and meaning.
+
+A config is a Python file whose `get_config()` changes :func:`default_config`, or a YAML or TOML file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from prb_jax.errors import DataError, RunError
+from prb_jax.models import AttentionName, Dtype, Remat
+from prb_jax.models.lora import LoraConfig
+from prb_jax.rl.sections import (
+    AdvantageSettings,
+    KeptSettings,
+    KlSettings,
+    PolicyLossSettings,
+    RolloutBatchSettings,
+    RolloutSettings,
+    ScoringSettings,
+    UpdateSettings,
+    ValueSettings,
+    WatchSettings,
+    check_choices,
+    check_value,
+)
+from prb_jax.training.config import build_settings, to_config_dict
+from prb_jax.training.settings import EVENTS, LogSettings
+
+Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo"]
+GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
+"""Algorithms that compare the responses of a prompt with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoSettings:
+    """One run of `prb ppo`.
+
+    Attributes:
+      model: Hugging Face folder or hub id of the causal language model that becomes the policy.
+      data: prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. Labels and
+        responses are looked at by dpo alone.
+      subset: reads this subset of each source alone.
+      limit: at most so many comparisons of each source.
+      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, or a function as
+        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
+      algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
+        from the pairs of the data and draws nothing.
+      steps: rounds of rollouts and their updates.
+      seed: decides rollouts, order of the data and new weights.
+      dtype: type of activations and frozen matrices; trained weights, log-probabilities, values and losses are float32.
+      mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
+      tuning: the part that is trained: everything, or low-rank updates; the reference is then the model without them.
+      profile_posts: most posts of the profile in the prompt.
+      max_length: most tokens of prompt and rollout together; None for the model's own limit.
+      revision: branch, tag or commit of a model on the hub.
+      tokenizer: folder or hub id of the tokenizer; None for the model's.
+      chat_template: Jinja file, or "plain", for models without a template of their own.
+      remat: activations that the backward pass computes again instead of keeping them.
+      attention: its implementation: the machine's own choice ("auto"), the block-wise XLA program, or the machine's
+        kernel.
+      export_dtype: type of the weights in `OUT/model`; None for `dtype`.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    subset: str | None = None
+    limit: int | None = None
+    reward: str | None = None
+    algorithm: Algorithm = "ppo"
+    steps: int = 100
+    seed: int = 0
+    dtype: Dtype = "float32"
+    mesh: str | None = None
+    tuning: Literal["full", "lora"] = "lora"
+    profile_posts: int = 10
+    max_length: int | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    remat: Remat = "none"
+    attention: AttentionName = "auto"
+    export_dtype: Dtype | None = None
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    scoring: ScoringSettings = field(default_factory=ScoringSettings)
+    kl: KlSettings = field(default_factory=KlSettings)
+    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
+    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
+    value: ValueSettings = field(default_factory=ValueSettings)
+    optimizer: UpdateSettings = field(default_factory=UpdateSettings)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    batch: RolloutBatchSettings = field(default_factory=RolloutBatchSettings)
+    checkpoint: KeptSettings = field(default_factory=KeptSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        check_choices(self, "")
+        for name in ("limit", "max_length"):
+            value = getattr(self, name)
+            check_value(self, "", name, value is None or value >= 1, "at least 1, or None")
+        check_value(self, "", "steps", self.steps >= 1, "at least 1")
+        for name in ("seed", "profile_posts"):
+            check_value(self, "", name, getattr(self, name) >= 0, "at least 0")
+        if self.algorithm in GROUPED and self.rollout.n < 2:
+            raise DataError(
+                f"rollout.n: expected at least 2 with algorithm={self.algorithm}, which compares the rollouts of a "
+                f"prompt, found {self.rollout.n}"
+            )
+
+    @property
+    def with_values(self) -> bool:
+        """Whether there is a value function."""
+        return self.algorithm == "ppo"
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between two checkpoints."""
+        return self.checkpoint.every or max(1, self.steps // EVENTS)
+
+    @property
+    def rollouts_every(self) -> int:
+        """Steps between two of which rollouts are kept."""
+        return self.rollout.keep_every or max(1, self.steps // EVENTS)
+
+
+def default_config() -> ConfigDict:
+    """Return every option with its default. Keys cannot be added, and values keep their types."""
+    return to_config_dict(PpoSettings())
+
+
+def load_ppo_settings(
+    config: Any,
+    overrides: Sequence[str] = (),
+    *,
+    complete: bool = True,
+    data_given: bool = False,
+    reward_given: bool = False,
+    gold_given: bool = False,
+) -> PpoSettings:
+    """Return the checked settings of a config with overrides applied.
+
+    Args:
+      config, overrides: as of :func:`prb_jax.training.config.load_settings`, or settings.
+      complete: a model, data and a reward must be given.
+      data_given, reward_given, gold_given: the caller has them, so that the settings need not name any.
+
+    Raises:
+      RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
+    """
+    settings = build_settings(PpoSettings, config, overrides)
+    wanted = [
+        ("model", "a folder or hub id of a causal language model", False),
+        ("data", "a file, folder or data set", data_given),
+        ("reward", "a reward model, a baseline or FILE.py:NAME", reward_given or settings.algorithm == "dpo"),
+    ]
+    for key, expected, given in wanted if complete else ():
+        if not getattr(settings, key) and not given:
+            example = {"model": "PATH", "data": "FILE", "reward": "MODEL"}[key]
+            raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
+    if settings.algorithm == "dpo" and (settings.reward or reward_given):
+        raise RunError("config key 'reward': dpo learns from labelled pairs and asks no reward: leave it out")
+    watch, has_gold = settings.watch, bool(settings.watch.gold) or gold_given
+    if settings.algorithm == "dpo" and (has_gold or watch.window is not None or watch.most_kl is not None):
+        raise RunError("config section 'watch': dpo draws no rollouts that could be watched: leave it out")
+    if watch.window is not None and not has_gold:
+        raise RunError("config key 'watch.window': needs watch.gold, the second reward that it looks at")
+    return settings
+
+
+def is_file_function(reward: str) -> bool:
+    """Tell whether a reward is a function of a file, as FILE.py:NAME."""
+    file, colon, name = reward.rpartition(":")
+    return bool(colon) and Path(file).suffix == ".py" and name.isidentifier()

@@ -1,0 +1,228 @@
+"""`prb ppo` from end to end: what is left, continued, refused; and facts that hold for any policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import prb_jax as prb
+from prb_jax.rl.settings import load_ppo_settings
+from tests.rl.tiny import (
+    BANDIT,
+    LETTER,
+    by_taste,
+    comparisons,
+    has_letter,
+    metrics,
+    settings,
+    write_rows,
+    write_tiny_policy,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PPO = {"batch.epochs": 2, "batch.minibatch": 4, "kl.target": 1.0, "kl.horizon": 100, "rollout.keep_every": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    write_tiny_policy(folder)
+    return folder
+
+
+def run(model: Path, out: Path, reward: Any = has_letter, **changes: Any) -> prb.PpoResult:
+    keys = {name.replace("__", "."): value for name, value in changes.items()}
+    return prb.ppo({**settings(model), **keys}, out=out, data=comparisons(), reward=reward, progress=False)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """The bytes of every tensor."""
+    return {name: tensor.tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text(
+        f"def score(one):\n    return [float({LETTER!r} in text) for text in one.responses]\n"
+    )
+    data, out = write_rows(tmp_path / "data.jsonl"), tmp_path / "whole"
+    given = settings(model) | PPO | {"data": data, "reward": f"{tmp_path}/reward.py:score"}
+    config = tmp_path / "config.yaml"
+    config.write_text("".join(f"{key}: {json.dumps(value, default=str)}\n" for key, value in given.items()))
+    command = [
+        sys.executable,
+        "-m",
+        "prb_jax",
+        "ppo",
+        str(config),
+        "seed=7",
+        "--out",
+        str(out),
+        "--no-progress",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "reward" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints", "metrics.jsonl", "model", "rollouts.jsonl", "summary.json", "train.json"
+    ]  # fmt: skip
+    rows = metrics(out)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0]["kl"] == 0.0
+    assert rows[1]["kl"] > 0.0
+    assert rows[0]["kl_coefficient"] == 0.05
+    assert rows[1]["kl_coefficient"] == pytest.approx(
+        0.05 * (1 - 0.2 * 32 / 100)
+    )  # the KL was below its target
+    assert max(row["sampler_difference"] for row in rows) < 1e-4
+    kept = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["rollout"]) for row in kept] == [
+        (s, k) for s in (1, 2) for _ in "ab" for k in range(4)
+    ]
+    assert all(row["reward"] == float(LETTER in row["text"]) for row in kept)
+
+    # Killed after the second checkpoint, in the middle of the rows of the third step.
+    parts = tmp_path / "parts"
+    shutil.copytree(out, parts)
+    for name in ("model", "checkpoints/3"):
+        shutil.rmtree(parts / name)
+    (parts / "summary.json").unlink()
+    with open(parts / "rollouts.jsonl", "a") as file:
+        file.write('{"step": 3, "te')
+    result = prb.ppo(config, overrides=["seed=7"], out=parts, progress=False)
+    assert metrics(parts) == rows
+    assert (parts / "rollouts.jsonl").read_bytes() == (out / "rollouts.jsonl").read_bytes()
+    assert weights(parts / "model") == weights(out / "model")
+    assert result.summary["last_tenth"]["reward"] == rows[-1]["reward"]
+    with pytest.raises(prb.RunError, match=r"settings.loss.clip: 0.2 -> 0.3"):
+        prb.ppo(config, overrides=["seed=7", "loss.clip=0.3"], out=parts, progress=False)
+
+    # The policy is a model for transformers and for us, with the same log-probabilities.
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    policy = prb.load_policy(out)
+    sample = policy.sample(["Tea?"], max_new_tokens=8, seed=1)[0][0]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
+    ids = np.concatenate([sample.prompt_token_ids, sample.token_ids])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(theirs(torch.tensor(ids[None].astype(np.int64))).logits[0], -1).numpy()
+    start = len(sample.prompt_token_ids)
+    expected = [logprobs[start - 1 + t, token] for t, token in enumerate(sample.token_ids)]
+    np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
+    assert policy.stop_ids == prb.load_policy(model).stop_ids
+
+
+def test_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path) -> None:
+    """Also where matrices are rounded in each pass, and the weights that are trained are not."""
+    mixed = {"dtype": "bfloat16", "export_dtype": "float32"}
+    run(model, tmp_path / "still", **BANDIT, **mixed, steps=2, optimizer__learning_rate=0.0)
+    assert [row["kl"] for row in metrics(tmp_path / "still")] == [0.0, 0.0]
+    assert weights(tmp_path / "still" / "model") == weights(model)
+
+
+def test_a_bandit_of_two_users_with_opposite_tastes_is_solved_only_with_the_user_in_view(
+    model: Path, tmp_path: Path
+) -> None:
+    """The optimum is known: a reward of 1 with the profile in the prompt, and of a half without it."""
+    found = {}
+    for posts, steps in ((10, 26), (0, 12)):
+        run(model, tmp_path / str(posts), by_taste, **BANDIT, steps=steps, profile_posts=posts)
+        found[posts] = [row["reward"] for row in metrics(tmp_path / str(posts))]
+    assert np.mean(found[10][-5:]) > 0.95
+    # Whatever is written, one of the two likes it; 0.07 is four standard errors of 768 rollouts.
+    assert np.mean(found[0]) == pytest.approx(0.5, abs=0.07)
+
+
+def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
+    found = []
+    for tokens in (None, 1):
+        run(model, tmp_path / str(tokens), **BANDIT, steps=2, batch__tokens=tokens)
+        found.append(metrics(tmp_path / str(tokens)))
+    for ours, theirs in zip(*found, strict=True):
+        for name, value in ours.items():
+            assert value == pytest.approx(theirs[name], abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_the_mesh(model: Path, tmp_path: Path) -> None:
+    meshes = ("data=4", "fsdp=2,tensor=2")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "tests.rl.mesh_runs", str(model), str(tmp_path), *meshes]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr
+    run(model, tmp_path / "one", steps=2)
+    for mesh in meshes:
+        for ours, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / mesh), strict=True):
+            for name, value in ours.items():
+                if name != "sampler_difference":  # rounding alone
+                    assert theirs[name] == pytest.approx(value, abs=1e-5, rel=1e-5), (mesh, name)
+
+
+def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    import transformers
+
+    changes = {
+        "algorithm": "dpo",
+        "tuning": "lora",
+        "lora.rank": 4,
+        "steps": 4,
+        "optimizer.learning_rate": 1e-2,
+    }
+    prb.ppo(settings(model) | changes, out=tmp_path / "run", data=comparisons(), progress=False)
+    rows = metrics(tmp_path / "run")
+    assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)  # it starts as its reference
+    assert rows[-1]["accuracy"] == 1.0
+    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"]
+    ids = torch.arange(5, 40)[None]
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    merged = load(tmp_path / "run" / "model", dtype=torch.float32)
+    base = load(model, dtype=torch.float32)
+    with torch.no_grad():
+        before = base(ids).logits.numpy()
+        adapted = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")(ids).logits.numpy()
+        np.testing.assert_allclose(adapted, merged(ids).logits.numpy(), atol=1e-4)
+    assert np.abs(adapted - before).max() > 0.01
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "rl").glob("*.py")), ids=lambda path: path.stem)
+def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
+    found = load_ppo_settings(config, ["model=PATH", "data=FILE", "reward=MODEL"])
+    assert f"prb ppo configs/rl/{config.name} " in config.read_text(encoding="utf-8")
+    if (
+        config.stem == "paper"
+    ):  # no KL, one rollout, ten times the rate for the value function, a tenth of the score
+        assert (found.kl.coefficient, found.rollout.n, found.scoring.scale) == (0.0, 1, 0.1)
+        assert found.value.learning_rate == pytest.approx(10 * found.optimizer.learning_rate)
+        assert found.batch.updates == 8
+        assert found.scoring.failed is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "grpo", "rollout.n": 1}, r"rollout.n: expected at least 2 with algorithm=grpo"),
+        ({"kl.place": "loss"}, r"kl.estimator: expected k2 or k3 with kl.place=loss, found k1"),
+        ({"kl.coeficient": 1.0}, r"unknown config key .*did you mean 'kl.coefficient'"),
+        ({"batch.minibatch": 3}, r"batch.minibatch: expected a divisor of batch.prompts=8"),
+        ({"algorithm": "dpo"}, r"'reward': dpo learns from labelled pairs"),
+        ({"rollout.max_new_tokens": 250}, r"its prompt has \d+ tokens without profile"),
+        ({"optimizer.eps": 0.0}, r"optimizer.eps: expected more than 0"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(
+    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(prb.PrbError, match=message):
+        prb.ppo(settings(model) | changes, out=tmp_path / "run", data=comparisons(), reward=has_letter)
