@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,11 @@ def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
         assert {k: v for k, v in ours.items() if k not in timed} == {
             k: v for k, v in theirs.items() if k not in timed
         }
+    shutil.copy(
+        out / "outcomes" / "offset-0.npz", out / "outcomes" / "individual-0.npz"
+    )  # as of an earlier call
+    more = run(people, store, out, methods=["pooled"])
+    assert {"pooled", "offset", "individual"} <= {row["method"] for row in more.results}
     with pytest.raises(RunError, match="seeds: 1 -> 3"):
         run(people, store, out, methods=["pooled"], seeds=3)
 
