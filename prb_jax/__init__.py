@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.guide import guide
+    from prb_jax.generation.judge_run import judge
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
     from prb_jax.generation.policy_accuracy import policy_accuracy
@@ -61,6 +62,7 @@ _HOMES = {
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "judge": "prb_jax.generation.judge_run",
     "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
@@ -107,6 +109,7 @@ __all__ = [
     "evaluate",
     "evaluate_posts",
     "guide",
+    "judge",
     "leaderboard",
     "load",
     "load_policy",

@@ -19,6 +19,7 @@ from prb_jax.commands import (
     features,
     guide,
     inspect,
+    judge,
     leaderboard,
     past_texts,
     personalise,
@@ -47,8 +48,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n, guide,
-    policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
+    evaluate, judge, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n,
+    guide, policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
     quickstart, bench, plan, completion,
 )  # fmt: skip
 

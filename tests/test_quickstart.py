@@ -1,12 +1,15 @@
 """The quickstart, end to end with a tiny recipe; what its models learn in full is measured, not tested here."""
 
 import json
+import re
 import shutil
 
+import numpy as np
 import pytest
 
 from prb_jax import RunError, cli, evaluate, load, read_comparisons
 from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
+from prb_jax.quickstart.linear import PENALTY, fit_persona_words
 from prb_jax.quickstart.recipe import training_pairs
 from prb_jax.sources.personas import load as load_part
 from prb_jax.training.config import load_settings
@@ -44,16 +47,20 @@ def test_the_summary_has_the_figures_of_every_model(result):
     assert summary == result.summary
     models = summary["models"]
     baselines = ["baseline:length", "baseline:random", "baseline:profile-overlap"]
-    assert list(models) == ["user_blind", "persona", *baselines]
+    assert list(models) == ["user_blind", "persona", *baselines, "persona x words"]
     for name, figures in models.items():
         assert set(figures) >= FIGURES
-        assert figures["presentations"] == (0 if name in baselines else 3 * 8)  # three steps of eight pairs
+        if name == "persona x words":
+            assert figures["presentations"] % (3 * PAIRS) == 0  # all pairs in each iteration
+            assert figures["presentations"] > 3 * 3 * PAIRS
+        else:
+            assert figures["presentations"] == (0 if name in baselines else 3 * 8)  # three steps of eight
         for key in FIGURES - {"ms_per_pair", "train_pairs", "presentations", "coverage"}:
             assert 0 <= figures[key] <= 1
         low, high = figures["generic_accuracy_ci95"]
         assert low <= figures["generic_accuracy"] <= high
         assert 0 < figures["ms_per_pair"] < 1000
-        assert figures["train_pairs"] == (0 if name in baselines else 2 * PAIRS)
+        assert figures["train_pairs"] == (0 if name in baselines else 3 * PAIRS)
     blind, aware = summary["bounds"].values()
     assert list(blind.values()) == pytest.approx([0.538] * len(blind), abs=0.002)  # the Bayes accuracy
     assert min(aware.values()) >= 0.95
@@ -104,6 +111,28 @@ def test_further_copies_of_a_pair_show_other_profiles():
         foreign += other
     assert changed > 500
     assert foreign > 80
+
+
+def test_the_linear_model_learns_the_words_that_each_persona_chose():
+    """At the fitted weights the gradient of the penalised loss is 0."""
+    pairs = [*load_part("train")[:1500], *load_part("generic-train")[:200]]
+    model = fit_persona_words(pairs)
+    gradient = {None: PENALTY * model.common}
+    gradient |= {persona: PENALTY * own for persona, own in model.own.items()}
+    for pair in pairs:
+        chosen, rejected = model(pair)
+        share = 1 / (1 + np.exp(chosen - rejected))
+        words = [set(re.findall(r"\w+|[^\w\s]", text.lower())) for text in pair.responses]
+        for word in words[0] ^ words[1]:
+            if word in model.columns:
+                step = share if word in words[0] else -share
+                gradient[None][model.columns[word]] -= step
+                gradient[pair.user_id][model.columns[word]] -= step
+    assert max(np.abs(one).max() for one in gradient.values()) < 1.0
+    stranger = load_part("test-unseen")[0]
+    assert stranger.user_id not in model.own
+    seen = load_part("test-seen")
+    assert np.mean([chosen > rejected for chosen, rejected in map(model, seen)]) > 0.7
 
 
 def test_the_report_says_what_was_done(result):
@@ -174,10 +203,10 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     low, high = figures["personalised_accuracy_unseen_wording_ci95"]
     assert f" {low:.3f}..{high:.3f} " in shown  # whole, in 80 columns
     assert max(map(len, shown.splitlines()[:30])) <= 80
-    assert quickstart_table(result.summary).renderables[0].row_count == 7
+    assert quickstart_table(result.summary).renderables[0].row_count == 8
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):
     assert cli.main(["personas", "--out", str(tmp_path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 6
+    assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 7
     assert read_comparisons(tmp_path / "test-unseen.jsonl.gz") == read_comparisons("personas:test-unseen")

@@ -97,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
             f"{result.summary['empty']:,} empty samples cannot be scored and are left out; prompts with nothing else: "
             f"{len(result.summary['left_out'])}"
         )
+    if reason := next(iter(curves.values()))[0]["ci95_reason"]:
+        print(f"no intervals: {reason}")
     print(f"written to {result.out}")
     return 0
 

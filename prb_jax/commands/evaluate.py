@@ -1,7 +1,8 @@
 """`prb evaluate`: score comparisons with a model or a baseline."""
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import (
@@ -19,10 +20,14 @@ from prb_jax.commands.arguments import (
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
-from prb_jax.processes.sharing import process_index
+from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.scoring import CONTROLS, TOO_LONG
 from prb_jax.text.protocol import PROTOCOLS
+
+UNQUANTIZED: Final = "unquantized"
+"""The run folder of the unquantised model, within that of the quantised one."""
 
 
 def add(verbs: Verbs) -> None:
@@ -93,7 +98,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--no-reference",
         action="store_true",
-        help="with --quantize: do not score the same rows with the unquantised model too",
+        help="with --quantize: do not score the same rows with the unquantised model too, and compare",
     )
     sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
     sub.add_argument(
@@ -130,36 +135,70 @@ def run(options: argparse.Namespace) -> int:
 
         posts = options.profile_posts or [None]
         sweep = len(posts) > 1
+        paired = _compares(options, sweep=sweep)
         score: Any = evaluate_posts if sweep else evaluate
+        choices = {
+            "profile_posts": posts if sweep else posts[0],
+            "protocol": options.protocol,
+            "max_length": options.max_length,
+            "too_long": options.too_long,
+            "history": options.history,
+            "subset": options.subset,
+            "limit": options.limit,
+            "seed": options.seed,
+            "mesh": options.mesh,
+            "dtype": options.dtype,
+            "attention": options.attention,
+            "batch_tokens": options.batch_tokens,
+            "progress": not options.no_progress,
+            "command": options.command,
+            **model_options(options),
+        }
         result = score(
             options.model,
             options.data,
             out=options.out,
-            profile_posts=posts if sweep else posts[0],
-            protocol=options.protocol,
-            max_length=options.max_length,
-            too_long=options.too_long,
             controls=options.controls,
-            history=options.history,
-            subset=options.subset,
-            limit=options.limit,
-            seed=options.seed,
-            mesh=options.mesh,
-            dtype=options.dtype,
             quantize=options.quantize,
-            attention=options.attention,
-            reference=False if options.no_reference else None,
-            batch_tokens=options.batch_tokens,
-            progress=not options.no_progress,
             wandb=options.wandb,
-            command=options.command,
-            **model_options(options),
+            **choices,
         )
+        compared = None
+        if paired:  # the quantised weights are gone by now: both models are never in memory at once
+            evaluate(options.model, options.data, out=result.out / UNQUANTIZED, controls="none", **choices)
+            compared = on_first_process(lambda: _compare(result.out))
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         print_table(_table(result, title=title))
+        if compared is not None:
+            print_table(_comparison(compared))
         print(f"written to {result.out}")
     return 0
+
+
+def _compares(options: argparse.Namespace, *, sweep: bool) -> bool:
+    """Return whether the unquantised model scores the same rows too, and the two runs are compared."""
+    if options.quantize is None:
+        if options.no_reference:
+            raise RunError("--no-reference: is about a model that is quantised, and needs --quantize")
+        return False
+    if sweep and not options.no_reference:
+        raise RunError(
+            "--profile-posts: several numbers score the quantised model alone: give --no-reference with --quantize"
+        )
+    return not options.no_reference
+
+
+def _compare(out: Path) -> dict[str, Any]:
+    from prb_jax.reports.comparison import compare
+
+    return compare(out, out / UNQUANTIZED, out=out)
+
+
+def _comparison(compared: dict[str, Any]) -> object:
+    from prb_jax.reports.comparison import render_comparison
+
+    return render_comparison(compared)
 
 
 def _table(result: Any, *, title: str) -> object:

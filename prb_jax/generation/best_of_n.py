@@ -23,8 +23,9 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import SAMPLES, row_key
-from prb_jax.metrics.best_of import Point, curve, mean_interval, sizes_up_to
-from prb_jax.metrics.overlap import rouge_l
+from prb_jax.metrics.best_of import Point, curve, sizes_up_to
+from prb_jax.metrics.texts import rouge_l
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.folder import SUMMARY, as_recorded
@@ -45,11 +46,14 @@ _DEFINITIONS = {
     "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
     "then over prompts; equal rewards are drawn from at random",
     "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
-    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with one",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with "
+    "fewer than six",
+    "ci95_reason": "why ci95 is null; null where there is an interval",
     "oracle": "takes the best quality itself: no selector is above it",
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
-    "reference": "quality is ROUGE-L F1, without stemming, against the response with the highest label",
+    "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
+    "highest label",
 }
 
 
@@ -303,7 +307,7 @@ def _key(row: Row) -> tuple[str, str]:
 
 def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
     interval = mean_interval(point.by_prompt, users)
-    return {"k": point.k, "quality": point.quality, "ci95": interval, "first": point.first}
+    return {"k": point.k, "quality": point.quality, **interval.to_json(), "first": point.first}
 
 
 def _draw(path: Path, summary: Mapping[str, Any]) -> None:

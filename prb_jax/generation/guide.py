@@ -26,8 +26,8 @@ from prb_jax.generation.sample import (
     sample_data,
 )
 from prb_jax.generation.settings import SampleOptions
-from prb_jax.metrics.best_of import mean_interval
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.folder import SUMMARY
@@ -119,7 +119,7 @@ def guide(
     figures: dict[str, Any] = {}
     for name in TEXT_FIGURES:
         values = np.asarray([one[name] for one in found])
-        figures[name] = {"value": float(values.mean()), "ci95": mean_interval(values, clusters)}
+        figures[name] = {"value": float(values.mean()), **mean_interval(values, clusters).to_json()}
     summary = result.summary | {
         "text": figures,
         "corpus_bleu": corpus_bleu(texts, references),

@@ -21,7 +21,6 @@ from prb_jax.generation.policy_rows import FIELDS, PolicyReader, count_rows, jud
 from prb_jax.generation.sample import open_policy
 from prb_jax.generation.token_scores import why_not_token_level
 from prb_jax.metrics.accuracy import margin
-from prb_jax.metrics.best_of import mean_interval
 from prb_jax.metrics.policy_scores import (
     LENNORM,
     NAMES,
@@ -32,6 +31,7 @@ from prb_jax.metrics.policy_scores import (
     split_clusters,
     values_of_test,
 )
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.folder import SUMMARY
@@ -269,5 +269,5 @@ def _alone(rows: Sequence[Judged], scores: Any) -> dict[str, Any]:
     values = np.asarray([row.value(scores(row)) for row in rows])
     return {
         "policy_accuracy": float(values.mean()),
-        "ci95": mean_interval(values, [row.cluster for row in rows]),
+        **mean_interval(values, [row.cluster for row in rows]).to_json(),
     }

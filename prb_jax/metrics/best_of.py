@@ -104,37 +104,6 @@ def curve(rewards: Sequence[np.ndarray], quality: Sequence[np.ndarray], sizes: S
     return points
 
 
-def mean_interval(
-    values: np.ndarray, users: Sequence[str | None], *, level: float = 0.95
-) -> list[float] | None:
-    """Return the t interval of a mean over rows that depend on each other within a user, [low, high].
-
-    The variance is that of the users' sums of residuals, with C - 1 degrees of freedom for C users; where every row is
-    a user of its own, it is the usual t interval.
-
-    Args:
-      values: float [n].
-      users: [n]; None for a row that is a cluster of its own.
-      level: nominal coverage.
-
-    Returns:
-      None with fewer than two users.
-    """
-    from scipy.special import stdtrit  # scipy takes long to import
-
-    values = np.asarray(values, np.float64)
-    names: dict[str | int, int] = {}
-    of_row = [names.setdefault(row if user is None else user, len(names)) for row, user in enumerate(users)]
-    clusters = len(names)
-    if clusters < 2:
-        return None
-    mean = values.mean()
-    sums = np.bincount(of_row, weights=values - mean, minlength=clusters)
-    error = np.sqrt((sums**2).sum() * clusters / (clusters - 1)) / len(values)
-    half = float(stdtrit(clusters - 1, (1 + level) / 2)) * error
-    return [float(mean - half), float(mean + half)]
-
-
 def _checked(rewards: np.ndarray, quality: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rewards, quality = np.asarray(rewards, np.float64), np.asarray(quality, np.float64)
     if rewards.ndim != 1 or rewards.shape != quality.shape or not len(rewards):

@@ -42,9 +42,9 @@ def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
       clusters: of the same rows, crossed.
     """
     assert clusters.responses is not None
-    users = [("row", i) if user is None else ("user", user) for i, user in enumerate(clusters.users)]
+    users = user_keys(clusters.users)
     keys = clusters.responses
-    by_user = _one_way(values, users)
+    by_user = one_way_variance(values, users)
     by_responses = _by_responses(values, keys)
     by_both = _by_responses(values, [tuple((user, key) for key in pair) for user, pair in zip(users, keys)])
     difference = by_user.variance + by_responses.variance - by_both.variance
@@ -59,31 +59,46 @@ def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
 
 
 @dataclass(frozen=True)
-class _OneWay:
+class OneWayVariance:
+    """The variance of a mean, clustered one way, with the factor G / (G - 1) for G clusters; and G."""
+
     variance: float
     clusters: int
 
 
-def _by_responses(values: np.ndarray, keys: Sequence[tuple[Hashable, ...]]) -> _OneWay:
+def user_keys(users: Sequence[str | None]) -> list[Hashable]:
+    """Return the cluster of each row: its user, or the row itself where it has none."""
+    return [("row", i) if user is None else ("user", user) for i, user in enumerate(users)]
+
+
+def _by_responses(values: np.ndarray, keys: Sequence[tuple[Hashable, ...]]) -> OneWayVariance:
     """Clustered by the one key of each row, or by either of the two."""
     if len(keys[0]) == 1:
-        return _one_way(values, [key[0] for key in keys])
-    either = _one_way(
+        return one_way_variance(values, [key[0] for key in keys])
+    either = one_way_variance(
         np.repeat(values, 2), [key for pair in keys for key in pair], mean=values.sum() / len(values)
     )
-    both = _one_way(values, keys)  # two rows of one pair share both keys, and count once
+    both = one_way_variance(values, keys)  # two rows of one pair share both keys, and count once
     factor = either.clusters / max(either.clusters - 1, 1)
     again = both.variance * max(both.clusters - 1, 1) / both.clusters * factor
-    return _OneWay(either.variance * 4 - again, either.clusters)
+    return OneWayVariance(either.variance * 4 - again, either.clusters)
 
 
-def _one_way(values: np.ndarray, keys: Iterable[Hashable], *, mean: float | None = None) -> _OneWay:
-    """Sum of the squared sums of residuals by cluster, over n squared, times G / (G - 1)."""
+def one_way_variance(
+    values: np.ndarray, keys: Iterable[Hashable], *, mean: float | None = None
+) -> OneWayVariance:
+    """Return the sum of the squared sums of residuals by cluster, over n squared, times G / (G - 1).
+
+    Args:
+      values: [n] numbers.
+      keys: [n] the cluster of each row.
+      mean: of which the residuals are taken; that of the values where it is not given.
+    """
     number: dict[Hashable, int] = {}
     of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
-    sums = np.bincount(of_row, weights=values)  # exact: small whole numbers
+    sums = np.bincount(of_row, weights=values)  # exact for small whole numbers
     rows = np.bincount(of_row)
     n, groups = len(values), len(number)
     residuals = sums - (values.sum() / n if mean is None else mean) * rows
     # an exact sum: not even the last bit depends on the order of the rows
-    return _OneWay(math.fsum(residuals**2) / n**2 * groups / max(groups - 1, 1), groups)
+    return OneWayVariance(math.fsum(residuals**2) / n**2 * groups / max(groups - 1, 1), groups)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.accuracy import Outcomes, ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.score_differences import (
+    FLIPS_DEFINITION,
+    SCORES_DEFINITION,
+    flat_scores,
+    flips,
+    score_differences,
+)
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 
 LEVEL: Final = 0.05
@@ -28,6 +36,8 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "p_holm": "p adjusted for all pairs by the method of Holm (1979)",
     "n": "comparisons",
     "users": "distinct users among them",
+    "flips": FLIPS_DEFINITION,
+    "scores": SCORES_DEFINITION,
 }
 """What the figures of a comparison mean."""
 
@@ -69,7 +79,8 @@ def compare_rows(
 
     Returns:
       {"runs": [{name, accuracy, ci95, rank_group}] from the best to the worst,
-       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "n", "users"}] in the order of "runs"},
+       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "n", "users", "flips", "scores"}] in the order of
+       "runs"},
       plain JSON values, as ``COMPARISON_DEFINITIONS`` explains them.
 
     Raises:
@@ -77,7 +88,8 @@ def compare_rows(
     """
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
-    wins, users = _wins(runs)
+    found, users = _matched(runs)
+    wins = {name: one.outcomes.wins for name, one in found.items()}
     clusters = clusters or Clusters(tuple(users))
     known = len({user for user in clusters.users if user is not None})
     names = sorted(runs, key=lambda name: (-int(wins[name].sum()), name))
@@ -94,6 +106,8 @@ def compare_rows(
                 "p_holm": 1.0,
                 "n": len(gains),
                 "users": known,
+                "flips": flips(found[a].outcomes, found[b].outcomes),
+                "scores": score_differences(found[a].scores, found[b].scores),
             }
         )
     for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
@@ -111,11 +125,19 @@ def compare_rows(
     return {"runs": standings, "pairs": pairs}
 
 
-def _wins(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, np.ndarray], list[str | None]]:
-    """The wins [n] of each run in one order of the comparisons, and the user of each comparison."""
+@dataclass(frozen=True)
+class _Run:
+    """The verdicts [n] of a run, and the scores of all responses."""
+
+    outcomes: Outcomes
+    scores: np.ndarray
+
+
+def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], list[str | None]]:
+    """Each run in one order of the comparisons, and the user of each comparison."""
     (first, rows), *others = runs.items()
     place = _places(first, rows)
-    wins = {first: outcomes(rows).wins}
+    result = {first: _Run(outcomes(rows), flat_scores(rows))}
     for name, theirs in others:
         found = _places(name, theirs)
         if odd := found.keys() ^ place.keys():
@@ -128,8 +150,8 @@ def _wins(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, np.ndarray
                     f"comparison {quote(row.id)}: user {quote(ours.user_id)} and labels {quote(list(ours.labels))} "
                     f"in {first}, user {quote(row.user_id)} and labels {quote(list(row.labels))} in {name}"
                 )
-        wins[name] = outcomes(matched).wins
-    return wins, [row.user_id for row in rows]
+        result[name] = _Run(outcomes(matched), flat_scores(matched))
+    return result, [row.user_id for row in rows]
 
 
 def _places(name: str, rows: Sequence[ScoredRow]) -> dict[str, int]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from prb_jax.errors import DataError, short_repr
 from prb_jax.metrics.accuracy import margin
-from prb_jax.metrics.best_of import mean_interval
+from prb_jax.metrics.uncertainty import mean_interval
 
 SEQUENCE: Final = "seq_score"
 TOKEN_SCORES: Final = ("seq_logprob", "seq_logprob_topk", "token_score_sum")
@@ -220,7 +220,7 @@ def score_summary(
     return {
         "lambda": strengths[best],
         "policy_accuracy": float(np.mean(values)),
-        "ci95": mean_interval(np.asarray(values), [row.cluster for row in test]),
+        **mean_interval(np.asarray(values), [row.cluster for row in test]).to_json(),
         "ties": sum(value == 0.5 for value in values) / len(values),
         "n": len(values),
         "curve": curve,

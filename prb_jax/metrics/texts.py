@@ -40,6 +40,11 @@ def text_figures(text: str, reference: str) -> dict[str, float]:
     return found
 
 
+def rouge_l(text: str, reference: str) -> float:
+    """Return the F1 of the longest common subsequence of words, without stemming; 0 where one has none."""
+    return float(_scorer(False).score(reference, text)["rougeL"].fmeasure)
+
+
 def corpus_bleu(texts: Sequence[str], references: Sequence[str]) -> float:
     """Return the BLEU of all texts together, each with one reference, 0 to 100."""
     from sacrebleu.metrics.bleu import BLEU

@@ -18,7 +18,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
 from prb_jax.metrics.beta_binomial import fit_correlation
 from prb_jax.metrics.clusters import OVER_COMPARISONS, Clusters
-from prb_jax.metrics.crossed import crossed_variance
+from prb_jax.metrics.crossed import crossed_variance, one_way_variance, user_keys
 
 LEAST_CLUSTERS: Final = 6
 """With fewer clusters no interval is given: none holds its nominal coverage."""
@@ -26,8 +26,12 @@ LEAST_CLUSTERS: Final = 6
 SCORE: Final = "score"
 TWO_WAY: Final = "two-way"
 PAIRED: Final = "paired t"
+MEAN: Final = "t"
 
 _STEPS: Final = 28  # of bisection
+_FURTHER_ROWS: Final = (
+    2  # with a difference, one in either direction, in the variance of differences of verdicts
+)
 _LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can be estimated
 
 
@@ -38,7 +42,7 @@ class Interval:
     Attributes:
       low, high: its ends; None where there is no interval.
       reason: why there is none; None where there is one.
-      method: "score", "two-way" or "paired t"; see `docs/statistics.md`.
+      method: "score", "two-way", "paired t" or "t"; see `docs/statistics.md`.
       clusters: how many clusters it is taken over.
       standard_error: of the estimate, where the method has one.
       degrees: of freedom of the t quantile.
@@ -163,24 +167,30 @@ def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float =
       level: nominal coverage.
     """
     gains = np.asarray(gains, np.int64)
-    n = len(gains)
     if clusters.responses is None:
-        counts = group_counts(gains, clusters.users)
-        number, what = len(counts.rows), clusters.over
-        estimate = int(gains.sum()) / n
-        residuals = counts.wins - estimate * counts.rows
-        variance = math.fsum(residuals**2) / n**2 * number / max(number - 1, 1)
-    else:
-        found = crossed_variance(gains, clusters)
-        number, what = found.clusters, "users or sets of responses"
-        estimate, variance = int(gains.sum()) / n, found.variance
-    if number < LEAST_CLUSTERS:
-        return _none(_too_few(number, what), PAIRED, number)
-    error = math.sqrt(variance + 2 / n**2)
-    half = _quantile(number - 1, level) * error
-    return Interval(
-        max(estimate - half, -1.0), min(estimate + half, 1.0), None, PAIRED, number, error, number - 1.0
+        return _t_interval(gains, clusters, level=level, method=PAIRED)
+    found = crossed_variance(gains, clusters)
+    return _around(
+        int(gains.sum()) / len(gains),
+        found.variance + _FURTHER_ROWS / len(gains) ** 2,
+        clusters=found.clusters,
+        what="users or sets of responses",
+        level=level,
+        method=PAIRED,
     )
+
+
+def mean_interval(values: np.ndarray, users: Sequence[str | None], *, level: float = 0.95) -> Interval:
+    """Interval of a mean of numbers over rows that depend on each other within a user.
+
+    A t interval on the sums of the residuals by user; where every row is a user of its own, it is the usual t interval.
+
+    Args:
+      values: [n] numbers.
+      users: [n]; None for a row that is a cluster of its own.
+      level: nominal coverage.
+    """
+    return _t_interval(np.asarray(values, np.float64), Clusters(tuple(users)), level=level, method=MEAN)
 
 
 def paired_difference(
@@ -227,6 +237,34 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> list
         if a.user_id != b.user_id or list(a.labels) != list(b.labels):
             raise DataError(f"row {quote(a.id)}: the two sides have different users or labels")
     return matched
+
+
+def _t_interval(values: np.ndarray, clusters: Clusters, *, level: float, method: str) -> Interval:
+    """Return the t interval of the mean of ``values`` over users."""
+    n = len(values)
+    found = one_way_variance(values, user_keys(clusters.users))
+    return _around(
+        float(values.sum()) / n,
+        found.variance + (_FURTHER_ROWS / n**2 if method == PAIRED else 0.0),
+        clusters=found.clusters,
+        what=clusters.over,
+        level=level,
+        method=method,
+    )
+
+
+def _around(
+    estimate: float, variance: float, *, clusters: int, what: str, level: float, method: str
+) -> Interval:
+    """Return the interval of t standard errors on either side, within what is possible."""
+    if clusters < LEAST_CLUSTERS:
+        return _none(_too_few(clusters, what), method, clusters)
+    error, degrees = math.sqrt(variance), clusters - 1.0
+    half = _quantile(degrees, level) * error
+    low, high = estimate - half, estimate + half
+    if method == PAIRED:
+        low, high = max(low, -1.0), min(high, 1.0)
+    return Interval(low, high, None, method, clusters, error, degrees)
 
 
 def _none(reason: str, method: str, clusters: int) -> Interval:

@@ -1,4 +1,4 @@
-"""What `prb quickstart` does: data, two trainings, five evaluations, one table."""
+"""What `prb quickstart` does: data, two trainings, six evaluations, one table."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.quickstart.folder import DATA, REPORT, SCORES, START, open_quickstart, read_finished
+from prb_jax.quickstart.linear import fit_persona_words
 from prb_jax.quickstart.recipe import (
     PERSONA,
     PROFILE_POSTS,
@@ -45,6 +46,12 @@ value), and none at all is above the second."""
 
 SHOWN_BASELINES = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 """In the tables of the quickstart."""
+
+LINEAR = "persona x words"
+"""A baseline that is fitted to the training part; see `prb_jax.quickstart.linear`."""
+
+TRAINING = ("train", "train-more-wording")
+"""Parts with the personalised pairs that everything is trained on."""
 
 TIMED_PAIRS = 256
 """Pairs that the latency is measured with."""
@@ -117,10 +124,11 @@ class _Steps:
 
     def run(self) -> Quickstart:
         with self._step("benchmark and tokenizer"):
-            personal, generic = (load(part)[: self.recipe.limit] for part in ("train", "generic-train"))
+            personal = [one for part in TRAINING for one in load(part)[: self.recipe.limit]]
+            generic = load("generic-train")[: self.recipe.limit]
             with writing(self.folder):
                 make_start(self.folder / START, [*personal, *generic], self.recipe)
-                data = {USER_BLIND: without_profiles([*personal, *generic])}
+                data = {USER_BLIND: without_profiles(personal, generic, self.recipe)}
                 data[PERSONA] = training_pairs(personal, generic, self.recipe)
                 for name, pairs in data.items():
                     write_pairs(self.folder / DATA / f"{name}.jsonl.gz", pairs)
@@ -136,7 +144,7 @@ class _Steps:
             if result.stopped_by is not None:
                 return Quickstart(self.folder, stopped_by=result.stopped_by)
         with self._step("evaluation"):
-            summary = self._evaluate(train_pairs=len(personal) + len(generic))
+            summary = self._evaluate([*personal, *generic])
         summary["seconds"] = self.seconds
         with writing(self.folder / REPORT):
             report = quickstart_report(summary, folder=str(self.folder))
@@ -144,7 +152,7 @@ class _Steps:
         write_json(self.folder / SUMMARY, summary)
         return Quickstart(self.folder, summary)
 
-    def _evaluate(self, *, train_pairs: int) -> dict[str, Any]:
+    def _evaluate(self, training: Sequence[Comparison]) -> dict[str, Any]:
         parts = {part: load(part)[: self.recipe.limit] for part in KEYS}
         models: dict[str, dict[str, Any]] = {}
         scored: dict[str, dict[str, list[ScoredRow]]] = {}
@@ -153,7 +161,7 @@ class _Steps:
             scored[name] = self._rows(name, model, parts)
             schedule = {USER_BLIND: self.recipe.user_blind, PERSONA: self.recipe.persona}[name]
             models[name] = _figures(scored[name], parts) | {
-                "train_pairs": train_pairs,
+                "train_pairs": len(training),
                 "presentations": schedule.steps * schedule.comparisons,
                 "ms_per_pair": _milliseconds(model.score, parts[SEEN][:TIMED_PAIRS]),
             }
@@ -167,6 +175,12 @@ class _Steps:
                 "presentations": 0,
                 "ms_per_pair": _milliseconds(score_simply, parts[SEEN][:TIMED_PAIRS]),
             }
+        linear = fit_persona_words(training)
+        models[LINEAR] = _figures(self._rows(LINEAR, linear, parts), parts) | {
+            "train_pairs": len(training),
+            "presentations": linear.presentations,
+            "ms_per_pair": _milliseconds(lambda pairs: list(map(linear, pairs)), parts[SEEN][:TIMED_PAIRS]),
+        }
         ceilings = generate().ceilings
         return {
             "pairs": {part: len(comparisons) for part, comparisons in parts.items()},
@@ -191,7 +205,8 @@ class _Steps:
         result = evaluate(
             model,
             [f"personas:{part}" for part in parts],
-            out=self.folder / SCORES / name.replace(":", "-"),
+            out=self.folder / SCORES / name.replace(":", "-").replace(" ", "-"),
+            name=name if name == LINEAR else None,
             limit=self.recipe.limit,
             progress=self.progress,
             command=self.command,

@@ -4,9 +4,12 @@ The models are ordinary Qwen 3 decoders with a score head. What is particular to
 the starting weights, chosen so that they learn within two minutes of two CPU cores what larger models
 bring along from their pretraining: that a word of an answer and a word of a post are about the same thing.
 
-It was chosen by the accuracy on training topics that were held out from training, for the personas of
-the training part and for those of a benchmark generated from another seed. One choice, that generic
-pairs come with profiles of anybody, was prompted by a low generic accuracy on the test part.
+Sizes, steps and learning rates were chosen by the accuracy on training topics that were held out from
+training, for the personas of the training part and for those of a benchmark generated from another seed.
+One choice, that generic pairs come with profiles of anybody, was prompted by a low generic accuracy on the
+test part. The part `train-more-wording` was added because of a low accuracy on `test-unseen-wording`; the
+numbers of profiles and repeats were then set so that as many pairs are shown as before, and nothing else
+was changed.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ class Recipe:
     vocab_size: int = 4096
     user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
     persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128, label_smoothing=0.1)
-    profiles: int = 6
-    generic_repeats: int = 2
+    profiles: int = 4
+    generic_repeats: int = 3
     limit: int | None = None
     seed: int = 0
 
@@ -168,9 +171,12 @@ def training_pairs(
     return pairs
 
 
-def without_profiles(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The pairs that the user-blind model learns from."""
-    return [_shown(comparison, 0, ()) for comparison in comparisons]
+def without_profiles(
+    personal: Sequence[Comparison], generic: Sequence[Comparison], recipe: Recipe
+) -> list[Comparison]:
+    """The pairs that the user-blind model learns from: generic ones have the same share as for the other model."""
+    again = [_shown(one, number, ()) for number in range(recipe.generic_repeats) for one in generic]
+    return [*(_shown(comparison, 0, ()) for comparison in personal), *again]
 
 
 def _profile(

@@ -34,7 +34,8 @@ _COSTS = ("coverage", "pairs", "shown", "ms/pair")
 
 _NOTES = """\
 [..] 95 % interval over personas and, where several of them judge the same answers, over the answers too;
-best, user unknown: the Bayes accuracy; coverage: share of the test personas served better than chance; pairs:
+persona x words: a linear model with a weight for each word and each persona of the training part; best, user
+unknown: the Bayes accuracy; coverage: share of the test personas served better than chance; pairs:
 different ones trained on; shown: pairs in all steps of training; ms/pair: scoring one pair in batches on this
 machine, tokenisation included.
 """

@@ -10,7 +10,7 @@ from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.processes.agreement import differences
-from prb_jax.reports.style import new_table, signed
+from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
@@ -34,8 +34,9 @@ def compare(
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, rank_group; model, protocol,
-      profile_posts, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users) and "definitions", which explains
-      them. A run is called by the name of its folder, or by its path as given where two folders share a name.
+      profile_posts, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users, flips, scores) and "definitions",
+      which explains them. A run is called by the name of its folder, or by its path as given where two folders share
+      a name.
 
     Raises:
       RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on
@@ -133,7 +134,31 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         cells = [pair["a"], pair["b"], signed(pair["difference"], pair["ci95"])]
         table.add_row(*map(escape, [*cells, _p(pair["p"]), _p(pair["p_holm"])]))
     table.caption = escape("[..] 95 % interval of the paired difference; p: exact McNemar test")
-    return Group(ranks, table)
+    scores = new_table(
+        "Verdicts and scores",
+        ("run", "minus", "other\nverdict", "mean", "RMS", "largest", "Pearson", "Spearman"),
+        left=2,
+    )
+    for column in scores.columns[2:]:
+        column.no_wrap = True
+    for pair in pairs:
+        found = pair["scores"]
+        share = f" ({found['rms'] / found['std_b']:.1%})" if found["std_b"] else ""
+        cells = [
+            pair["a"],
+            pair["b"],
+            f"{pair['flips']:,}",
+            f"{found['mean']:.2g}",
+            f"{found['rms']:.2g}{share}",
+        ]
+        cells.append(f"{found['max_abs']:.2g}")
+        cells += [NONE if found[key] is None else f"{found[key]:.4f}" for key in ("pearson", "spearman")]
+        scores.add_row(*map(escape, cells))
+    scores.caption = escape(
+        "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of the second run's "
+        "standard deviation); correlations of the scores"
+    )
+    return Group(ranks, table, scores)
 
 
 def _p(value: float) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from prb_jax.runs.users import UserLine
+
 _COLOURS = {
     "#000000": "var(--ink)",
     "#262626": "var(--ink)",
@@ -29,6 +31,7 @@ _COLOURS = {
     "#ff7f0e": "var(--second)",
 }
 _FIRST, _SECOND, _MUTED = "#1f77b4", "#ff7f0e", "#808080"
+_MOST_USERS = 300  # of which a picture has a point each
 
 
 def draw_margins(margins: np.ndarray) -> Drawing:
@@ -106,6 +109,32 @@ def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing:
         figure,
         "Users by accuracy",
         f"{len(accuracy):,} users; lowest, first quarter, median, third quarter and highest accuracy: {quarters}.",
+    )
+
+
+def draw_each_user(lines: Sequence[UserLine]) -> Drawing:
+    """Draw the accuracy of each user with its interval, from the lowest to the highest."""
+    ordered = sorted(lines, key=lambda line: (line.accuracy, line.user))
+    step = -(-len(ordered) // _MOST_USERS)
+    shown = [*ordered[:-1:step], ordered[-1]]  # the highest too
+    figure, axis = _figure()
+    places = [place for place, line in enumerate(shown) if line.ci95 is not None]
+    bounds = [line.ci95 for line in shown if line.ci95 is not None]
+    axis.vlines(places, [b[0] for b in bounds], [b[1] for b in bounds], color=_MUTED, linewidth=1, alpha=0.6)
+    axis.plot([line.accuracy for line in shown], color=_FIRST, marker=".", linestyle="none")
+    axis.set_ylim(-0.02, 1.02)
+    axis.set_xticks([])
+    axis.set_xlabel("users, from the lowest accuracy to the highest")
+    axis.set_ylabel("accuracy")
+    which = (
+        "" if len(shown) == len(lines) else f" {len(shown):,} of {len(lines):,} users, at equal distances."
+    )
+    without = sum(line.ci95 is None for line in lines)
+    few = f" {without:,} users with fewer than six comparisons have none." if without else ""
+    return _drawing(
+        figure,
+        "Accuracy of each user",
+        f"A point for each user, and the 95 % interval over the comparisons of that user.{few}{which}",
     )
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prb_jax.metrics.accuracy import group_counts, outcomes
+import numpy as np
+
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
 from prb_jax.reports.cells import any_cell, figure_cell, headline, missing, scorers
-from prb_jax.reports.drawings import draw_users
+from prb_jax.reports.drawings import draw_each_user, draw_users
 from prb_jax.reports.pairs import pairs_to_read
 from prb_jax.reports.scores import length_blocks, posts_blocks, score_blocks
 from prb_jax.reports.style import NONE, signed
 from prb_jax.reports.table import gains
 from prb_jax.reports.texts import Texts
 from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.users import user_lines
 
 MOST_ROWS = 2000
 """Of a table; more would make a page that nobody reads and few browsers open at once."""
@@ -77,7 +78,7 @@ def _result(run: FinishedRun) -> Iterator[Block]:
     if isinstance(quantized := summary.get("quantization"), Mapping):
         rows = [[Cell(key), any_cell(value)] for key, value in _flat(quantized)]
         yield PageTable(
-            "What quantising changed", ("", "figure"), rows, note=definitions.get("quantization", "")
+            "Weights in eight bits", ("", "figure"), rows, note=definitions.get("quantization", "")
         )
 
 
@@ -103,20 +104,20 @@ def _subsets(run: FinishedRun) -> Iterator[Block]:
 
 
 def _users(run: FinishedRun) -> Iterator[Block]:
-    rows = [row for row in run.rows if row.user_id is not None]
-    if not rows:
+    lines = user_lines(run.rows, run.clusters)
+    if not lines:
         yield Paragraph("No comparison names its user.", True)
         return
-    result = outcomes(rows)
-    counts = group_counts(result.wins, [str(row.user_id) for row in rows])
-    ties = Counter(str(row.user_id) for row, tie in zip(rows, result.ties) if tie)
     summary, definitions = run.summary, run.summary.get("definitions") or {}
-    chances = {1 / len(row.scores) for row in rows}
-    yield draw_users(counts.accuracy, chance=chances.pop() if len(chances) == 1 else None)
+    chances = {1 / len(row.scores) for row in run.rows}
+    accuracy = np.array([line.accuracy for line in lines])
+    yield draw_users(accuracy, chance=chances.pop() if len(chances) == 1 else None)
+    yield draw_each_user(lines)
     coverage = summary.get("coverage")
     shown = NONE if coverage is None else f"{coverage:.3f}"
     yield Paragraph(
-        f"{len(counts.rows):,} users; {summary.get('users_testable', NONE)} with enough comparisons to be tested. "
+        f"{len(lines):,} {run.clusters.over}; {summary.get('users_testable', NONE)} with enough comparisons to be "
+        "tested. "
         f"Coverage {shown}: {definitions.get('coverage', 'see summary.json')}. "
         f"{_rate(summary, 'coverage_benjamini_hochberg')} after correction for the number of users "
         f"(Benjamini-Hochberg); {_rate(summary, 'coverage_by_chance')} would be covered by chance."
@@ -126,12 +127,12 @@ def _users(run: FinishedRun) -> Iterator[Block]:
         yield Paragraph(f"Users that the model was not trained on: {json.dumps(unknown)}")
     cells = [
         [
-            Cell(str(user)),
-            Cell(f"{n:,}", int(n)),
-            Cell(f"{share:.3f}", float(share)),
-            Cell(f"{ties[str(user)]:,}", ties[str(user)]),
+            Cell(line.user),
+            Cell(f"{line.comparisons:,}", line.comparisons),
+            figure_cell(line.accuracy, line.ci95),
+            Cell(f"{line.ties:,}", line.ties),
         ]
-        for user, n, share in zip(counts.names, counts.rows, counts.accuracy)
+        for line in lines
     ]
     cells.sort(key=lambda row: (row[2].value or 0, row[0].text))
     yield _bounded("Users", ("user", "comparisons", "accuracy", "ties"), cells, place=2)

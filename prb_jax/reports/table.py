@@ -207,30 +207,10 @@ def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _quantization(name: str, figures: Mapping[str, Any]) -> Table:
-    """What quantising a model changed: bytes, accuracy, scores, verdicts."""
-    title = f"{name}, {figures['form']}"
-    rows: list[tuple[str, str]] = []
-
-    def row(what: str, text: str) -> None:
-        rows.append((what, text))
-
-    if figures["bytes_held"] is not None:
-        before, held = figures["bytes_unquantized"], figures["bytes_held"]
-        row("bytes of weights", f"{before:,} -> {held:,} ({held / before:.0%})")
-    found = figures["reference"]
-    if found is None:
-        row("unquantised model", "not scored")
-        return facts_table(rows, title=title)
-    row("accuracy", f"{found['accuracy']:.3f}, unquantised {found['reference_accuracy']:.3f}")
-    row("change", interval(found["difference"], found["difference_ci95"]))
-    row("other verdict", f"{found['flips']:,} of {found['n']:,} comparisons")
-    for kind, label in (("mean", "drift, mean"), ("rms", "drift, RMS"), ("max_abs", "drift, largest")):
-        relative = found["relative_drift"][kind]
-        share = "" if relative is None else f", {relative:.2%} of the scores' standard deviation"
-        row(label, f"{found['drift'][kind]:.3g}{share}")
-    row("Pearson", _number(found["pearson"], "{:.5f}"))
-    row("Spearman", _number(found["spearman"], "{:.5f}"))
-    return facts_table(rows, title=title)
+    """The bytes of a model before quantising and as held."""
+    before, held = figures["bytes_unquantized"], figures["bytes_held"]
+    text = NONE if held is None else f"{before:,} -> {held:,} ({held / before:.0%})"
+    return facts_table([("bytes of weights", text)], title=f"{name}, {figures['form']}")
 
 
 def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Table:

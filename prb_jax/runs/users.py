@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,46 @@ USERS_DEFINITION = (
 )
 
 
+@dataclass(frozen=True)
+class UserLine:
+    """What a run says of one user.
+
+    Attributes:
+      user: the name.
+      comparisons, wins, ties: how many.
+      ci95: the ends of the interval of the accuracy; None with fewer than six comparisons.
+    """
+
+    user: str
+    comparisons: int
+    wins: int
+    ties: int
+    ci95: tuple[float, float] | None
+
+    @property
+    def accuracy(self) -> float:
+        """The share of wins."""
+        return self.wins / self.comparisons
+
+
+def user_lines(rows: Sequence[ScoredRow], clusters: Clusters) -> list[UserLine]:
+    """Return a line for each user, in the order of the data.
+
+    Args:
+      rows: of a run.
+      clusters: of the rows, in their order.
+    """
+    result = outcomes(rows)
+    counts: dict[str, list[int]] = {}
+    for user, win, tie in zip(clusters.users, result.wins.tolist(), result.ties.tolist(), strict=True):
+        if user is not None:
+            found = counts.setdefault(user, [0, 0, 0])
+            found[0] += 1
+            found[1] += win
+            found[2] += tie
+    return [UserLine(user, n, wins, ties, _interval(wins, n)) for user, (n, wins, ties) in counts.items()]
+
+
 def write_users(
     folder: Path, rows: Sequence[ScoredRow], clusters: Clusters, *, unknown: Collection[str] | None
 ) -> bool:
@@ -39,23 +80,17 @@ def write_users(
     Raises:
       RunError: it cannot be written.
     """
-    result = outcomes(rows)
-    counts: dict[str, list[int]] = {}
-    for user, win, tie in zip(clusters.users, result.wins.tolist(), result.ties.tolist(), strict=True):
-        if user is not None:
-            found = counts.setdefault(user, [0, 0, 0])
-            found[0] += 1
-            found[1] += win
-            found[2] += tie
-    if not counts:
+    found = user_lines(rows, clusters)
+    if not found:
         return False
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(COLUMNS)
-    for user, (n, wins, ties) in counts.items():
-        low, high = _interval(wins, n)
-        known = "" if unknown is None else "no" if user in unknown else "yes"
-        lines.writerow([user, n, wins, ties, f"{wins / n:.6g}", low, high, known])
+    for one in found:
+        bounds = ("", "") if one.ci95 is None else [f"{end:.6g}" for end in one.ci95]
+        known = "" if unknown is None else "no" if one.user in unknown else "yes"
+        facts = [one.user, one.comparisons, one.wins, one.ties]
+        lines.writerow([*facts, f"{one.accuracy:.6g}", *bounds, known])
     path = folder / USERS
     with writing(path), whole_file(path) as file:
         file.write(text.getvalue().encode())
@@ -63,6 +98,6 @@ def write_users(
 
 
 @lru_cache(maxsize=4096)
-def _interval(wins: int, n: int) -> tuple[str, str]:
+def _interval(wins: int, n: int) -> tuple[float, float] | None:
     found = clustered_interval(np.repeat([1, 0], [wins, n - wins]), np.ones(n, np.int64)).bounds
-    return ("", "") if found is None else (f"{found[0]:.6g}", f"{found[1]:.6g}")
+    return None if found is None else (found[0], found[1])

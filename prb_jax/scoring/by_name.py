@@ -44,7 +44,6 @@ def evaluate(
     readout: str | None = None,
     quantize: str | None = None,
     attention: str = "auto",
-    reference: bool | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
     wandb: str | None = None,
@@ -82,9 +81,6 @@ def evaluate(
       seed: of the resampling of benchmark scores, and of the other users of "swap".
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
         `model` is a name.
-      reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
-        summary can say what quantising changes; it does unless this is False. It is loaded afterwards, when
-        the other is freed, and its run folder is `out`/unquantized.
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
       wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.
@@ -113,7 +109,6 @@ def evaluate(
         controls=controls,
         limit=limit,
         seed=seed,
-        reference=reference,
         batch_tokens=batch_tokens,
         progress=progress,
         command=command,

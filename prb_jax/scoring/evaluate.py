@@ -24,10 +24,9 @@ from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.further_baselines import further_baselines
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
-from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
 from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
-from prb_jax.scoring.scored import AdaptsToUsers, Quantized, ReadsTokens, Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.stored import stored_comparisons
 from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
@@ -75,19 +74,12 @@ class EvaluateOptions:
     controls: str | None
     limit: int | None
     seed: int
-    reference: bool | None
     batch_tokens: int | None
     progress: bool
     command: Sequence[str]
 
     def __post_init__(self) -> None:
         choose_view(None, self.view)
-        check_reference(self.reference, quantize=self.loading.quantize)
-
-    @property
-    def compares(self) -> bool:
-        """Whether the unquantised model scores the same rows too."""
-        return self.loading.quantize is not None and self.reference is not False
 
 
 def run_evaluation(
@@ -101,7 +93,7 @@ def run_evaluation(
 
     Args:
       inputs: what is scored.
-      open_scorer: gives the scorer for these choices; it is called again for the unquantised model.
+      open_scorer: gives the scorer for these choices.
       contents: tells models apart before one is loaded, for the agreement of several processes.
       options: all else.
 
@@ -198,17 +190,6 @@ def run_evaluation(
             raise DataError(
                 f"{error}; --too-long skip leaves such comparisons out, and names them"
             ) from error
-        plain_run, plain_identity = None, identity.unquantized()
-        if options.compares:
-            assert isinstance(scorer, Quantized)
-            scorer = scorer.without_weights()  # both models are never in memory at once
-            plain_run = stack.enter_context(
-                open_scored_run(kept / UNQUANTIZED, inputs=plain_identity.to_json(), **recorded)
-            )
-            if plain_run.lacks(facts):
-                plain_scorer = _accepting(open_scorer(replace(options.loading, quantize=None)), view)
-                label = f"{name}, unquantized"
-                plain_run.score(plain_scorer, comparisons, facts, label=label, **scoring)
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
@@ -238,9 +219,7 @@ def run_evaluation(
             baselines = where_defined(facts.baselines()) | further_baselines(
                 inputs.comparisons, facts, posts=posts
             )
-            finished = functools.partial(finished, baselines=baselines)
-            reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
-            return finished(run, identity=identity, reference=reference, controls=figures)[1]
+            return finished(run, identity=identity, baselines=baselines, controls=figures)[1]
 
         summary = on_first_process(finish)
     rows = RowView(run.rows, facts.ids)
@@ -264,7 +243,6 @@ def _check_processes(inputs: Inputs, contents: Callable[[], Any], options: Evalu
             "readout": loading.readout,
             "attention": loading.attention,
             "quantize": loading.quantize,
-            "reference": options.reference,
             "controls": options.controls,
             "batch_tokens": options.batch_tokens,
             "data": inputs.to_json(),

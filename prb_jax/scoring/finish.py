@@ -19,7 +19,7 @@ from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
-from prb_jax.scoring.scored import AdaptsToUsers, Quantized, Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, HasJudgements, Quantized, Scorer
 from prb_jax.scoring.scored_run import ScoredRun
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
 
@@ -32,6 +32,13 @@ TOKENS_DEFINITION = (
 )
 UNKNOWN_USERS_DEFINITION = (
     "users that the model was not trained with; what it learned for anybody stands for them"
+)
+JUDGE_DEFINITION = (
+    "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts as A "
+    "(accuracy), and its difference between comparisons with the better response in A and in B (position_bias). Both "
+    "orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or any "
+    "one response (consistent); the difference between the shares of A and of B among the verdicts (position_bias); "
+    "comparisons with a reply that cannot be read (unparsable)"
 )
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -47,7 +54,6 @@ def finish_run(
     baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
-    reference: Sequence[ScoredRow] | None = None,
     controls: Mapping[str, Any] | None = None,
 ) -> tuple[Sequence[ScoredRow], dict[str, Any]]:
     """Put the rows of a run in order, and write the summary and what else belongs to the folder.
@@ -62,7 +68,6 @@ def finish_run(
       baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
-      reference: the unquantised model's rows, if there are any.
       controls: figures of each control, by its name.
 
     Returns:
@@ -88,6 +93,9 @@ def finish_run(
         alone = sum(row.tokens for row in rows)
         summary["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
         summary["definitions"] = summary["definitions"] | {"tokens": TOKENS_DEFINITION}
+    if isinstance(scorer, HasJudgements):
+        summary["judge"] = scorer.judge_figures(inputs.comparisons)
+        summary["definitions"] = summary["definitions"] | {"judge": JUDGE_DEFINITION}
     if controls:
         summary["controls"] = dict(controls)
         summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
@@ -97,7 +105,7 @@ def finish_run(
         )
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
+        summary["quantization"] = quantization_figures(scorer)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
     unknown = None if reader is None else reader.unknown_users(rows)
     if isinstance(scorer, AdaptsToUsers):

@@ -70,19 +70,13 @@ def evaluate_posts(
       options: all other arguments of `prb_jax.evaluate`.
 
     Raises:
-      RunError: fewer than two numbers, one of them twice, or a model that is quantised here without
-        `reference=False`: it is loaded once, so that its unquantised form is not scored.
+      RunError: fewer than two numbers, or one of them twice.
       PrbError: as `prb_jax.evaluate`.
     """
     numbers = sorted(profile_posts)
     if len(numbers) < 2 or len(set(numbers)) < len(numbers):
         raise RunError(f"profile_posts: expected two numbers or more, each once, found {list(profile_posts)}")
     loading = {field.name: options.pop(field.name) for field in fields(LoadOptions) if field.name in options}
-    if loading.get("quantize") is not None and options.pop("reference", None) is not False:
-        raise RunError(
-            "profile_posts: several numbers load the model once, so that its unquantised form is not scored: "
-            "give --no-reference (reference=False)"
-        )
     folder = None if out is None else Path(out)
     on_first_process(lambda: None if folder is None else check_folder(folder))
     inputs = read_inputs(data, subset=subset, limit=limit)

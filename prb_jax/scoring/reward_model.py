@@ -274,7 +274,3 @@ class RewardModel:
     def bytes_of_weights(self) -> tuple[int, int] | None:
         """Return the bytes of the whole model before quantising and as held; None without a checkpoint."""
         return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
-
-    def without_weights(self) -> RewardModel:
-        """Return the model without parameters, so that their memory is freed: it cannot score any more."""
-        return replace(self, params={})

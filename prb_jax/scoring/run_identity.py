@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,10 +39,6 @@ class RunIdentity:
     too_long: str
     wording: Mapping[str, str] = field(default_factory=dict)
     control: str | None = None
-
-    def unquantized(self) -> RunIdentity:
-        """Return the identity of the same run of the unquantised model."""
-        return replace(self, model={key: value for key, value in self.model.items() if key != "quantize"})
 
     def to_json(self) -> dict[str, Any]:
         """Return what `run.json` holds."""

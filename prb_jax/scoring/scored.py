@@ -93,8 +93,13 @@ class Quantized(Protocol):
         """Before quantising and as held, if known."""
         ...
 
-    def without_weights(self) -> Scorer:
-        """The same, with nothing left of it in memory but what is not weights: it scores no more."""
+
+@runtime_checkable
+class HasJudgements(Protocol):
+    """A scorer that keeps more of each comparison than scores, and sums it up."""
+
+    def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of all comparisons, JSON-ready."""
         ...
 
 

@@ -1,6 +1,7 @@
-"""What share of the intervals holds the true value: the table of `docs/statistics.md`.
+"""What share of the intervals holds the true value: the tables of `docs/statistics.md`.
 
 python -m tests.metrics.simulation --repeats 1000      # or `make intervals`
+python -m tests.metrics.simulation --repeats 2000 --methods
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import argparse
 import itertools
 
 import numpy as np
+from scipy.special import stdtrit
 
+from prb_jax.metrics.beta_binomial import fit_correlation
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import difference_interval, score_test
 
@@ -34,14 +37,61 @@ def rates(rng, mean, spread, shape):
     return rng.beta(mean * size, (1 - mean) * size, shape)
 
 
-def coverage(users, pairs, mean, spread, *, repeats, seed=0, per_cluster=False):
+def score(wins, rows, mean, *, per_cluster=False):
+    """Whether the interval of `prb_jax` holds the mean."""
+    _, excess = score_test(wins, rows, per_cluster=per_cluster)
+    return excess(mean) <= 0
+
+
+def score_with_all_degrees(wins, rows, mean):
+    """The same with C - 1 degrees of freedom."""
+    n, correlation = rows.sum(), fit_correlation(wins, rows)(mean)
+    weights = rows / n
+    variance = (weights**2 * (1 + (rows - 1) * correlation) / rows).sum()
+    return (wins.sum() / n - mean) ** 2 <= quantile(len(rows)) ** 2 * mean * (1 - mean) * variance
+
+
+def t_interval(wins, rows, mean):
+    """Whether the t interval on the users' residuals holds the mean."""
+    estimate, variance = residual_variance(wins, rows)
+    return (estimate - mean) ** 2 <= quantile(len(rows)) ** 2 * variance
+
+
+def wilson(wins, rows, mean):
+    """Whether Wilson's interval holds the mean, with the number of independent rows that have this variance."""
+    estimate, variance = residual_variance(wins, rows)
+    single = estimate * (1 - estimate)
+    share = variance / single if variance else 1 / rows.sum()
+    return (estimate - mean) ** 2 <= quantile(len(rows)) ** 2 * share * mean * (1 - mean)
+
+
+METHODS = {
+    "t interval on users' residuals": t_interval,
+    "Wilson's interval with the effective number of rows": wilson,
+    "score interval, t with C - 1 degrees of freedom": score_with_all_degrees,
+    "score interval of prb_jax": score,
+}
+
+
+def residual_variance(wins, rows):
+    """The accuracy, and the variance of the sums of residuals by user."""
+    estimate, users = wins.sum() / rows.sum(), len(rows)
+    residuals = wins - estimate * rows
+    return estimate, (residuals**2).sum() / rows.sum() ** 2 * users / (users - 1)
+
+
+def quantile(users):
+    """Of t, with a degree of freedom less than there are users."""
+    return float(stdtrit(users - 1, 0.975))
+
+
+def coverage(users, pairs, mean, spread, *, repeats, seed=0, method=score, **options):
     """The share of ``repeats`` intervals that hold the mean; ``pairs`` is a number, or the numbers of all users."""
     rng = np.random.default_rng([seed, users, int(np.sum(pairs)), int(1000 * mean), int(1000 * spread)])
     rows = np.broadcast_to(pairs, (users,))
     hits = 0
     for own in rates(rng, mean, spread, (repeats, users)):
-        _, excess = score_test(rng.binomial(rows, own), rows, per_cluster=per_cluster)
-        hits += excess(mean) <= 0
+        hits += bool(method(rng.binomial(rows, own), rows, mean, **options))
     return hits / repeats
 
 
@@ -80,8 +130,24 @@ def table(repeats):
         yield f"| {users} | " + " | ".join(found) + " |"
 
 
+def methods_table(repeats):
+    """Yield the lines of the table of methods: the lowest coverage, and the highest from 20 users on."""
+    yield "| method | lowest coverage (users, pairs, mean, standard deviation) | highest, from 20 users on |"
+    yield "|---|---|---|"
+    for name, method in METHODS.items():
+        found = {
+            (users, pairs, mean, spread): coverage(users, pairs, mean, spread, repeats=repeats, method=method)
+            for users, pairs, (mean, spread) in itertools.product(USERS, PAIRS, cells())
+        }
+        low = min(found, key=found.__getitem__)
+        high = max((key for key in found if key[0] >= 20), key=found.__getitem__)
+        yield f"| {name} | {found[low]:.3f} {low} | {found[high]:.3f} {high} |"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=1000)
-    for line in table(parser.parse_args().repeats):
+    parser.add_argument("--methods", action="store_true", help="the table of methods instead")
+    options = parser.parse_args()
+    for line in (methods_table if options.methods else table)(options.repeats):
         print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Best-of-k against all subsets one by one; ROUGE against the published example of rouge-score."""
+"""Best-of-k against all subsets one by one."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from math import comb
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.best_of import (
     best_of_first,
     best_of_k,
     curve,
-    mean_interval,
     sizes_up_to,
     subset_weights,
 )
-from prb_jax.metrics.overlap import rouge_1, rouge_l
 
 
 def test_the_unbiased_estimator_is_the_mean_over_all_subsets() -> None:
@@ -59,20 +56,3 @@ def test_bounds_first_k_and_bad_k() -> None:
     assert sizes_up_to(1) == [1]
     with pytest.raises(DataError, match="k: expected 1 to 4, found 5"):
         best_of_k(rewards, quality, 5)
-
-
-def test_the_interval_is_the_t_interval_and_clusters_widen_it() -> None:
-    values = np.random.default_rng(2).standard_normal(20)
-    expected = stats.t.interval(0.95, 19, loc=values.mean(), scale=stats.sem(values))
-    assert mean_interval(values, [None] * 20) == pytest.approx(expected)
-    low, high = mean_interval(np.repeat(values, 3), [f"u{k // 3}" for k in range(60)]) or (0, 0)
-    assert (low, high) == pytest.approx(expected)  # copies of a user's rows say nothing new
-    assert mean_interval(values, ["u"] * 20) is None
-
-
-def test_rouge_is_that_of_the_published_example() -> None:
-    """https://github.com/google-research/google-research/tree/master/rouge: rouge1 0.70588, rougeL 0.58824."""
-    reference, text = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
-    assert rouge_1(text, reference) == pytest.approx(0.7058823529411765)
-    assert rouge_l(text, reference) == pytest.approx(0.5882352941176471)
-    assert rouge_l("", reference) == rouge_1("?!", reference) == 0

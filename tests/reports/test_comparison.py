@@ -60,7 +60,9 @@ def test_a_process_compares_and_writes_the_file(runs: Path, tmp_path: Path) -> N
         low, high = run["ci95"]
         assert f"{run['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in done.stdout
     for pair in found["pairs"]:
-        assert pair.keys() == {"a", "b", "difference", "ci95", "p", "p_holm", "n", "users"}
+        keys = {"a", "b", "difference", "ci95", "p", "p_holm", "n", "users", "flips", "scores"}
+        assert pair.keys() == keys == keys & found["definitions"].keys() | {"a", "b"}
+        assert f"{pair['scores']['rms']:.2g}" in done.stdout
         assert (pair["n"], pair["users"]) == (80, 8)
         assert f"{pair['difference']:+.3f} [{pair['ci95'][0]:+.3f}..{pair['ci95'][1]:+.3f}]" in done.stdout
     assert "80 comparisons of 8 users" in done.stdout

@@ -1,5 +1,6 @@
 """The page of `prb report`: one file, everything escaped, texts only where they are still what was scored."""
 
+import csv
 import json
 import re
 import subprocess
@@ -129,8 +130,13 @@ def test_the_figures_are_those_of_the_runs(runs):
         summary = json.loads((runs / name / "summary.json").read_text())
         low, high = summary["ci95"]
         assert f"{summary['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in text
+        users = csv.DictReader((runs / name / "users.csv").read_text().splitlines())
+        user = next(user for user in users if user["ci95_low"])
+        share, *ends = (float(user[key]) for key in ("accuracy", "ci95_low", "ci95_high"))
+        assert f"{share:.3f} [{ends[0]:.3f}..{ends[1]:.3f}]" in text
     for heading in (
-        "All runs", "By subset", "By user", "Margins", "Reliability diagram", "expected calibration error",
+        "All runs", "By subset", "By user", "Accuracy of each user", "Margins", "Reliability diagram",
+        "expected calibration error",
         "Length bias", "Accuracy by number of posts", "Ties and cut text", "Pairs to read", "Manifest: run.json",
         "prb evaluate baseline:length --data pairs.jsonl --out length",
     ):  # fmt: skip

@@ -124,5 +124,4 @@ def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
 
     refused("expected two numbers or more, each once, found", profile_posts=[1])
     refused(r"each once, found \[1, 1\]", profile_posts=[1, 1])
-    refused("so that its unquantised form is not scored: give --no-reference", quantize="int8")
     refused("profile_posts: baseline:length reads the whole text", model="baseline:length")

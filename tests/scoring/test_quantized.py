@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Callable
@@ -18,7 +20,6 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.reports.table import render_summary
 from prb_jax.scoring import load_opened as load
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
@@ -36,50 +37,75 @@ def labelled() -> list[prb.Comparison]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What `prb evaluate --quantize int8` leaves, and prints."""
+
+    out: Path
+    arguments: list[str]
+    shown: str
+
+    def summary(self, run: str = "") -> dict[str, Any]:
+        return json.loads((self.out / run / "summary.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def finished(folder: Path, labelled: list[prb.Comparison], tmp_path_factory) -> prb.Evaluation:
-    out = tmp_path_factory.mktemp("quantised")
-    return prb.evaluate(folder, labelled, out=out, quantize="int8", **OPTIONS)
+def data(labelled: list[prb.Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in labelled))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    out = tmp_path_factory.mktemp("quantised") / "int8"
+    arguments = ["evaluate", str(folder), "--data", str(data), "--quantize", "int8", "--controls", "none"]
+    arguments += ["--batch-tokens", "512", "--no-progress"]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert cli.main([*arguments, "--out", str(out)]) == 0
+    return Command(out, arguments, shown.getvalue())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_report_is_what_the_two_score_files_say(finished: prb.Evaluation) -> None:
+def test_the_comparison_is_what_the_two_score_files_say(finished: Command) -> None:
     ours, theirs = (read(finished.out / name / "scores.jsonl") for name in ("", "unquantized"))
     assert [row["id"] for row in ours] == [row["id"] for row in theirs]
-    found = finished.summary["quantization"]["reference"]
+    compared = json.loads((finished.out / "compare.json").read_text())
+    assert compared == prb.compare(finished.out, finished.out / "unquantized")
+    (found,) = compared["pairs"]
     wins = [[max(row["scores"][:1]) > max(row["scores"][1:]) for row in rows] for rows in (ours, theirs)]
-    assert found["accuracy"] == finished.summary["accuracy"] == np.mean(wins[0])
-    assert found["reference_accuracy"] == np.mean(wins[1])
-    assert found["difference"] == pytest.approx(np.mean(wins[0]) - np.mean(wins[1]))
+    accuracy = {run["name"]: run["accuracy"] for run in compared["runs"]}
+    assert accuracy == {"int8": np.mean(wins[0]), "unquantized": np.mean(wins[1])}
+    assert accuracy["int8"] == finished.summary()["accuracy"]
     assert found["flips"] == np.sum(np.array(wins[0]) != wins[1])
     flat = [np.concatenate([row["scores"] for row in rows]) for rows in (ours, theirs)]
     difference = flat[0] - flat[1]
-    assert found["drift"]["rms"] == pytest.approx(np.sqrt(np.mean(difference**2)))
-    assert found["drift"]["max_abs"] == np.abs(difference).max() > 1e-4
-    assert found["relative_drift"]["rms"] == pytest.approx(found["drift"]["rms"] / flat[1].std())
-    assert 0.95 < found["pearson"] < 1
-    assert json.loads((finished.out / "summary.json").read_text()) == finished.summary
-    assert "flips" in finished.summary["definitions"]["quantization"]
+    assert found["scores"]["rms"] == pytest.approx(np.sqrt(np.mean(difference**2)))
+    assert found["scores"]["max_abs"] == np.abs(difference).max() > 1e-4
+    assert 0.95 < found["scores"]["pearson"] < 1
+    assert "unquantized" in finished.shown
+    assert f"{found['scores']['pearson']:.4f}" in finished.shown
 
 
-def test_the_reference_is_the_run_of_the_unquantised_model(
-    finished: prb.Evaluation, folder: Path, labelled: list[prb.Comparison], tmp_path: Path
+def test_each_is_the_run_of_that_model_alone(
+    finished: Command, folder: Path, data: Path, tmp_path: Path
 ) -> None:
-    alone = prb.evaluate(folder, labelled, out=tmp_path, **OPTIONS)
-    reference = finished.out / "unquantized"
-    for name in ("scores.jsonl", "summary.json"):
-        assert (reference / name).read_bytes() == (tmp_path / name).read_bytes()
-    inputs = [json.loads((place / "run.json").read_text())["inputs"] for place in (reference, tmp_path)]
-    assert inputs[0] == inputs[1]
-    assert "quantization" not in alone.summary
-    identity = json.loads((finished.out / "run.json").read_text())["inputs"]["model"]
-    assert identity == inputs[0]["model"] | {"quantize": "int8"}
+    for run, quantize in (("", "int8"), ("unquantized", None)):
+        alone = prb.evaluate(folder, str(data), out=tmp_path / f"{quantize}", quantize=quantize, **OPTIONS)
+        for name in ("scores.jsonl", "summary.json"):
+            assert (finished.out / run / name).read_bytes() == (tmp_path / f"{quantize}" / name).read_bytes()
+        assert ("quantization" in alone.summary) == (quantize is not None)
+    inputs = [
+        json.loads((finished.out / run / "run.json").read_text())["inputs"] for run in ("", "unquantized")
+    ]
+    assert inputs[0]["model"] == inputs[1]["model"] | {"quantize": "int8"}
 
 
-def test_its_bytes_are_counted(finished: prb.Evaluation, folder: Path, model: RewardModel) -> None:
+def test_its_bytes_are_counted(finished: Command, folder: Path, model: RewardModel) -> None:
     narrow = prb.load(folder, dtype="bfloat16", quantize="int8")
     matrices = sum(model.params["layers"][name].size for name in MATRICES)
     channels = sum(
@@ -90,9 +116,10 @@ def test_its_bytes_are_counted(finished: prb.Evaluation, folder: Path, model: Re
     assert narrow.report.quantize == "int8"
     assert narrow.report.bytes_held == held
     assert narrow.report.bytes_unquantized - held == matrices - 4 * channels  # two bytes become one
-    figures = finished.summary["quantization"]
+    figures = finished.summary()["quantization"]
     assert figures["bytes_unquantized"] == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     assert figures["bytes_unquantized"] - figures["bytes_held"] == 3 * matrices - 4 * channels
+    assert f"{figures['bytes_unquantized']:,} -> {figures['bytes_held']:,}" in finished.shown
     assert narrow.identity()["quantize"] == "int8"
     assert "quantize" not in model.identity()
 
@@ -136,67 +163,38 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int]
 
 @pytest.mark.parametrize("where", ["int8", None])
 def test_a_run_that_was_killed_goes_on(
-    where: str | None, finished: prb.Evaluation, folder: Path, labelled: list[prb.Comparison],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    run: dict[str, Any] = {"out": tmp_path, "quantize": "int8", **OPTIONS}
+    where: str | None, finished: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*finished.arguments, "--out", str(tmp_path / "int8")]
     before = arrays_of("int8")
     with monkeypatch.context() as patch:
         watched(patch, stop=lambda form, batch: form == where and batch == 2)
-        with pytest.raises(KeyboardInterrupt):
-            prb.evaluate(folder, labelled, **run)
-    assert not (tmp_path / "summary.json").exists()
+        assert cli.main(command) == 130
+    assert not (tmp_path / "int8" / "compare.json").exists()
     with monkeypatch.context() as patch:
         seen = watched(patch, stop=lambda form, batch: False)
-        prb.evaluate(folder, labelled, **run)
+        assert cli.main(command) == 0
     # The quantised weights were gone when the others came.
     assert seen == [("int8", before), (None, before)]
     for name in ("scores.jsonl", "unquantized/scores.jsonl", "summary.json", "unquantized/summary.json"):
-        assert (tmp_path / name).read_bytes() == (finished.out / name).read_bytes(), name
-    with monkeypatch.context() as patch:
-        seen = watched(patch, stop=lambda form, batch: True)
-        assert prb.evaluate(folder, labelled, **run).summary == finished.summary
-    assert seen == [("int8", before)]  # nothing is missing: the reference is not even loaded
+        assert (tmp_path / "int8" / name).read_bytes() == (finished.out / name).read_bytes(), name
 
 
-def test_another_setting_is_another_run(
-    finished: prb.Evaluation, folder: Path, labelled: list[prb.Comparison]
-) -> None:
+def test_another_setting_is_another_run(finished: Command, folder: Path, data: Path) -> None:
     run: dict[str, Any] = {"out": finished.out, "progress": False}
     with pytest.raises(RunError, match=r'model\.quantize: "int8" -> "int8-weights"'):
-        prb.evaluate(folder, labelled, quantize="int8-weights", **run)
+        prb.evaluate(folder, str(data), quantize="int8-weights", **run)
     with pytest.raises(RunError, match=r'model\.quantize: "int8" -> \(absent\)'):
-        prb.evaluate(folder, labelled, **run)
+        prb.evaluate(folder, str(data), **run)
 
 
-def test_without_the_reference(folder: Path, labelled: list[prb.Comparison], tmp_path: Path) -> None:
-    result = prb.evaluate(folder, labelled[:8], out=tmp_path, quantize="int8", reference=False, **OPTIONS)
-    assert result.summary["quantization"]["reference"] is None
-    assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
-    loaded = prb.evaluate(prb.load(folder, quantize="int8"), labelled[:8], out=tmp_path, **OPTIONS)
-    assert loaded.summary == result.summary
-
-
-def test_what_is_printed(finished: prb.Evaluation) -> None:
-    from io import StringIO
-
-    from rich.console import Console
-
-    def text(summary: dict[str, Any]) -> str:
-        console = Console(file=StringIO(), width=120)
-        console.print(render_summary({"m": summary}, title="t"))
-        return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-
-    shown, found = text(finished.summary), finished.summary["quantization"]
-    figures = found["reference"]
-    assert "m, int8" in shown
-    assert f"{found['bytes_unquantized']:,} -> {found['bytes_held']:,}" in shown
-    assert f"{figures['accuracy']:.3f}, unquantised {figures['reference_accuracy']:.3f}" in shown
-    assert f"{figures['flips']} of 40 comparisons" in shown
-    assert f"{figures['relative_drift']['rms']:.2%} of the scores' standard deviation" in shown
-    assert f"{figures['pearson']:.5f}" in shown
-    without = text(finished.summary | {"quantization": found | {"reference": None}})
-    assert "not scored" in without
+def test_without_the_reference(finished: Command, folder: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "int8"
+    assert cli.main([*finished.arguments, "--no-reference", "--out", str(out)]) == 0
+    assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
+    assert json.loads((out / "summary.json").read_text()) == finished.summary()
+    loaded = prb.evaluate(prb.load(folder, quantize="int8"), str(data), out=out, **OPTIONS)
+    assert loaded.summary == finished.summary()
 
 
 def test_what_cannot_be(
@@ -205,8 +203,6 @@ def test_what_cannot_be(
     def run(what: Any, **options: Any) -> None:
         prb.evaluate(what, labelled, out=tmp_path / "x", progress=False, **options)
 
-    with pytest.raises(RunError, match="needs quantize"):
-        run(folder, reference=False)
     with pytest.raises(RunError, match="baseline:length has no weights"):
         run("baseline:length", quantize="int8")
     with pytest.raises(RunError, match="quantize: decided where the model was loaded"):
@@ -216,27 +212,17 @@ def test_what_cannot_be(
     assert not (tmp_path / "x").exists()
 
 
-def test_from_the_command_line(
-    folder: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_says_what_cannot_be(
+    finished: Command, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("".join(json.dumps(item.to_row()) + "\n" for item in labelled[:8]))
-    command = ["evaluate", str(folder), "--data", str(data), "--quantize", "int8-weights", "--no-progress"]
-    assert cli.main([*command, "--out", str(tmp_path / "both")]) == 0
-    assert "other verdict" in capsys.readouterr().out
-    assert (tmp_path / "both" / "unquantized" / "summary.json").exists()
-    assert cli.main([*command, "--out", str(tmp_path / "one"), "--no-reference"]) == 0
-    assert "not scored" in capsys.readouterr().out
-    figures = json.loads((tmp_path / "one" / "summary.json").read_text())["quantization"]
-    assert (figures["form"], figures["reference"]) == ("int8-weights", None)
-    assert cli.main(["inspect", str(folder), "--quantize", "int8-weights"]) == 0
+    figures = finished.summary()["quantization"]
+    assert cli.main(["inspect", str(folder), "--quantize", "int8"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"{figures['bytes_unquantized']:,} bytes in float32, {figures['bytes_held']:,} in int8-weights"
-        in shown
-    )
-    assert cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", "x", "--no-reference"]) == 2
+    assert f"{figures['bytes_unquantized']:,} bytes in float32, {figures['bytes_held']:,} in int8" in shown
+    assert cli.main(["evaluate", "baseline:length", "--data", "d", "--out", "x", "--no-reference"]) == 2
     assert "--quantize" in capsys.readouterr().err
+    assert cli.main([*finished.arguments, "--profile-posts", "0", "1", "--out", "x"]) == 2
+    assert "give --no-reference" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", FORMS)

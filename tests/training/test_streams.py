@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,6 +37,7 @@ from tests.training.small_batches import build_training, initial_params, small_c
 from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
 
 CONFIG = small_config()
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -214,7 +219,10 @@ def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
         train(chosen, out=tmp_path / "stopped", progress=False)
     again = train(chosen, out=tmp_path / "stopped", progress=False)
     assert curve(again.out, "loss", "grad_norm", "epoch") == curve(whole.out, "loss", "grad_norm", "epoch")
-    assert "batch_by=user: 1 users have more than 8 comparisons" in capsys.readouterr().err
+    assert (
+        "batch_by=user: split over several steps: 1 of the users, who have more than 8 comparisons"
+        in capsys.readouterr().err
+    )
     assert whole.summary["split_users"] == 1
     counted = sum(number for _, number in curve(whole.out, "comparisons"))
     assert whole.summary["pairs_seen"] == counted < 6 * 8
@@ -251,3 +259,21 @@ def test_an_epoch_of_users_sees_every_comparison_once_and_users_whole() -> None:
         prb.DataError, match="batch_by=user: no comparison of the training data has a user_id"
     ):
         UserOrder(found[-3:], per_step=8, seed=1)
+
+
+@pytest.mark.slow
+def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
+    """Streams over devices, heads and tokens split, and layers that are computed again: one program each."""
+    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2"]
+    command = [sys.executable, "-m", "tests.training.mesh_steps", str(tmp_path / "out.json"), "4", *meshes]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    alone = found.pop("alone")
+    for spec in meshes:
+        one = found[spec]
+        assert one["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        np.testing.assert_allclose(one["gradients"], alone["gradients"], atol=1e-5)
+        assert one["programs"] == 1
+        assert all(streams == 2 for streams, _ in one["streams"])

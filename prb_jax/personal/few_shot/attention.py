@@ -58,7 +58,7 @@ def fit(
 ) -> Fitted:
     """Train by episodes from the pooled direction and a random projection."""
     seen.require("attention", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     rng, features = numpy_rng(key), len(pooled)
     size = np.sqrt(np.mean(np.sum(np.asarray(seen.features) ** 2, axis=1)))
 

@@ -300,6 +300,8 @@ def halves(choices: Choices, *, seed: int) -> np.ndarray:
 def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, UserRows]:
     """Return the comparisons to adapt on, in a random order, and those to predict, of the users who have any of these.
 
+    A comparison that shares a response with a query of the same user tells its label: nobody is adapted on it.
+
     Args:
       choices: of a validation part; its ``queries`` if it has them, otherwise `halves`.
       seed: of the order and of the halves.
@@ -307,8 +309,17 @@ def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, User
     asked = halves(choices, seed=seed) if choices.queries is None else np.asarray(choices.queries)
     if not asked.any():
         raise DataError("choices: queries: expected at least one comparison to predict, found none")
-    queries = group(choices, asked)
-    if asked.all():
+    queries, told = group(choices, asked), ~asked & ~shares_response(choices, asked)
+    if not told.any():
         empty = np.zeros((len(queries.users), 1), np.int32)
         return UserRows(queries.users, empty, empty > 0), queries
-    return group(choices, ~asked, seed=seed).of(queries.users), queries
+    return group(choices, told, seed=seed).of(queries.users), queries
+
+
+def shares_response(choices: Choices, queries: np.ndarray) -> np.ndarray:
+    """bool [n], True for a choice that shares a response with a choice of the same user in ``queries``, bool [n]."""
+    names = np.arange(len(choices.features)) if choices.items is None else np.asarray(choices.items)
+    users = np.asarray(choices.users, np.int64) * (int(names.max(initial=0)) + 1)
+    chosen, rejected = users + names[choices.chosen], users + names[choices.rejected]
+    asked = np.concatenate([chosen[queries], rejected[queries]])
+    return np.isin(chosen, asked) | np.isin(rejected, asked)

@@ -2,8 +2,8 @@
 
 Each step draws people, and splits the choices of each one into a context of random size and queries.
 
-Where a person answered several questions, the queries are of other questions than the context: two comparisons of
-one question share responses, and a method would learn to recognise these instead of the person.
+Where a person answered several questions, the queries are of other questions than the context, and no query shares a
+response with its context: a method would learn to recognise responses instead of the person.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Re
 from prb_jax.personal.few_shot.fitting import Validation
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
-from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +77,14 @@ class People:
     several: Array
 
 
-def people_of(choices: Choices, *, most: int, mesh: Mesh | None = None) -> People:
+def people_of(choices: Choices, *, most: int) -> People:
     """Return the people of a part, with at most ``most`` choices of each."""
     rows = group(choices, seed=0)
     rows = rows.first(most, width=min(most, rows.places.shape[1]))
     questions = np.where(rows.mask, np.asarray(choices.questions)[rows.places], -1)
     local = np.stack([np.unique(row, return_inverse=True)[1] for row in questions]).astype(np.int32)
     several = np.array([len(set(row[row >= 0])) > 1 for row in questions])
-    people = People(
+    return People(
         choices.table,
         choices.posts,
         rows.users,
@@ -95,9 +94,6 @@ def people_of(choices: Choices, *, most: int, mesh: Mesh | None = None) -> Peopl
         rows.mask,
         several,
     )
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, people)
-    return jax.tree.map(lambda leaf: to_global(np.asarray(leaf), replicated(mesh)), people)
 
 
 @jax.tree_util.register_dataclass
@@ -116,12 +112,10 @@ class Episode:
     weights: Array
 
 
-def draw(people: People, key: jax.Array, *, batch: int, shots: int, mesh: Mesh | None = None) -> Episode:
+def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     """Return people at random, a context of 0 to ``shots`` comparisons of each, and the rest as queries."""
     keys = jax.random.split(key, 4)
     who = jax.random.randint(keys[0], (batch,), 0, people.mask.shape[0])
-    if mesh is not None and batch % mesh_shape(mesh).batch_shards == 0:
-        who = jax.lax.with_sharding_constraint(who, batch_sharding(mesh, 1))
     mask, questions = people.mask[who], people.questions[who]
     count = mask.shape[1]
     # The questions in a random order, the choices of each together, so that a context takes whole questions first.
@@ -136,6 +130,13 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int, mesh: Mesh |
     in_context = mask & (rank < size[:, None])
     same = questions[:, :, None] == questions[:, None, :]
     seen = jnp.any(same & in_context[:, None, :], axis=2) & several
+    names = people.chosen, people.rejected
+    if people.table.items is not None:
+        names = tuple(people.table.items[each] for each in names)
+    for one in names:
+        for other in names:
+            shared = one[who][:, :, None] == other[who][:, None, :]
+            seen |= jnp.any(shared & in_context[:, None, :], axis=2)
     width = min(shots, count)
     first = places[:, :width]
 
@@ -158,9 +159,10 @@ Loss = Callable[[Fitted, Episode, jax.Array, jax.Array], jax.Array]
 
 
 def query_losses(method: Method, fitted: Fitted, states: Any, episode: Episode) -> jax.Array:
-    """Return softplus(-margin) of each query, float32 [B, c]; 0 where there is none."""
-    of_person = jax.vmap(method.score, in_axes=(None, None, 0))
-    scores = jax.vmap(of_person, in_axes=(None, 0, 0))(fitted, states, episode.pairs)
+    """Return softplus(-margin) of each query, float32 [B, c]; 0 where there is none. The method is pointwise."""
+    shape = episode.pairs.features.shape[:3]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(shape[0], -1, *leaf.shape[3:]), episode.pairs)
+    scores = jax.vmap(method.score, in_axes=(None, 0, 0))(fitted, states, flat).reshape(shape)
     return jax.nn.softplus(scores[..., 1] - scores[..., 0]) * episode.weights
 
 
@@ -191,27 +193,17 @@ def fit_episodes(
       validation: other people.
       loss: of one step.
       key: of people, contexts and whatever the loss draws.
-      mesh: devices over which the people of a step are split.
+      mesh: devices over which the people of the validation part are split.
     """
     settings: EpisodeSettings = start.settings
-    people = people_of(seen, most=settings.most, mesh=mesh)
+    people = people_of(seen, most=settings.most)
     judge = Validation(validation, settings.validation_shots)
     share = -(-settings.steps // settings.rounds)
     carry = _begin(start.arrays, settings=settings)
-    if mesh is not None:
-        carry = jax.device_put(carry, replicated(mesh))
     fits = [start]
     for part in range(settings.rounds):
         carry = _round(
-            *carry,
-            people,
-            start.numbers,
-            key,
-            part * share,
-            loss=loss,
-            settings=settings,
-            steps=share,
-            mesh=mesh,
+            *carry, people, start.numbers, key, part * share, loss=loss, settings=settings, steps=share
         )
         fits.append(replace(start, arrays=jax.tree.map(np.asarray, carry[0])))
     numbered = [
@@ -231,7 +223,7 @@ def _begin(arrays: Any, *, settings: EpisodeSettings) -> tuple[Any, Any]:
     return arrays, _solver(settings).init(arrays)
 
 
-@partial(jax.jit, static_argnames=("loss", "settings", "steps", "mesh"))
+@partial(jax.jit, static_argnames=("loss", "settings", "steps"))
 def _round(
     arrays: Any,
     state: Any,
@@ -243,19 +235,17 @@ def _round(
     loss: Loss,
     settings: EpisodeSettings,
     steps: int,
-    mesh: Mesh | None,
 ) -> tuple[Any, Any]:
     solver = _solver(settings)
 
     def step(carry: tuple[Any, Any], now: Array) -> tuple[tuple[Any, Any], None]:
         arrays, state = carry
         drawn, own = jax.random.split(jax.random.fold_in(key, now))
-        episode = draw(people, drawn, batch=settings.batch, shots=settings.shots, mesh=mesh)
+        episode = draw(people, drawn, batch=settings.batch, shots=settings.shots)
         gradient = jax.grad(
             lambda at: loss(Fitted(at, numbers, settings), episode, own, now / settings.steps)
         )(arrays)
         updates, state = solver.update(gradient, state, arrays)
         return (optax.apply_updates(arrays, updates), state), None
 
-    after = jax.lax.scan(step, (arrays, state), first + jnp.arange(steps))[0]
-    return after if mesh is None else jax.lax.with_sharding_constraint(after, replicated(mesh))
+    return jax.lax.scan(step, (arrays, state), first + jnp.arange(steps))[0]

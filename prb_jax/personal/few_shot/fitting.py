@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, contexts_and_queries
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, score_users
-from prb_jax.sharding import batch_sharding, mesh_shape, to_global
 
 
 @jax.tree_util.register_dataclass
@@ -35,19 +34,9 @@ class Pairs:
     weights: Array
 
 
-def pairs_of(choices: Choices, mesh: Mesh | None = None) -> Pairs:
-    """Return the pairs of all choices, split over the devices of ``mesh`` (padded until they divide)."""
-    count = len(choices)
-    shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    spare = -count % shards
-    pairs = Pairs(
-        np.pad(choices.deltas, ((0, spare), (0, 0))),
-        np.pad(choices.person, (0, spare)),
-        np.pad(np.ones(count, np.float32), (0, spare)),
-    )
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, pairs)
-    return jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), pairs)
+def pairs_of(choices: Choices) -> Pairs:
+    """Return the pairs of all choices."""
+    return Pairs(choices.deltas, choices.person, np.ones(len(choices), np.float32))
 
 
 def mean_loss(margins: Array, weights: Array) -> jax.Array:
@@ -126,8 +115,8 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
     """Return the most probable weights of a person under a Gaussian prior: argmax of
     sum_i log sigmoid(offset_i + features_i . o) - (precision / 2) |o|^2.
 
-    Newton's method with step halving, in the space of the k comparisons, so that its cost grows with k and not with
-    the cube of J (the Laplace mode of Rasmussen and Williams 2006, section 3.4).
+    Newton's method with step halving. The Hessian is inverted in the space of the k comparisons (Woodbury), so that the
+    cost grows with k^3 and J, not with J^3.
 
     Args:
       features: float32 [k, J], differences of the chosen and the rejected response.
@@ -144,26 +133,26 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
     identity = jnp.eye(len(rows), dtype=jnp.float32)
     halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
 
-    def objective(dual: Array) -> jax.Array:
-        return jnp.sum(known * jax.nn.softplus(-(offset + kernel @ dual))) + 0.5 * dual @ (kernel @ dual)
-
-    def newton(_: Array, dual: Array) -> jax.Array:
-        margin = offset + kernel @ dual
+    def newton(_: Array, weights: Array) -> jax.Array:
+        margin = offset + rows @ weights
         slope = known * jax.nn.sigmoid(-margin)
-        curve = known * jax.nn.sigmoid(margin) * jax.nn.sigmoid(-margin)
-        root = jnp.sqrt(curve)
-        system = identity + root[:, None] * kernel * root
-        # The new dual solves (I + W K) a = W f + slope; f is the margin without its offset.
-        target = curve * (kernel @ dual) + slope
-        solved = jax.scipy.linalg.cho_solve(
-            (jax.scipy.linalg.cholesky(system, lower=True), True), root * (kernel @ target)
-        )
-        change = target - root * solved - dual
-        tried = dual + halvings[:, None] * change
-        return tried[jnp.argmin(jax.vmap(objective)(tried))]
+        gradient = precision * weights - rows.T @ slope
+        root = jnp.sqrt(slope * jax.nn.sigmoid(margin))
+        factor = jax.scipy.linalg.cholesky(identity + root[:, None] * kernel * root, lower=True)
+        inner = jax.scipy.linalg.cho_solve((factor, True), root * (rows @ gradient)) / precision
+        step = (rows.T @ (root * inner) - gradient) / precision
+        along = rows @ step
 
-    dual = jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(len(rows), jnp.float32))
-    return rows.T @ dual / precision
+        def objective(share: Array) -> jax.Array:
+            loss = jnp.sum(known * jax.nn.softplus(-(margin + share * along)))
+            return loss + 0.5 * precision * jnp.sum((weights + share * step) ** 2)
+
+        found = jax.vmap(objective)(halvings)
+        # The longest of the steps that are equally good up to rounding: near the minimum the whole Newton step.
+        least = jnp.min(found)
+        return weights + halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))] * step
+
+    return jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(features.shape[1], jnp.float32))
 
 
 @dataclass(frozen=True)
@@ -180,16 +169,24 @@ class Validation:
     shots: tuple[int, ...] = (2, 8)
     seed: int = 0
 
-    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
-        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
+    def margins(
+        self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the margins of all queries after each number of shots, float32 [m], and their places among the
+        choices, int [m]."""
         contexts, queries = contexts_and_queries(self.choices, seed=self.seed)
-        losses = []
+        found = []
         for count in self.shots:
             rows = contexts.first(count, width=max(self.shots))
             states = adapt_users(method, fitted, self.choices, rows, key=key, mesh=mesh)
             scores = score_users(method, fitted, states, self.choices, queries, mesh=mesh)[queries.mask]
-            losses.append(float(np.mean(np.logaddexp(0.0, scores[:, 1] - scores[:, 0], dtype=np.float64))))
-        return float(np.mean(losses))
+            found.append(scores[:, 0] - scores[:, 1])
+        return np.concatenate(found), np.tile(queries.places[queries.mask], len(self.shots))
+
+    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
+        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
+        margins, _ = self.margins(method, fitted, key=key, mesh=mesh)
+        return float(np.mean(np.logaddexp(0.0, -margins, dtype=np.float64)))
 
     def best(
         self, method: Method, fits: Iterable[Fitted], *, key: jax.Array, mesh: Mesh | None = None
@@ -211,10 +208,10 @@ def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.A
 
 
 def pooled_direction(
-    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int, mesh: Mesh | None = None
+    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int
 ) -> tuple[np.ndarray, float]:
     """Return the direction of pooled Bradley-Terry, and its l2: the one of the lowest loss on the validation part."""
-    pairs, held = pairs_of(seen, mesh), validation.deltas
+    pairs, held = pairs_of(seen), validation.deltas
     start = jnp.zeros(held.shape[1], jnp.float32)
     tried = []
     for strength in sorted(l2, reverse=True):  # each start is the solution under the stronger penalty before
@@ -223,3 +220,17 @@ def pooled_direction(
         tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
     _, strength, v = min(tried, key=lambda one: one[:2])
     return v, -strength
+
+
+def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:
+    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum.
+
+    They are fitted on a validation part, where two scores of different scales are added to one.
+    """
+    both = np.stack([first, second], axis=1)
+    scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
+    pairs = Pairs(
+        (both / scale).astype(np.float32), np.zeros(len(both), np.int32), np.ones(len(both), np.float32)
+    )
+    weights = fit_direction(pairs, np.float32(1e-3), jnp.zeros(2, jnp.float32), steps=50)
+    return np.float32(weights[0] / scale[0]), np.float32(weights[1] / scale[1])

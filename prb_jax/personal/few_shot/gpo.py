@@ -62,7 +62,7 @@ def fit(
 ) -> Fitted:
     """Train by episodes, each a person with random context and queries."""
     seen.require("gpo", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     rng, width = numpy_rng(key), settings.width
 
     def layer() -> dict[str, Any]:

@@ -8,14 +8,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Responses
 from prb_jax.personal.few_shot.fitting import train
 from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
-from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,6 @@ def fit_joint(
     *,
     settings: JointSettings,
     key: jax.Array,
-    mesh: Mesh | None = None,
 ) -> Any:
     """Return the trained parameters, numpy arrays of the host.
 
@@ -66,19 +62,13 @@ def fit_joint(
       seen: the people to train on.
       settings: of the training.
       key: of the batches.
-      mesh: devices over which a batch is split.
     """
     rows = (np.stack([seen.chosen, seen.rejected], axis=1), seen.person)
-    tables: Any = (seen.table, *rows)
-    if mesh is None:
-        tables = jax.tree.map(jnp.asarray, tables)
-    else:
-        tables = jax.tree.map(lambda leaf: to_global(np.asarray(leaf), replicated(mesh)), tables)
-    found = _train(start, *tables, key, loss=loss, settings=settings, mesh=mesh)
+    found = _train(start, seen.table, *rows, key, loss=loss, settings=settings)
     return jax.tree.map(np.asarray, found)
 
 
-@partial(jax.jit, static_argnames=("loss", "settings", "mesh"))
+@partial(jax.jit, static_argnames=("loss", "settings"))
 def _train(
     start: Any,
     table: Responses,
@@ -88,12 +78,9 @@ def _train(
     *,
     loss: PairLoss,
     settings: JointSettings,
-    mesh: Mesh | None,
 ) -> Any:
     def of_batch(params: Any, key: jax.Array, progress: Array) -> jax.Array:
         drawn = jax.random.randint(key, (settings.batch,), 0, len(users))
-        if mesh is not None and settings.batch % mesh_shape(mesh).batch_shards == 0:
-            drawn = jax.lax.with_sharding_constraint(drawn, batch_sharding(mesh, 1))
         return loss(params, table.take(pairs[drawn]), users[drawn], settings)
 
     return train(of_batch, start, steps=settings.steps, rate=settings.rate, key=key)

@@ -16,10 +16,10 @@ is the prior that the seen people suggest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class LoReFreeSettings(FewShotSettings):
 
     Attributes:
       bases: B, the number of directions.
-      anchor: a, relative to the mean square of the features, the pull of the basis to its reference.
+      anchor: a, the pull of the basis to its reference.
       pull: of a new person's weights to the mean weights.
       reference: ``head``, the score head of the backbone (from ``base_scores``, which it must explain), or ``pooled``.
       l2: penalties of the pooled direction.
@@ -56,7 +56,7 @@ class LoReFreeSettings(FewShotSettings):
     """
 
     bases: tuple[int, ...] = (4, 8)
-    anchor: tuple[float, ...] = (1e-4, 1e-2)
+    anchor: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     pull: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     reference: Literal["head", "pooled"] = "pooled"
     l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -183,9 +183,9 @@ def _fit_all(
 ) -> Fitted:
     name, method = ("lore", LORE) if simplex else ("lore_free", LORE_FREE)
     seen.require(name, ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     reference = head_direction(seen) if settings.reference == "head" else pooled
-    pairs = pairs_of(seen, mesh)
+    pairs = pairs_of(seen)
     share = (1 / np.bincount(seen.person)).astype(np.float32)
     fits: list[Fitted] = []
     for bases in settings.bases:
@@ -217,7 +217,7 @@ def _arrays(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[st
 
 
 def _pulled(
-    arrays: dict[str, np.ndarray], numbers: dict[str, np.generic], settings: LoReFreeSettings
+    arrays: dict[str, np.ndarray], numbers: Mapping[str, Any], settings: LoReFreeSettings
 ) -> Sequence[Fitted]:
     return [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
 

@@ -58,7 +58,7 @@ def fit(
 ) -> Fitted:
     """Train A and w_0 by episodes: each person's loss is that after the inner steps."""
     seen.require("mrm", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     rng = numpy_rng(key)
     size = 1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)))
     rows = pooled + rng.normal(0, size, (settings.bases, len(pooled)))

@@ -4,9 +4,10 @@
     s_u,n  = x_u.x_n / sqrt((|x_u|^2 + c) (|x_n|^2 + c))
     r_u(i) = (lambda p_i + sum_n s_u,n x_n,i) / (lambda + sum_n |s_u,n| [n voted on i])
 
-over the N people of the largest |s|; p is the mean vote of everybody (popularity, which is the score at k = 0). It
-reads no features: texts are told apart by their identity, so the data must share them. Neighbourhood collaborative
-filtering (Resnick and others 1994).
+over the N people of the largest |s|; p is the mean vote of everybody (popularity, which is the vote at k = 0).
+Texts are told apart by their identity, so the data must share them. With ``mix`` the score is a r_u(i) + b v.e,
+where v is pooled Bradley-Terry and a and b are fitted on the validation part; without it no features are read.
+Neighbourhood collaborative filtering (Resnick and others 1994).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Validation
+from prb_jax.personal.few_shot.fitting import Validation, pooled_direction, two_weights
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
 
@@ -34,15 +35,19 @@ class NearestSettings(FewShotSettings):
       neighbours: N; everybody where there are fewer seen people.
       shrink: c, which keeps people with few common texts from being near.
       prior: lambda, how many votes the popularity of a text counts for.
+      mix: whether the pooled direction is added.
+      l2: penalties of the pooled direction.
     """
 
     neighbours: tuple[int, ...] = (20, 200)
     shrink: tuple[float, ...] = (1.0, 8.0)
     prior: tuple[float, ...] = (0.3, 1.0, 3.0)
+    mix: bool = True
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"shrink": 0, "prior": 0}, least={"neighbours": 1})
+        check_numbers(self, above={"shrink": 0, "prior": 0, "l2": 0}, least={"neighbours": 1})
 
 
 def fit(
@@ -60,16 +65,35 @@ def fit(
     has_votes = np.sum(counts, axis=1) > 0
     mean = np.where(counts > 0, votes / np.maximum(counts, 1), 0)[has_votes]
     popularity = mean.sum(0) / (np.sum(counts > 0, axis=0) + 1.0)
-    arrays = {"votes": mean.astype(np.float32), "popularity": popularity.astype(np.float32)}
+    arrays = {
+        "votes": mean.astype(np.float32),
+        "popularity": popularity.astype(np.float32),
+        "direction": np.zeros(seen.features.shape[1], np.float32),
+    }
+    alone = {"vote_weight": np.float32(1), "pooled_weight": np.float32(0)}
     fits = [
         Fitted(
             arrays,
-            {"neighbours": np.int32(count), "shrink": np.float32(shrink), "prior": np.float32(prior)},
+            {
+                "neighbours": np.int32(count),
+                "shrink": np.float32(shrink),
+                "prior": np.float32(prior),
+                **alone,
+            },
             settings,
         )
         for count, shrink, prior in product(settings.neighbours, settings.shrink, settings.prior)
     ]
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+    judge = Validation(validation, settings.validation_shots)
+    best = judge.best(METHOD, fits, key=key, mesh=mesh)
+    if not settings.mix:
+        return best
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
+    margins, rows = judge.margins(METHOD, best, key=key, mesh=mesh)
+    weights = two_weights(margins, validation.deltas[rows] @ pooled)
+    mixed = {"vote_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}
+    arrays, numbers = {**best.arrays, "direction": pooled}, {**best.numbers, **mixed}
+    return judge.best(METHOD, [Fitted(arrays, numbers, settings)], key=key, mesh=mesh)
 
 
 def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +152,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return the weighted mean vote of the neighbours and of everybody, float32 [K]; 0 for a text without votes."""
+    """Return the weighted mean vote of the neighbours and of everybody (0 for a text without votes) and the pooled
+    reward, each with its weight, float32 [K]."""
     assert responses.items is not None
     votes, prior = fitted.arrays["votes"], fitted.numbers["prior"]
     known = responses.items < votes.shape[1]
@@ -140,7 +165,11 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
 
     weight = jnp.abs(state["weights"]) @ (theirs != 0)
     found = (prior * fitted.arrays["popularity"][items] + total(theirs)) / (prior + weight)
-    return jnp.where(known, found, 0.0)
+    pooled = responses.features @ fitted.arrays["direction"]
+    return (
+        fitted.numbers["vote_weight"] * jnp.where(known, found, 0.0)
+        + fitted.numbers["pooled_weight"] * pooled
+    )
 
 
 METHOD = Method("nearest", NearestSettings, fit, adapt, score, empty_state, needs=("items",))

@@ -74,8 +74,8 @@ def fit(
 ) -> Fitted:
     """Fit the direction together with the offsets of the seen people; the offsets are not kept."""
     seen.require("offset", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps, mesh=mesh)
-    pairs = pairs_of(seen, mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
+    pairs = pairs_of(seen)
     start = (pooled, np.zeros((seen.people, len(pooled)), np.float32))
     fits = []
     for spread in sorted(settings.spread):

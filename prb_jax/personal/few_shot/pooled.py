@@ -45,7 +45,7 @@ def fit(
 ) -> Fitted:
     """Fit the direction; the key is not used, since the loss is convex."""
     seen.require("pooled", ())
-    direction, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps, mesh=mesh)
+    direction, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
     return Fitted({"direction": direction}, {"l2": np.float32(l2)}, settings)
 
 

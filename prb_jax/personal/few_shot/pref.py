@@ -15,9 +15,10 @@ v_i^T, over the pairs v_i that the person has answered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class PReFSettings(FewShotSettings):
     rank: int = 6
     beta: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     pull_to: tuple[Literal["zero", "mean"], ...] = ("zero", "mean")
-    l2: float = 1e-3
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     steps: int = 150
 
     def __post_init__(self) -> None:
@@ -88,7 +89,9 @@ def _svd_start(seen: Choices, rank: int) -> tuple[np.ndarray, np.ndarray] | None
     sign = np.where(seen.chosen == low, 1.0, -1.0)
     shape = (len(pairs), seen.people)
     matrix = csr_array((sign, (row.reshape(-1), seen.person)), shape=shape)
-    left, size, right = svds(matrix, k=rank, random_state=0)
+    left, size, right = svds(matrix, k=rank, v0=np.ones(min(shape)))
+    assert left is not None
+    assert right is not None
     root = np.sqrt(np.maximum(size, 0))
     deltas = seen.deltas[first] * sign[first][:, None]
     ridge = np.mean(np.sum(deltas**2, axis=1)) * 1e-2 * np.eye(deltas.shape[1])
@@ -108,24 +111,29 @@ def fit(
         people = rng.normal(0, 1, (seen.people, settings.rank)).astype(np.float32)
     else:
         factors, people = found
-    factors, people = map(
-        np.asarray, _fit(pairs_of(seen, mesh), np.float32(settings.l2), factors, people, steps=settings.steps)
-    )
+    pairs, fits = pairs_of(seen), []
+    for l2 in settings.l2:
+        f, lam = _fit(pairs, np.float32(l2), factors, people, steps=settings.steps)
+        numbers = {"l2": np.float32(l2), "svd_start": np.float32(found is not None)}
+        fits += _priors(np.asarray(f), np.asarray(lam), numbers, settings)
+    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+
+
+def _priors(
+    factors: np.ndarray, people: np.ndarray, numbers: Mapping[str, Any], settings: PReFSettings
+) -> list[Fitted]:
+    """One fit for every prior of a new person's weights."""
     # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
     scale = float(np.sqrt(np.mean(people**2)) + 1e-12)
-    mean, factors = people.mean(axis=0) / scale, (factors * scale).astype(np.float32)
+    mean, factors = (people.mean(axis=0) / scale).astype(np.float32), (factors * scale).astype(np.float32)
     fits = []
     for beta in settings.beta:
         for pull_to in settings.pull_to:
-            prior = mean if pull_to == "mean" else np.zeros_like(mean)
-            arrays = {"factors": factors, "mean": mean.astype(np.float32), "prior": prior.astype(np.float32)}
-            numbers = {
-                "beta": np.float32(beta),
-                "pull_to_mean": np.float32(pull_to == "mean"),
-                "svd_start": np.float32(found is not None),
-            }
-            fits.append(Fitted(arrays, numbers, settings))
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+            to_mean = pull_to == "mean"
+            arrays = {"factors": factors, "mean": mean, "prior": mean if to_mean else np.zeros_like(mean)}
+            chosen = {"beta": np.float32(beta), "pull_to_mean": np.float32(to_mean)}
+            fits.append(Fitted(arrays, {**numbers, **chosen}, settings))
+    return fits
 
 
 def empty_state(fitted: Fitted) -> State:

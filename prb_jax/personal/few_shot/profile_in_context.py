@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Pairs, fit_direction, pooled_direction
+from prb_jax.personal.few_shot.fitting import pooled_direction, two_weights
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers
 
@@ -56,18 +55,10 @@ def fit(
     if not settings.mix:
         numbers = {"in_context_weight": np.float32(1), "pooled_weight": np.float32(0)}
         return Fitted({"direction": np.zeros(width, np.float32)}, numbers, settings)
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
     shown = np.asarray(validation.in_context, np.float32)
-    both = np.stack([shown[:, 0] - shown[:, 1], validation.deltas @ pooled], axis=1)
-    scale = both.std(axis=0) + 1e-6
-    pairs = Pairs(both / scale, np.zeros(len(both), np.int32), np.ones(len(both), np.float32))
-    start = jnp.zeros(2, jnp.float32)
-    weights = np.asarray(fit_direction(pairs, np.float32(1e-3), start, steps=settings.steps)) / scale
-    numbers = {
-        "in_context_weight": np.float32(weights[0]),
-        "pooled_weight": np.float32(weights[1]),
-        "l2": np.float32(l2),
-    }
+    weights = two_weights(shown[:, 0] - shown[:, 1], validation.deltas @ pooled)
+    numbers = {"in_context_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}
     return Fitted({"direction": pooled}, numbers, settings)
 
 

@@ -59,10 +59,13 @@ class Method:
     Attributes:
       name: as it is written on the command line.
       settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
-      fit: from the choices of seen people, and of other people for every choice of a number.
+      fit: from the choices of seen people, and of other people for every choice of a number. It is computed on one
+        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh.
       adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
       score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
       empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
+      pointwise: whether the score of a response depends on that response alone, so that the responses of many
+        comparisons may be scored at once; False where it depends on the other responses of the comparison.
       needs: names of the fields of `Choices` that it cannot do without.
       controls: ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
         print beside its accuracy, such as its accuracy without adaptation.
@@ -74,6 +77,7 @@ class Method:
     adapt: Callable[[Fitted, Context, jax.Array], State]
     score: Callable[[Fitted, State, Responses], jax.Array]
     empty_state: Callable[[Fitted], State]
+    pointwise: bool = True
     needs: tuple[str, ...] = ()
     controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
 
@@ -224,10 +228,15 @@ def _adapt(
 def _score(
     method: Method, fitted: Fitted, table: Responses, states: State, pairs: Array, shown: Array | None
 ) -> Array:
-    def one(state: State, pair: Array, shown: Array | None) -> Array:
-        found = table.take(pair)
+    def one(state: State, pairs: Array, shown: Array | None) -> Array:
+        found = table.take(pairs)
         responses = Responses(found.features, found.items, found.base_scores, shown, found.prompts)
         return method.score(fitted, state, responses)
 
-    of_user = jax.vmap(one, in_axes=(None, 0, None if shown is None else 0))
+    def of_user(state: State, pairs: Array, shown: Array | None) -> Array:
+        if not method.pointwise:
+            return jax.vmap(partial(one, state))(pairs, shown)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1), (pairs, shown))
+        return one(state, *flat).reshape(pairs.shape)
+
     return jax.vmap(of_user)(states, pairs, shown)

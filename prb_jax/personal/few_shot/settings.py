@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,9 +12,9 @@ from prb_jax.errors import DataError, quote
 def check_numbers(
     settings: Any,
     *,
-    above: dict[str, float] | None = None,
-    least: dict[str, float] | None = None,
-    most: dict[str, float] | None = None,
+    above: Mapping[str, float] | None = None,
+    least: Mapping[str, float] | None = None,
+    most: Mapping[str, float] | None = None,
 ) -> None:
     """Raise one error for a setting that is not a number within its limits; of a tuple, each entry.
 

@@ -177,4 +177,4 @@ def strongest(fitted: Fitted, choices: Choices, *, count: int = 5) -> tuple[np.n
     return places.astype(np.int32), np.take_along_axis(rows.T, places, axis=1)
 
 
-METHOD = Method("sparse", SparseSettings, fit, adapt, score, empty_state)
+METHOD = Method("sparse", SparseSettings, fit, adapt, score, empty_state, pointwise=False)

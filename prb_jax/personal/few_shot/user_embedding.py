@@ -82,7 +82,7 @@ def _fit(
 ) -> Fitted:
     method = METHODS[kind]
     seen.require(method.name, ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100, mesh=mesh)
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     rng, width = numpy_rng(key), settings.width
     own = settings.clusters if isinstance(settings, UserClustersSettings) else width
     start = {
@@ -93,7 +93,7 @@ def _fit(
     }
     if kind == "cluster":
         start["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
-    arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, key=key, mesh=mesh)
+    arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, key=key)
     people = arrays.pop("people")
     if kind == "cluster":
         arrays["mean"] = people.mean(axis=0)

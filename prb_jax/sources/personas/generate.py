@@ -15,9 +15,9 @@ from prb_jax.sources.personas.ceilings import Ceilings, measure_ceilings
 from prb_jax.sources.personas.design import SLIP_SHARE, Group, plan_groups
 from prb_jax.sources.personas.draws import Draws
 from prb_jax.sources.personas.flaws import all_flaws, write_flawed_pair
-from prb_jax.sources.personas.people import Persona, make_people, make_strangers, show_profile
+from prb_jax.sources.personas.people import Persona, make_people, make_strangers, reword, show_profile
 from prb_jax.sources.personas.phrases import Topic
-from prb_jax.sources.personas.pools import Pools, load_new_wording, load_pools
+from prb_jax.sources.personas.pools import Pools, load_pools, load_wording
 
 T = TypeVar("T")
 
@@ -25,12 +25,15 @@ PERSONAL_PARTS: Mapping[str, int] = {"train": 7600, "test-seen": 1200, "test-uns
 WORDING_PART = "test-unseen-wording"
 """Other people, whose posts and answers are phrased as nothing in any other part is."""
 WORDING_RECORDS = 1200
+MORE_WORDING_PART = "train-more-wording"
+"""The people of the training part, whose posts and answers are phrased in a third way, with many more words."""
+MORE_WORDING_RECORDS = 3800
 GENERIC_PARTS: Mapping[str, int] = {"generic-train": 1500, "generic-test": 500}
 UNIONS: Mapping[str, tuple[str, ...]] = {
     "test": ("test-seen", "test-unseen"),
     "all": (*PERSONAL_PARTS, *GENERIC_PARTS),
 }
-PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, WORDING_PART, *UNIONS)
+PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, WORDING_PART, MORE_WORDING_PART, *UNIONS)
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,20 @@ def generate(seed: int = 0) -> Personas:
         crowd, split = (seen, "train") if part == "generic-train" else (people, "test")
         topics = pools.topics_of(split)
         parts[part] = tuple(_generic_records(next(streams), pools, part, records, crowd, topics, written))
-    # last, and from a stream of its own: the parts above stay what they were before there was this one
-    draws, reworded = Draws(seed * 100 + 50), load_new_wording()
-    strangers = make_strangers(draws, reworded, people)
-    groups[WORDING_PART] = plan_groups(draws, strangers, records=WORDING_RECORDS)
-    judgements = _judge(draws, reworded, strangers, pools.topics_of("test"), groups[WORDING_PART], written)
-    parts[WORDING_PART] = _personal_records(draws, reworded, WORDING_PART, judgements, levels)
+    # last, and from streams of their own: the parts above stay what they were before there were these ones
+    new_draws, new = Draws(seed * 100 + 50), load_wording("new")
+    strangers = make_strangers(new_draws, new, people)
+    more_draws, more = Draws(seed * 100 + 51), load_wording("more")
+    for part, draws, pool, crowd, topics, records in (
+        (WORDING_PART, new_draws, new, strangers, "test", WORDING_RECORDS),
+        (MORE_WORDING_PART, more_draws, more, reword(more_draws, more, seen), "train", MORE_WORDING_RECORDS),
+    ):
+        groups[part] = plan_groups(draws, crowd, records=records)
+        judgements = _judge(draws, pool, crowd, pool.topics_of(topics), groups[part], written)
+        parts[part] = _personal_records(draws, pool, part, judgements, levels)
     people = (*people, *strangers)
     parts |= {name: tuple(c for part in union for c in parts[part]) for name, union in UNIONS.items()}
-    measured = {part: (part,) for part in (*PERSONAL_PARTS, WORDING_PART)}
+    measured = {part: (part,) for part in (*PERSONAL_PARTS, WORDING_PART, MORE_WORDING_PART)}
     measured |= {"test": UNIONS["test"], "personal": tuple(PERSONAL_PARTS)}
     ceilings = {
         name: measure_ceilings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 
@@ -87,6 +87,20 @@ def make_strangers(draws: Draws, pools: Pools, people: Sequence[Persona]) -> tup
     backgrounds = draws.shuffled(pools.backgrounds)
     tastes = _make_tastes(draws, UNSEEN, len(pools.axes), {person.tastes for person in people})
     return _write_people(draws, pools, pools.topics_of("test"), tastes, backgrounds, first=len(people) + 1)
+
+
+def reword(draws: Draws, pools: Pools, people: Sequence[Persona]) -> tuple[Persona, ...]:
+    """The same people, who say what they like in the words of ``pools``; no post has an id of their other ones."""
+    topics = pools.topics_of("train")
+    return tuple(
+        replace(
+            person,
+            history=_write_history(
+                draws, pools, topics, person.tastes, person.id, first=len(person.history) + 1
+            ),
+        )
+        for person in people
+    )
 
 
 def _write_people(
@@ -182,10 +196,17 @@ def _in_turn(draws: Draws, templates: Sequence[Template]) -> list[Template]:
 
 
 def _write_history(
-    draws: Draws, pools: Pools, topics: Sequence[Topic], tastes: tuple[int, ...], author: str
+    draws: Draws,
+    pools: Pools,
+    topics: Sequence[Topic],
+    tastes: tuple[int, ...],
+    author: str,
+    *,
+    first: int = 1,
 ) -> tuple[Utterance, ...]:
     history = []
-    numbers = draws.shuffled(range(1, TASTES * POSTS_PER_TASTE + 1))  # an id tells nothing about the taste
+    # an id tells nothing about the taste
+    numbers = draws.shuffled(range(first, first + TASTES * POSTS_PER_TASTE))
     for axis, taste in enumerate(tastes):
         if not taste:
             continue

@@ -92,12 +92,15 @@ def load_pools() -> Pools:
 
 
 @cache
-def load_new_wording() -> Pools:
-    """Read the same axes and topics in other words: posts, answers, questions and people of `test-unseen-wording`."""
+def load_wording(name: str) -> Pools:
+    """Read the same axes and topics in other words: posts, answers and questions.
+
+    Args:
+      name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has people of its own.
+    """
     pools = load_pools()
-    found = json.loads(
-        (resources.files("prb_jax.sources.personas") / "text/new_wording.json").read_text("utf-8")
-    )
+    text = resources.files("prb_jax.sources.personas") / "text" / f"{name}_wording.json"
+    found = json.loads(text.read_text(encoding="utf-8"))
 
     def reworded(pole: Pole) -> Pole:
         words = found["poles"][pole.key]
@@ -110,7 +113,7 @@ def load_new_wording() -> Pools:
         questions=_compile(found["questions"]),
         neutral=_compile(found["neutral"]),
         contexts=_compile(found["contexts"]),
-        backgrounds=tuple(found["backgrounds"]),
+        backgrounds=tuple(found.get("backgrounds", pools.backgrounds)),
     )
 
 

@@ -89,7 +89,7 @@ def test_bfloat16_gradients_are_near_those_of_float32() -> None:
         assert off(one, other) < 0.01
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_a_model_has_the_gradients_of_separate_trees(family: str, tmp_path) -> None:
     """Of people with shared beginnings, equal responses and two questions; whatever is computed again."""
     config = family_config(family, tmp_path)

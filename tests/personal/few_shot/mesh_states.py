@@ -13,29 +13,36 @@ from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.sharding import make_mesh
 from tests.personal.few_shot.planted import world
 
-METHODS = {"lore_free": {"bases": (2,), "pull": (1.0,), "anchor": (1e-3,), "l2": (1e-2,), "steps": 40}}
-MESHES = {"none": None, "four": "data=2,fsdp=2", "eight": "fsdp=-1"}
+SETTINGS = {
+    "bases": (2,),
+    "pull": (1.0,),
+    "anchor": (1e-3,),
+    "l2": (1e-2,),
+    "steps": 40,
+    "validation_shots": (9,),
+}
+MESHES = {"four": "data=2,fsdp=2", "eight": "fsdp=-1"}
 
 
 def main(out: str) -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(50, 4)).astype(np.float32)
     rewards = rng.normal(size=(19, 4)) @ features.T
-    made = world(features, rewards, seen=9, validation=4, choices=9, new_choices=9)
+    made = world(features, rewards, seen=9, validation=5, choices=9, new_choices=18)
+    method, key = method_named("lore_free"), jax.random.key(0)
     found = {}
-    for name, settings in METHODS.items():
-        method, key = method_named(name), jax.random.key(0)
-        for place, text in MESHES.items():
-            mesh = (
-                None
-                if text is None
-                else make_mesh(text, devices=jax.devices()[: 4 if place == "four" else 8])
-            )
-            kept = method.settings(validation_shots=(2,), **settings)
-            fitted = method.fit(made.seen, made.validation, settings=kept, key=key, mesh=mesh)
-            states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
-            scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
-            found[f"{name}/{place}/scores"] = scores[made.queries.mask]
+    for place, text in {"none": None, **MESHES}.items():
+        mesh = None if text is None else make_mesh(text, devices=jax.devices()[: 4 if place == "four" else 8])
+        fitted = method.fit(
+            made.seen, made.validation, settings=method.settings(**SETTINGS), key=key, mesh=mesh
+        )
+        states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
+        scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
+        found |= {f"{place}/basis": fitted.arrays["basis"], f"{place}/weights": states["weights"]}
+        found |= {
+            f"{place}/scores": scores[made.queries.mask],
+            f"{place}/loss": fitted.numbers["validation_loss"],
+        }
     np.savez(out, **found)
 
 

@@ -68,6 +68,8 @@ def world(
 ) -> World:
     """Draw the choices of U users among R responses: the first ``seen`` are seen, the next ones the validation part.
 
+    Nobody meets a response twice.
+
     Args:
       features: float32 [R, D].
       rewards: [U, R].
@@ -82,11 +84,14 @@ def world(
     users, rows = rewards.shape
     counts = np.where(np.arange(users) < seen, choices, new_choices)
     who = np.repeat(np.arange(users), counts).astype(np.int32)
-    first = rng.integers(rows, size=len(who))
-    second = (first + rng.integers(1, rows, size=len(who))) % rows
-    if pool is not None:
-        drawn = rng.integers(pool, size=len(who))
-        first, second = first[drawn], second[drawn]
+    pairs = rng.permutation(rows)[: rows // 2 * 2].reshape(2, -1)
+    drawn = [
+        pairs[:, rng.permutation(pool)[:count]]
+        if pool is not None
+        else rng.permutation(rows)[: 2 * count].reshape(2, count)
+        for count in counts
+    ]
+    first, second = np.concatenate(drawn, axis=1)
     swap = rng.random(len(who)) > sigmoid(rewards[who, first] - rewards[who, second])
     every = Choices(
         features=features.astype(np.float32),

@@ -52,9 +52,13 @@ def test_queries_are_of_other_questions_where_a_user_has_several():
         assert (told.users == user).any()
     shared = set(asked.questions[asked.users == 2]) & set(told.questions[told.users == 2])
     assert not shared
-    contexts, chosen = contexts_and_queries(replace(CHOICES, queries=CHOICES.questions == 6), seed=0)
+    apart = replace(CHOICES, queries=CHOICES.questions == 6, rejected=np.array([1, 2, 3, 3, 2, 3], np.int32))
+    apart = replace(apart, chosen=np.array([0, 1, 2, 0, 0, 2], np.int32))
+    contexts, chosen = contexts_and_queries(apart, seed=0)
     assert (contexts.users.tolist(), chosen.users.tolist()) == ([2], [2])
-    assert sorted(contexts.places[contexts.mask]) == [0, 3]
+    assert contexts.places[contexts.mask].tolist() == [0]  # choice 3 shares a response with a query
+    judged = replace(apart, items=np.array([0, 3, 2, 3], np.int32))  # the text of row 1 is that of row 3
+    assert not contexts_and_queries(judged, seed=0)[0].mask.any()
     none, every = contexts_and_queries(replace(CHOICES, queries=np.ones(6, bool)), seed=0)
     assert not none.mask.any()
     assert every.mask.sum() == 6

@@ -1,0 +1,208 @@
+"""A client of endpoints that speak OpenAI's chat API: patient, counted, and never with an answer of its own.
+
+Every reply is kept in a folder under the digest of its request, so that a command that was killed asks nothing twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from prb_jax.data.comparison import Message
+from prb_jax.data.reading import parse_json, read_object
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import RunError, quote
+
+KEY = "PRB_ENDPOINT_KEY"
+"""The environment variable with the key that is sent to an endpoint."""
+
+RETRIED = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that may go away by themselves."""
+
+LONGEST_WAIT = 60.0
+"""Seconds between two tries, at most, whatever the endpoint asks for."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said.
+
+    Attributes:
+      text: of the reply; empty where the endpoint says that there is none.
+      prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told.
+    """
+
+    text: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """How an endpoint is asked.
+
+    Attributes:
+      url: of the API, up to and without ``/chat/completions``.
+      model: its name there.
+      key: sent as a bearer token; None for none.
+      concurrency: requests at a time.
+      tries: of one request.
+      seconds: until a try is given up.
+      backoff: seconds before the second try; twice as many before each further one.
+      prices: dollars for a million tokens of prompts and of replies; None where nobody says.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    concurrency: int = 8
+    tries: int = 6
+    seconds: float = 120.0
+    backoff: float = 1.0
+    prices: tuple[float, float] | None = None
+
+
+class Endpoint:
+    """Asks one model of one endpoint.
+
+    Attributes:
+      options: how it is asked.
+      asked: requests that were sent, tries of the same one too.
+    """
+
+    def __init__(self, options: EndpointOptions, *, cache: Path) -> None:
+        if not options.url.startswith(("http://", "https://")):
+            raise RunError(f"--endpoint: expected a URL with http:// or https://, found {quote(options.url)}")
+        self.options, self.asked = options, 0
+        self._cache, self._over, self._lock = cache, threading.Event(), threading.Lock()
+        headers = {} if options.key is None else {"Authorization": f"Bearer {options.key}"}
+        self._client = httpx.Client(headers=headers, timeout=options.seconds)
+
+    def ask_all(
+        self, conversations: Sequence[Sequence[Message]], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply]:
+        """Return the reply to each conversation; several are asked at a time.
+
+        Raises:
+          RunError: the endpoint refuses, is down, or answers with something else than a reply.
+        """
+        bodies = [
+            {
+                "model": self.options.model,
+                "messages": [{"role": each.role, "content": each.content} for each in messages],
+                "temperature": temperature,
+                "max_tokens": max_new_tokens,
+            }
+            for messages in conversations
+        ]
+        self._over.clear()
+        keys = [json.dumps(body, sort_keys=True) for body in bodies]
+        with ThreadPoolExecutor(self.options.concurrency) as pool:
+            distinct = dict(zip(keys, bodies, strict=True))
+            futures = {key: pool.submit(self._ask, body) for key, body in distinct.items()}
+            try:
+                return [futures[key].result() for key in keys]
+            except BaseException:
+                self._over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def cost(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
+        """Return the price of tokens in dollars; None where prices or tokens are not known."""
+        prices = self.options.prices
+        if prices is None or prompt_tokens is None or completion_tokens is None:
+            return None
+        return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6
+
+    def _ask(self, body: Mapping[str, Any]) -> Reply:
+        request = json.dumps({"url": self.options.url, "body": body}, sort_keys=True, ensure_ascii=False)
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        path = self._cache / digest[:2] / f"{digest}.json"
+        if path.exists():
+            return self._read(read_object(path, error=RunError, hint="remove it, and it is asked again"))
+        answer = self._tried(body)
+        reply = self._read(answer)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as file:
+                file.write(json.dumps(answer).encode())
+        return reply
+
+    def _tried(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer of the endpoint, after as many tries as it takes."""
+        options, wait, failure = self.options, self.options.backoff, ""
+        for number in range(options.tries):
+            if number and self._over.wait(wait * (1 + random.random() / 4)):
+                raise RunError("another request failed")
+            with self._lock:
+                self.asked += 1
+            wait = min(options.backoff * 2**number, LONGEST_WAIT)
+            try:
+                answer = self._client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                failure = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code in RETRIED or answer.status_code >= 500:
+                failure = f"status {answer.status_code}: {_shown(answer)}"
+                wait = _retry_after(answer, wait)
+                continue
+            if answer.status_code != 200:
+                hint = f"; set {KEY} to a key that it takes" if answer.status_code in (401, 403) else ""
+                raise RunError(f"{options.url}: status {answer.status_code}: {_shown(answer)}{hint}")
+            try:
+                found = parse_json(answer.content, where=options.url, error=RunError)
+                self._read(found)
+                return found
+            except RunError as error:
+                failure = str(error)
+        raise RunError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
+
+    def _read(self, answer: Any) -> Reply:
+        """The reply in an answer.
+
+        Raises:
+          RunError: there is none.
+        """
+        choices = answer.get("choices") if isinstance(answer, Mapping) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        message = first.get("message") if isinstance(first, Mapping) else None
+        if not isinstance(message, Mapping) or not isinstance(message.get("content", 0), str | None):
+            raise RunError(
+                f"{self.options.url}: expected an answer with choices[0].message.content, found {quote(answer)}"
+            )
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, Mapping) else {}
+
+        def tokens(name: str) -> int | None:
+            number = usage.get(name)
+            return number if type(number) is int and number >= 0 else None
+
+        return Reply(message["content"] or "", tokens("prompt_tokens"), tokens("completion_tokens"))
+
+
+def _shown(answer: httpx.Response) -> str:
+    return quote(answer.text)
+
+
+def _retry_after(answer: httpx.Response, default: float) -> float:
+    """The seconds that an endpoint asks to wait, given as a number or as a date."""
+    given = answer.headers.get("retry-after", "")
+    try:
+        seconds = float(given)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(given).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return default
+    return min(max(seconds, 0.0), LONGEST_WAIT)

@@ -1,0 +1,112 @@
+"""The client of endpoints against a stand-in that is slow, busy, broken or lying."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prb_jax.data.comparison import Message
+from prb_jax.errors import RunError
+from prb_jax.generation.endpoint import Endpoint, EndpointOptions, Reply
+from tests.generation.stand_in import Answer, completion, stand_in
+
+
+def client(url: str, cache: Path, **options: Any) -> Endpoint:
+    chosen = {"model": "m", "backoff": 0.01, "tries": 4} | options
+    return Endpoint(EndpointOptions(url=url, **chosen), cache=cache)
+
+
+def ask(endpoint: Endpoint, *texts: str) -> list[Reply]:
+    return endpoint.ask_all([[Message("user", text)] for text in texts], temperature=0.0, max_new_tokens=5)
+
+
+def test_what_goes_away_by_itself_is_waited_for(tmp_path: Path) -> None:
+    trouble: dict[str, Answer] = {
+        "busy": (429, b"{}", {"Retry-After": "0.01"}),
+        "later": (503, b"", {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}),
+        "broken": (500, b"<html>", {}),
+        "torn": (200, completion("x")[:-9], {}),
+        "empty": (200, b'{"choices": []}', {}),
+        "other": (200, b'{"choices": [{"text": "x"}]}', {}),
+    }
+
+    def reply(text: str, tries: int) -> str | Answer:
+        return trouble[text] if tries < 2 and text in trouble else f"to {text}"
+
+    with stand_in(reply) as server:
+        endpoint = client(server.url, tmp_path, key="k")
+        texts = [*trouble, "plain", "plain"]
+        assert ask(endpoint, *texts) == [Reply(f"to {text}", 10, 2) for text in texts]
+        assert endpoint.asked == len(server.asked) == 3 * len(trouble) + 1
+        headers, body = server.asked[0]
+        assert headers["Authorization"] == "Bearer k"
+        assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 5)
+        again = client(server.url + "/", tmp_path / "other")
+        assert ask(client(server.url, tmp_path), *texts) == ask(again, *texts)  # of the cache, and anew
+        assert len(server.asked) == 3 * len(trouble) + 1 + again.asked
+    assert ask(client(server.url, tmp_path), "plain") == [Reply("to plain", 10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "message"),
+    [
+        ((200, b'{"choices": []}', {}), 3, "no reply after 3 tries.*choices"),
+        ((200, b"not json", {}), 3, "no reply after 3 tries.*not valid JSON"),
+        ((500, b"SORRY", {}), 3, "no reply after 3 tries.*status 500: 'SORRY'"),
+        ((400, b'{"error": "no such model"}', {}), 1, "status 400: .*no such model"),
+        ((401, b"who", {}), 1, "status 401: 'who'; set PRB_ENDPOINT_KEY"),
+        ((302, b"", {"Location": "http://localhost/"}), 1, "status 302"),
+    ],
+)
+def test_no_reply_is_one_error(tmp_path: Path, answer: Answer, tries: int, message: str) -> None:
+    with stand_in(lambda text, _: answer) as server:
+        with pytest.raises(RunError, match=message):
+            ask(client(server.url, tmp_path, tries=3), "a")
+        assert len(server.asked) == tries
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_nobody_there_and_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="expected a URL"):
+        client("localhost", tmp_path)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(RunError, match="no reply after 2 tries; the last one: ConnectError"):
+            ask(client(url, tmp_path, tries=2), "a")
+        silent.listen()
+        with pytest.raises(RunError, match="no reply after 2 tries; the last one: ReadTimeout"):
+            ask(client(url, tmp_path, tries=2, seconds=0.05), "a")
+
+
+def test_so_many_are_asked_at_a_time_and_no_more(tmp_path: Path) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def reply(text: str, _: int) -> str:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.03)
+        with lock:
+            now -= 1
+        return text
+
+    with stand_in(reply) as server:
+        texts = [str(number) for number in range(12)]
+        found = ask(client(server.url, tmp_path, concurrency=3), *texts)
+    assert [each.text for each in found] == texts
+    assert most <= 3
+
+
+def test_a_reply_without_text_and_its_price(tmp_path: Path) -> None:
+    with stand_in(lambda text, _: (200, completion(None), {})) as server:
+        endpoint = client(server.url, tmp_path, prices=(1.0, 3.0))
+        assert ask(endpoint, "a") == [Reply("", 10, 2)]
+    assert endpoint.cost(1_000_000, 2_000_000) == 7.0
+    assert endpoint.cost(None, 2) is None

@@ -1,0 +1,240 @@
+"""`prb judge`: the paper's way with all its quirks, both orders by text and by logits, and what a run keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import RunError
+from prb_jax.generation import judge, verdicts
+from prb_jax.generation.endpoint import EndpointOptions
+from prb_jax.generation.judge_run import JudgeOptions
+from prb_jax.generation.verdicts import default_messages, default_verdict, paper_first, paper_verdict
+from prb_jax.text.prompting import prompt_texts
+from prb_jax.text.tokenizer import load_tokenizer
+from tests.generation.stand_in import stand_in
+from tests.tiny_policies import write_policy
+
+
+def pairs(count: int, **fields: Any) -> list[prb.Comparison]:
+    """Pairs whose better response is the longer one."""
+    return [
+        prb.Comparison(
+            id=f"c{number}",
+            question=f"Question {number}?",
+            chosen=f"a long answer to {number}",
+            rejected=f"no {number}",
+            user_id=f"u{number % 3}",
+            profile=[{"id": "p", "category": "", "text": f"I like walks {number}."}],
+            **fields,
+        )
+        for number in range(count)
+    ]
+
+
+def answers(text: str) -> tuple[str, str]:
+    """The answers that a judge was shown as A and B."""
+    a, _, rest = text.partition("Answer A:\n")[2].partition("\n\nAnswer B:\n")
+    return a, rest.split("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Result: Answer B", "A"), ("Result: Both", "B"), ("The result: B wins. Result: A", "B"),
+        ("<think> Result: B", "B"), ("Result: [B]", None), ("Result: <B>", None), ("Result: Response B", None),
+        ("result : B", None), ("Result: `B`", None), ('**Result:** "B"', "B"),
+        ("<think>Result: B</think> Result: A", "A"), ("", None),
+    ],
+)  # fmt: skip
+def test_the_paper_s_parser(reply: str, verdict: str | None) -> None:
+    """Vectors of the paper's script, run by others."""
+    assert paper_verdict(reply) == verdict
+
+
+def test_the_paper_s_coin() -> None:
+    shown = paper_first(pairs(1000))
+    assert "".join("AB"[first] for first in shown[:32]) == "BAAABBBAAAABAABBABBABBAABAAABBBB"
+    assert [shown[:count].count(0) for count in (10, 100, 1000)] == [6, 50, 480]
+    mixed = [*pairs(5, subset="x"), *pairs(5, subset="y")]
+    assert paper_first(mixed) == shown[:5] * 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("A", "A"), (" **b**. ", "B"), ("Verdict: A, no.\nVerdict: **B**", "B"), ("<think>A</think>B", "B"),
+        ("<think> Verdict: A", None), ("Both", None), ("Answer A is fine", None), ("Verdict: Both", None), ("", None),
+    ],
+)  # fmt: skip
+def test_our_own_parser(reply: str, verdict: str | None) -> None:
+    assert default_verdict(reply) == verdict
+
+
+def test_both_orders_at_an_endpoint(tmp_path: Path) -> None:
+    """A judge that is right but for one comparison that it cannot read and two in which it always says A."""
+
+    def reply(text: str, _: int) -> str:
+        if "Question 0?" in text:
+            return "I cannot say."
+        if "Question 1?" in text or "Question 2?" in text:
+            return "A"
+        a, b = answers(text)
+        return "A" if len(a) > len(b) else "B"
+
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(each.to_row()) + "\n" for each in pairs(8)))
+    out = tmp_path / "run"
+    with stand_in(reply) as server:
+        command = [
+            sys.executable, "-m", "prb_jax", "judge", "--endpoint", server.url, "--model", "judge-1",
+            "--data", str(data), "--out", str(out), "--profile-posts", "1", "--price", "1", "2",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert len(server.asked) == 16
+        assert all("I like walks" in body["messages"][-1]["content"] for _, body in server.asked)
+        again = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert (again.returncode, len(server.asked)) == (0, 16)
+        other = prb.judge(
+            None,
+            str(data),
+            out=tmp_path / "paperless",
+            options=JudgeOptions(profile_posts=0, reason=True),
+            endpoint=EndpointOptions(url=server.url, model="judge-2", backoff=0.01),
+            progress=False,
+        )
+    assert "order consistent accuracy: 0.6250" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["model"], summary["n"], summary["accuracy"], summary["ties"]) == ("judge-1", 8, 5 / 8, 3)
+    judged = summary["judge"]
+    assert judged["order_consistent_accuracy"] == judged["consistent"] == 5 / 8
+    assert (judged["unparsable"], judged["unparsable_verdicts"]) == (1, 2)
+    assert (judged["said_a"], judged["said_b"]) == (9, 5)
+    assert judged["position_bias"] == pytest.approx(4 / 14)
+    assert (judged["requests"], judged["prompt_tokens"], judged["completion_tokens"]) == (16, 160, 32)
+    assert judged["cost_dollars"] == pytest.approx((160 + 2 * 32) / 1e6)
+    rows = [json.loads(line) for line in (out / "judgements.jsonl").read_text().splitlines()]
+    assert rows[1]["verdicts"] == ["A", "A"]
+    assert rows[0]["replies"] == ["I cannot say."] * 2
+    assert other.summary["judge"]["order_consistent_accuracy"] == 5 / 8
+    (pair,) = prb.compare(out, tmp_path / "paperless")["pairs"]
+    assert (pair["n"], pair["difference"]) == (8, 0.0)
+
+
+def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"pairwise_system.txt": "Judge.", "pairwise_user.txt": "{question}|{Response_A}|{Response_B}"}
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text + "\n")
+    options = JudgeOptions(protocol="paper", prompts=str(folder))
+
+    def judged(reply: Any, name: str) -> dict[str, Any]:
+        with stand_in(reply) as server:
+            endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
+            out = tmp_path / name
+            found = prb.judge(None, pairs(10), out=out, options=options, endpoint=endpoint, progress=False)
+            assert {body["messages"][0]["content"] for _, body in server.asked} == {"Judge."}
+            return found.summary
+
+    with pytest.raises(RunError, match="not the paper's file: expected sha256 5438903c1bb5524d"):
+        judged(lambda text, _: "A", "other")
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+    monkeypatch.setattr(verdicts, "PAPER_PROMPTS", digests)
+    mute = judged(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
+    assert (mute["accuracy"], mute["judge"]["accuracy"], mute["judge"]["failed_parses"]) == (0.6, 0.6, 10)
+    assert (mute["judge"]["chosen_in_a"], mute["judge"]["chosen_in_b"]) == (
+        {"n": 6, "accuracy": 1.0},
+        {"n": 4, "accuracy": 0.0},
+    )
+    assert (mute["judge"]["position_bias"], mute["judge"]["predicted_b"]) == (1.0, 0)
+
+    def right(text: str, tries: int) -> str:
+        a, b = text.split("|")[1:]
+        return f"Result: {'A' if len(a) > len(b) else 'B'}"
+
+    good = judged(right, "right")
+    assert (good["accuracy"], good["ties"], good["judge"]["position_bias"]) == (1.0, 0, 0.0)
+
+
+def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the oracle")
+    folder = tmp_path / "policy"
+    reference = write_policy(folder, "qwen3", num_hidden_layers=2)
+    data = pairs(3)
+    found = prb.judge(
+        str(folder), data, out=tmp_path / "run", options=JudgeOptions(profile_posts=1), progress=False
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
+    chat = load_tokenizer(folder)
+    letters = [int(chat.tokenize([letter])[0][0]) for letter in "AB"]
+    for comparison, row, scored in zip(data, rows, found.rows, strict=True):
+        probabilities = []
+        for first in (0, 1):
+            messages = default_messages(comparison, first, profile_posts=1, reason=False)
+            ids = chat.tokenize(prompt_texts(chat, [messages]))[0]
+            with torch.no_grad():
+                logits = reference(torch.tensor(ids[None].astype(np.int64))).logits[0, -1, letters]
+            probabilities.append(float(torch.softmax(logits, -1)[0]))
+        assert row["probability_of_a"] == pytest.approx(probabilities, abs=1e-5)
+        share = (probabilities[0] + 1 - probabilities[1]) / 2
+        assert list(scored.scores) == pytest.approx([share, 1 - share], abs=1e-5)
+        assert row["verdicts"] == ["A" if p > 0.5 else "B" for p in probabilities]
+    assert found.summary["judge"]["n"] == 3
+
+
+@pytest.mark.slow
+def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model, whose words nobody can read."""
+    folder, data = tmp_path / "policy", pairs(3)
+    write_policy(folder, "qwen3", num_hidden_layers=1)
+    policy = prb.load_policy(folder)
+    monkeypatch.setattr(judge, "REASON_TOKENS", 8)
+    reasoned = JudgeOptions(profile_posts=0, reason=True)
+    found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
+    assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
+    said = [json.loads(line)["replies"] for line in (tmp_path / "words" / "judgements.jsonl").open()]
+    asked = [
+        [{"role": "user", "content": default_messages(one, first, profile_posts=0, reason=True)[0].content}]
+        for one in data
+        for first in (0, 1)
+    ]
+    expected = policy.sample(asked, temperature=0.0, max_new_tokens=8)
+    assert [text for texts in said for text in texts] == [sample.text for (sample,) in expected]
+
+
+def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
+    endpoint = EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
+    triple = prb.Comparison(id="t", question="?", responses=["a", "b", "c"], labels=[1, 0, 0])
+
+    def judged(data: Any = None, model: str | None = None, **options: Any) -> None:
+        prb.judge(
+            model,
+            data or pairs(1),
+            out=tmp_path,
+            options=JudgeOptions(**options),
+            endpoint=endpoint,
+            progress=False,
+        )
+
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"data": [triple]}, "reads 2 responses, found 3"),
+        ({}, "no reply after 1 tries; the last one: ConnectError"),
+        ({"model": "x"}, "either a MODEL, or --endpoint"),
+        ({"protocol": "paper"}, "--prompts DIR"),
+        ({"protocol": "paper", "prompts": str(tmp_path / "none")}, "pairwise_system.txt: cannot be read"),
+        ({"protocol": "paper", "prompts": "p", "reason": True}, "--reason"),
+        ({"max_length": 5}, "--max-length"),
+    )
+    for given, message in cases:
+        with pytest.raises(prb.PrbError, match=message):
+            judged(**given)

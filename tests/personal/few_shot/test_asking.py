@@ -1,0 +1,104 @@
+"""Questions that tell much are asked first; heads, features and people are what they are said to be."""
+
+import jax
+import numpy as np
+import pytest
+
+from prb_jax.errors import DataError
+from prb_jax.personal.few_shot import pref, sparse
+from prb_jax.personal.few_shot.choices import Choices, Context, Responses, group
+from prb_jax.personal.few_shot.lore import head_direction
+from prb_jax.personal.few_shot.protocol import Fitted
+
+
+def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
+    rng = np.random.default_rng(0)
+    width, pool_size, people, asked = 4, 60, 24, 6
+    pool = rng.normal(size=(pool_size, width)).astype(np.float32) * rng.uniform(
+        0.1, 3, (pool_size, 1)
+    ).astype(np.float32)
+    truth = rng.normal(size=(people, width)) * 2
+    zero = np.zeros(width, np.float32)
+    fitted = Fitted(
+        {"factors": np.eye(width, dtype=np.float32), "mean": zero, "prior": zero},
+        {"beta": np.float32(0.25)},
+        pref.PReFSettings(rank=width),
+    )
+    nothing = np.zeros_like(pool)
+
+    @jax.jit
+    def learn(chosen, mask):
+        context = Context(Responses(chosen), Responses(0 * chosen), mask)
+        state = pref.adapt(fitted, context, jax.random.key(0))
+        rule = pref.next_question(fitted, state, context, Responses(pool), Responses(nothing))
+        return state["weights"], rule
+
+    learn_all = jax.jit(jax.vmap(learn))
+
+    def simulate(by_rule: bool) -> float:
+        drawn = np.random.default_rng(1)
+        answered = np.zeros((people, asked, width), np.float32)
+        free = np.ones((people, pool_size), bool)
+        for count in range(asked):
+            _, rule = learn_all(answered, np.broadcast_to(np.arange(asked) < count, (people, asked)))
+            # The rule is 0 for every question before the first answer tells a direction: then length decides.
+            value = np.asarray(rule) if by_rule else drawn.random((people, pool_size))
+            question = pool[np.argmax(np.where(free, value, -np.inf), axis=1)]
+            free[np.arange(people), np.argmax(np.where(free, value, -np.inf), axis=1)] = False
+            agrees = drawn.random(people) < 1 / (1 + np.exp(-np.sum(question * truth, axis=1)))
+            answered[:, count] = question * np.where(agrees, 1, -1)[:, None]
+        weights = np.asarray(learn_all(answered, np.ones((people, asked), bool))[0])
+        cosine = (
+            np.sum(weights * truth, axis=1) / np.linalg.norm(weights, axis=1) / np.linalg.norm(truth, axis=1)
+        )
+        return float(cosine.mean())
+
+    assert simulate(True) > simulate(False) + 0.05
+
+
+def test_the_reference_of_lore_is_the_score_head():
+    rng = np.random.default_rng(0)
+    features, head = rng.normal(size=(40, 5)).astype(np.float32), rng.normal(size=5)
+    choices = Choices(
+        features=features,
+        chosen=np.array([0]),
+        rejected=np.array([1]),
+        users=np.array([0]),
+        questions=np.array([0]),
+        number_of_users=1,
+        base_scores=(features @ head + 3).astype(np.float32),
+    )
+    np.testing.assert_allclose(head_direction(choices), head, atol=1e-5)
+    other = Choices(**{**choices.__dict__, "base_scores": rng.normal(size=40).astype(np.float32)})
+    with pytest.raises(DataError, match=r"linear in the features, found .* of their variance unexplained"):
+        head_direction(other)
+    with pytest.raises(DataError, match="needs the backbone's own scores"):
+        head_direction(Choices(**{**choices.__dict__, "base_scores": None}))
+
+
+def test_sparse_features_can_be_read():
+    features = np.array([[2, 0, 0], [0, 3, 0], [0, 0, 1], [0, 0, 0]], np.float32)
+    choices = Choices(
+        features=features,
+        chosen=np.array([0, 3, 2, 1]),
+        rejected=np.array([3, 1, 3, 2]),
+        users=np.zeros(4, np.int32),
+        questions=np.arange(4),
+        number_of_users=1,
+    )
+    arrays = {
+        "center": np.zeros(3, np.float32),
+        "encoder": np.eye(3, dtype=np.float32),
+        "threshold": np.zeros(3, np.float32),
+        "scale": np.ones(3, np.float32),
+        "beta": np.array([1, 2, 0], np.float32),
+    }
+    fitted = Fitted(arrays, {}, sparse.SparseSettings(features=3, active=2))
+    places, activations = sparse.strongest(fitted, choices, count=2)
+    assert places.tolist() == [[0, 1], [1, 3], [2, 3]]
+    assert activations.tolist() == [[2, 0], [-3, 3], [1, -1]]
+    state = {"deviation": np.array([0, -2, 5], np.float32)}
+    assert sparse.coefficients(fitted, state).tolist() == [[0, 1], [-2, 2], [5, 0]]
+    scores = np.asarray(sparse.score(fitted, state, Responses(features[[0, 3]])))
+    assert scores[0] - scores[1] == 2  # (beta + b_u) of the first feature times the difference
+    assert group(choices).places.tolist() == [[0, 1, 2, 3]]

@@ -1,0 +1,48 @@
+"""Episodes: a query is of another question than the context, and shares no response with it."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from prb_jax.personal.few_shot.choices import Choices
+from prb_jax.personal.few_shot.episodes import draw, people_of
+
+
+@pytest.mark.parametrize("shared_texts", [False, True])
+def test_queries_do_not_meet_the_context(shared_texts):
+    rng = np.random.default_rng(0)
+    count = 90
+    users = np.sort(rng.integers(0, 6, count)).astype(np.int32)
+    # User 0 has one question and the responses from 40 on; the others have four, with ten responses each.
+    first = np.where(users == 0, rng.integers(40, 58, count), rng.integers(0, 40, count)).astype(np.int32)
+    choices = Choices(
+        features=np.arange(60, dtype=np.float32)[:, None],  # a response is told by its feature
+        chosen=first,
+        rejected=first + 1 - 2 * (first % 2),
+        users=users,
+        questions=np.where(users == 0, 7, first // 10).astype(np.int32),
+        number_of_users=6,
+        items=np.arange(60, dtype=np.int32) // 4 if shared_texts else None,
+    )
+    people = people_of(choices, most=12)
+    assert people.mask.sum(axis=1).max() == 12
+    found = jax.tree.map(np.asarray, jax.jit(partial(draw, batch=64, shots=5))(people, jax.random.key(0)))
+    names = np.arange(60) // (4 if shared_texts else 1)
+    sizes, one_question, queries = set(), 0, 0
+    for person in range(64):
+        mask = np.asarray(found.contexts.mask[person])
+        both = (found.contexts.chosen, found.contexts.rejected)
+        told = np.stack([np.asarray(each.features[person, mask, 0], int) for each in both])
+        asked = np.asarray(found.pairs.features[person, np.asarray(found.weights[person]) > 0, :, 0], int)
+        assert not set(names[told].ravel()) & set(names[asked].ravel())
+        sizes.add(told.shape[1])
+        queries += len(asked)
+        if told.size and len(asked) and told[0, 0] >= 40:
+            one_question += 1
+        else:
+            assert not set(told[0] // 10) & set(asked[:, 0] // 10)
+    assert sizes == set(range(6))
+    assert queries > 100
+    assert one_question > 0  # who has one question is asked about others of its comparisons

@@ -1,0 +1,69 @@
+"""Many users at once: the same states on every mesh, and a hundred thousand of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from prb_jax.personal.few_shot.choices import Choices, UserRows
+from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user
+from prb_jax.personal.few_shot.registry import method_named
+from tests.personal.few_shot.mesh_states import MESHES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    out = tmp_path / "states.npz"
+    subprocess.run(
+        [sys.executable, "-m", "tests.personal.few_shot.mesh_states", out],
+        env=environment,
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
+    found = np.load(out)
+    assert found["none/scores"].shape[0] > 20
+    assert np.ptp(found["none/scores"]) > 0.1
+    for mesh in MESHES:
+        np.testing.assert_array_equal(
+            found[f"{mesh}/basis"], found["none/basis"]
+        )  # fits are made on one device
+        for name in ("weights", "scores", "loss"):
+            np.testing.assert_allclose(found[f"{mesh}/{name}"], found[f"none/{name}"], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_users_are_adapted():
+    rng = np.random.default_rng(0)
+    users, shots, width, rows = 100_000, 16, 384, 3_000
+    arrays = {
+        "basis": rng.normal(size=(width, 8)).astype(np.float32) / np.sqrt(width),
+        "mean": np.ones(8, np.float32),
+    }
+    method = method_named("lore_free")
+    fitted = Fitted(arrays, {"pull": np.float32(1)}, method.settings())
+    choices = Choices(
+        features=rng.normal(size=(rows, width)).astype(np.float32),
+        chosen=rng.integers(rows, size=users * shots),
+        rejected=rng.integers(rows, size=users * shots),
+        users=np.repeat(np.arange(users), shots),
+        questions=np.zeros(users * shots, np.int32),
+        number_of_users=users,
+    )
+    places = np.arange(users * shots).reshape(users, shots)
+    contexts = UserRows(np.arange(users, dtype=np.int32), places, np.ones((users, shots), bool))
+    states = adapt_users(method, fitted, choices, contexts, key=jax.random.key(0))
+    assert states["weights"].shape == (users, 8)
+    assert bytes_per_user(states, users) == 32
+    few = UserRows(contexts.users[-3:], contexts.places[-3:], contexts.mask[-3:])
+    alone = adapt_users(method, fitted, choices, few, key=jax.random.key(0))
+    np.testing.assert_allclose(states["weights"][-3:], alone["weights"], atol=1e-5)

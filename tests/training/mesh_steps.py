@@ -1,0 +1,74 @@
+"""A step over packed streams on meshes of several devices: its gradients, and how many programs it has.
+
+python -m tests.training.mesh_steps OUT DEVICES MESH...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def one_step(mesh: Any) -> dict[str, Any]:
+    """The loss of a step, sums that tell its gradients apart, and what it was computed in."""
+    import jax
+    import numpy as np
+
+    from prb_jax.training.data import Examples
+    from prb_jax.training.microbatches import plan_microbatches
+    from prb_jax.training.objective import WEIGHTS
+    from prb_jax.training.order import Order
+    from prb_jax.training.settings import BatchSettings
+    from tests.training.small_batches import build_training, initial_params, small_config
+    from tests.training.test_streams import data
+
+    config = small_config()
+    training, state, frozen = build_training(config, params=initial_params(config), mesh=mesh, remat="dots")
+    comparisons, trees = data()
+    count = len(trees)
+    nobody = np.zeros(count, np.int32)
+    batches = plan_microbatches(
+        Examples(comparisons, trees, np.ones(count, np.float32), nobody),
+        Order(count, count, seed=0),
+        config=config,
+        mesh=mesh,
+        streams=True,
+        batch=BatchSettings(comparisons=count, tokens=256),
+        steps=10,
+    ).of_step(np.arange(count), nobody)
+    for each in batches:
+        state = training.step.accumulate(state, frozen, *training.step.place(each.batch, each.extras))
+    rng = np.random.default_rng(0)
+    sums = [
+        float((np.asarray(leaf) * rng.normal(size=leaf.shape)).sum() / np.linalg.norm(leaf))
+        for leaf in jax.tree.leaves(state["acc"][WEIGHTS])
+    ]
+    metrics = training.step.update(state)[1]
+    programs: Any = training.step.accumulate
+    return {
+        "loss": float(metrics["loss"]),
+        "grad_norm": float(metrics["grad_norm"]),
+        "gradients": sums,
+        "streams": [list(each.batch.tokens.shape) for each in batches],
+        "programs": programs._cache_size(),
+    }
+
+
+def main(out: str, devices: int, meshes: list[str]) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_disable_most_optimizations", True)
+
+    from prb_jax.sharding import make_mesh
+
+    alone = make_mesh(devices=jax.devices()[:1])
+    found = {"alone": one_step(alone), **{spec: one_step(make_mesh(spec)) for spec in meshes}}
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
