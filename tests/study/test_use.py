@@ -50,12 +50,19 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
     write_encoder(folder / "bert")
     for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    command = (
-        "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4 --out study --no-progress"
-    )
-    few = "--set pooled.l2=0.01 offset.l2=0.01 offset.spread=3"
+    command = [
+        "personalise",
+        "--data",
+        "data.jsonl",
+        "--backbone",
+        "bert",
+        "--methods",
+        "offset",
+        "--shots",
+        "0,4",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "prb_jax", *command.split(), *few.split()],
+        [sys.executable, "-m", "prb_jax", *command, "--out", "study", "--no-progress"],
         capture_output=True, text=True, cwd=folder, timeout=240, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
     )  # fmt: skip
