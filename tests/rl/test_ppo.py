@@ -123,10 +123,11 @@ def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
     assert policy.stop_ids == prb.load_policy(model).stop_ids
 
 
-def test_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path, dtype: str) -> None:
     """Also where matrices are rounded in each pass, and the weights that are trained are not."""
-    mixed = {"dtype": "bfloat16", "export_dtype": "float32"}
-    run(model, tmp_path / "still", **BANDIT, **mixed, steps=2, optimizer__learning_rate=0.0)
+    kinds = {"dtype": dtype, "export_dtype": "float32"}
+    run(model, tmp_path / "still", **BANDIT, **kinds, steps=2, optimizer__learning_rate=0.0)
     assert [row["kl"] for row in metrics(tmp_path / "still")] == [0.0, 0.0]
     assert weights(tmp_path / "still" / "model") == weights(model)
 
