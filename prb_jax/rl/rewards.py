@@ -194,7 +194,7 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     options = LoadOptions()
     if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
-    name = opened.__name__ if facts else None
+    name = getattr(opened, "__name__", None) if facts else None
     scorer = open_scorer(opened, options, name=name, recorded=True)
     return Reward(scorer, scoring, facts)
 
