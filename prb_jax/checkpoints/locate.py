@@ -84,8 +84,8 @@ def _trained_model(path: Path) -> Path:
         return path
     if not (path / _TRAINED_MODEL).is_dir():
         raise CheckpointError(
-            f"{path}: this training run is not finished, so there is no model in it yet: the same `prb train` "
-            f"command continues it, and `prb convert {path} DST` writes its best checkpoint"
+            f"{path}: this training run is not finished, so there is no model in it yet: the same command "
+            f"continues it; of `prb train`, `prb convert {path} DST` writes the best checkpoint"
         )
     return path / _TRAINED_MODEL
 

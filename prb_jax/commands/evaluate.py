@@ -163,13 +163,14 @@ def run(options: argparse.Namespace) -> int:
             wandb=options.wandb,
             **choices,
         )
+        compared = None
         if paired:  # the quantised weights are gone by now: both models are never in memory at once
             evaluate(options.model, options.data, out=result.out / UNQUANTIZED, controls="none", **choices)
             compared = on_first_process(lambda: _compare(result.out))
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
         print_table(_table(result, title=title))
-        if paired:
+        if compared is not None:
             print_table(_comparison(compared))
         print(f"written to {result.out}")
     return 0

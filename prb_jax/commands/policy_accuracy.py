@@ -20,9 +20,12 @@ from prb_jax.commands.terminal import print_table
 from prb_jax.models import DTYPES
 
 
-def strengths(text: str) -> tuple[float, ...]:
+def _strengths(text: str) -> tuple[float, ...]:
     """Return numbers, as in "0,0.5,1"."""
-    return tuple(float(part) for part in text.split(","))
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers, as 0,0.5,1, found {text!r}") from None
 
 
 def add(verbs: Verbs) -> None:
@@ -56,7 +59,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--lambdas",
         metavar="L,L",
-        type=strengths,
+        type=_strengths,
         default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
         help="strengths of the reward, chosen among on validation users (default: 0,0.1,0.25,0.5,1,2,5,10)",
     )

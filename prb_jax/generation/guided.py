@@ -50,6 +50,7 @@ from prb_jax.models.cache import (
     try_tokens,
 )
 from prb_jax.models.decoder import Params
+from prb_jax.runs.behaviour import reward_identity
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
@@ -135,7 +136,8 @@ class Guide:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides how tokens are guided, JSON-ready."""
-        return {"reward_model": self.model.identity(), "weight": self.weight, "candidates": self.candidates}
+        model = reward_identity(self.model.identity())
+        return {"reward_model": model, "weight": self.weight, "candidates": self.candidates}
 
     def draw(
         self,

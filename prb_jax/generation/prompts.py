@@ -13,7 +13,7 @@ from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.text.prompting import encode_prompts
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
-from prb_jax.text.visible import visible
+from prb_jax.text.visible import OrderClaim, visible
 
 TOGETHER = 64
 """Prompts that are tokenised in one call."""
@@ -37,7 +37,12 @@ class Prompt:
 
 
 def comparison_prompts(
-    comparisons: Sequence[Comparison], chat: ChatTokenizer, *, profile_posts: int, limit: int
+    comparisons: Sequence[Comparison],
+    chat: ChatTokenizer,
+    *,
+    profile_posts: int,
+    limit: int,
+    order_claim: OrderClaim = OrderClaim.RECORDED,
 ) -> list[Prompt]:
     """Return the prompts of comparisons: their questions, behind the first posts of the profiles.
 
@@ -48,6 +53,7 @@ def comparison_prompts(
       chat: tokenizer and chat template.
       profile_posts: at most this many posts are shown.
       limit: most tokens of a prompt.
+      order_claim: what the prompt says of the order of the posts.
 
     Raises:
       DataError: a prompt that is too long without any post, or that the template refuses; names the comparison.
@@ -56,14 +62,17 @@ def comparison_prompts(
     for start in range(0, len(comparisons), TOGETHER):
         part = comparisons[start : start + TOGETHER]
         shown = [min(len(each.profile), profile_posts) for each in part]
-        for each, posts, ids in zip(part, shown, _encode(part, shown, chat), strict=True):
-            found.append(_fitted(each, posts, ids, chat, limit))
+        for each, posts, ids in zip(part, shown, _encode(part, shown, chat, order_claim), strict=True):
+            found.append(_fitted(each, posts, ids, chat, limit, order_claim))
     return found
 
 
-def _encode(comparisons: Sequence[Comparison], posts: Sequence[int], chat: ChatTokenizer) -> list[np.ndarray]:
+def _encode(
+    comparisons: Sequence[Comparison], posts: Sequence[int], chat: ChatTokenizer, claim: OrderClaim
+) -> list[np.ndarray]:
+    default = TextProtocol.DEFAULT
     seen = [
-        visible(each, profile_posts=count, protocol=TextProtocol.DEFAULT).prefix_messages
+        visible(each, profile_posts=count, protocol=default, order_claim=claim).prefix_messages
         for each, count in zip(comparisons, posts, strict=True)
     ]
     try:
@@ -72,10 +81,12 @@ def _encode(comparisons: Sequence[Comparison], posts: Sequence[int], chat: ChatT
         raise DataError(f"comparison {quote(comparisons[error.conversation].id)}: {error.reason}") from error
 
 
-def _fitted(comparison: Comparison, posts: int, ids: np.ndarray, chat: ChatTokenizer, limit: int) -> Prompt:
+def _fitted(
+    comparison: Comparison, posts: int, ids: np.ndarray, chat: ChatTokenizer, limit: int, claim: OrderClaim
+) -> Prompt:
     fits, low, high = ids, 0, posts + 1  # the smallest number of posts that is too many is in low..high
     if len(ids) > limit:
-        fits, high = _encode([comparison], [0], chat)[0], posts
+        fits, high = _encode([comparison], [0], chat, claim)[0], posts
         if len(fits) > limit:
             raise DataError(
                 f"comparison {quote(comparison.id)}: its prompt has {len(fits)} tokens without profile; expected at "
@@ -83,7 +94,7 @@ def _fitted(comparison: Comparison, posts: int, ids: np.ndarray, chat: ChatToken
             )
         while high - low > 1:
             middle = (low + high) // 2
-            tried = _encode([comparison], [middle], chat)[0]
+            tried = _encode([comparison], [middle], chat, claim)[0]
             if len(tried) <= limit:
                 low, fits = middle, tried
             else:

@@ -41,6 +41,9 @@ from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import Bucket, round_up
 from prb_jax.trees.tree import Tree
 
+STEPS_TOGETHER = 16
+"""Steps whose candidates are tried in one pass; the length of responses in a batch is a multiple of it."""
+
 
 @dataclass(frozen=True, eq=False)
 class PolicyTokens:
@@ -206,7 +209,13 @@ def reward_trees(
     trees = []
     for each, own in zip(comparisons, ids, strict=True):
         limit = model.reader.limit(view) - (max(map(len, own)) if room is None else room)
-        prompt = comparison_prompts([each], model.tokenizer, profile_posts=view.profile_posts, limit=limit)[0]
+        prompt = comparison_prompts(
+            [each],
+            model.tokenizer,
+            profile_posts=view.profile_posts,
+            limit=limit,
+            order_claim=view.order_claim,
+        )[0]
         trees.append(Tree(prompt.ids, own, tuple(len(one) - 1 for one in own)))
     return trees if model.reader.prompts is None else model.reader.prompts.encode(trees, comparisons)
 
@@ -285,22 +294,22 @@ def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) 
             tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both
         )
         lengths = jnp.full((rows, responses), length, jnp.int32)
-        places = jnp.broadcast_to(jnp.arange(length)[:, None], tried.shape).reshape(rows, responses, -1)
-        found = try_tokens(
-            params,
-            layers_of(params),
-            tried.reshape(places.shape),
-            places,
-            PrefixCache(before_keys, before_values, jnp.asarray(batch.prefix_lengths)),
-            SuffixCache(own_keys, own_values, lengths),
-            **options,
-        )
-        flat = found.states.reshape(rows, -1, found.states.shape[-1])
-        return (
-            values[:, 0],
-            rewards,
-            token_rewards(config, readout, params, flat).reshape(tried.shape),
-        )
+        prefix = PrefixCache(before_keys, before_values, jnp.asarray(batch.prefix_lengths))
+        suffix = SuffixCache(own_keys, own_values, lengths)
+        layers = layers_of(params)
+        candidates, parts = tried.shape[-1], length // STEPS_TOGETHER
+
+        def one(given: tuple[jax.Array, jax.Array]) -> jax.Array:
+            ids, first = given
+            steps = first + jnp.arange(STEPS_TOGETHER)
+            places = jnp.broadcast_to(steps[:, None], ids.shape).reshape(rows, responses, -1)
+            found = try_tokens(params, layers, ids.reshape(places.shape), places, prefix, suffix, **options)
+            flat = found.states.reshape(rows, -1, found.states.shape[-1])
+            return token_rewards(config, readout, params, flat).reshape(ids.shape)
+
+        split = tried.reshape(rows, responses, parts, STEPS_TOGETHER, candidates)
+        found = lax.map(one, (jnp.moveaxis(split, 2, 0), STEPS_TOGETHER * jnp.arange(parts)))
+        return values[:, 0], rewards, jnp.moveaxis(found, 0, 2).reshape(tried.shape)
 
     return jax.jit(read, out_shardings=replicated(mesh))
 

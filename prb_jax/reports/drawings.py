@@ -166,15 +166,28 @@ def draw_points(
     return _drawing(figure, title, description)
 
 
-def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`."""
-    from prb_jax.training.curves import curves_figure
+def draw_curves(
+    rows: Sequence[Mapping[str, Any]], *, panels: Sequence[tuple[str, str]] | None = None
+) -> Drawing:
+    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`.
+
+    Args:
+      rows: of the file.
+      panels: numbers and what they are called; loss, accuracy and margin if not given.
+    """
+    from prb_jax.training.curves import PANELS, curves_figure
+
+    panels = PANELS if panels is None else panels
+    *first, last = [
+        label if place == 0 or label[:2].isupper() else label.lower()
+        for place, (_, label) in enumerate(panels)
+    ]
 
     steps = max((row["step"] for row in rows), default=0)
     return _drawing(
-        curves_figure(rows, size=(9, 3)),
+        curves_figure(rows, size=(9, 3), panels=panels),
         "Learning curves",
-        f"Loss, accuracy and mean margin over {steps:,} steps: of training (thin: each step; thick: running mean) and "
+        f"{', '.join(first)} and {last} over {steps:,} steps: of training (thin: each step; thick: running mean) and "
         "of validation where there was any.",
     )
 

@@ -19,6 +19,7 @@ from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, P
 from prb_jax.reports.cells import figure_cell, headline, last_figures
 from prb_jax.reports.drawings import draw_curves, draw_points
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
+from prb_jax.reports.policy import policy_chapter
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
 from prb_jax.reports.texts import TextReader
@@ -42,8 +43,8 @@ def report(
     run; where those are gone or have changed, the page says so and shows the figures alone.
 
     Args:
-      runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` for learning curves, and of
-        `prb personalise`; one or several.
+      runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` and
+        `prb ppo` for learning curves, and of `prb personalise`; one or several.
       out: the file, with a name that ends in .html; it is replaced where it exists.
       data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
         if there are none.
@@ -77,9 +78,10 @@ def report(
         if folder not in studies
         for part in ([folder] if folder not in sweeps else _of_sweep(folder))
     ]
-    trainings = [folder for folder in folders if (folder / _TRAINING).is_file()]
-    finished = [read_finished(folder) for folder in folders if folder not in trainings]
-    names = _names([*studies, *trainings, *(run.path for run in finished)])
+    policies = [folder for folder in folders if _is_policy(folder)]
+    trainings = [folder for folder in folders if (folder / _TRAINING).is_file() and folder not in policies]
+    finished = [read_finished(folder) for folder in folders if folder not in [*trainings, *policies]]
+    names = _names([*studies, *trainings, *policies, *(run.path for run in finished)])
     chapters = [_several(finished, names)] if len(finished) > 1 else []
     chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
     for number, run in enumerate(finished, start=1):
@@ -93,6 +95,10 @@ def report(
             )
         )
     chapters += [_training(folder, names[folder], number) for number, folder in enumerate(trainings, start=1)]
+    chapters += [
+        policy_chapter(folder, f"{names[folder]}: a policy in training", f"policy-{number}")
+        for number, folder in enumerate(policies, start=1)
+    ]
     chapters += [
         study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
         for number, folder in enumerate(studies, start=1)
@@ -204,6 +210,14 @@ def _compared(runs: Sequence[FinishedRun], names: dict[Path, str]) -> list[Block
             note=f"[..] {meanings['ci95']}. p: {meanings['p']}. p, Holm: {meanings['p_holm']}.",
         ),
     ]
+
+
+def _is_policy(folder: Path) -> bool:
+    if not (folder / _TRAINING).is_file():
+        return False
+    from prb_jax.rl.record import is_ppo_run
+
+    return is_ppo_run(folder)
 
 
 def _training(folder: Path, name: str, number: int) -> Chapter:

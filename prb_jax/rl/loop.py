@@ -15,12 +15,13 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.rl.board import RolloutBoard
 from prb_jax.rl.credit import Credit, credit
-from prb_jax.rl.kept_rollouts import KeptRollouts
 from prb_jax.rl.learner import Learner, Looked
 from prb_jax.rl.numbers import adapted_coefficient, token_weights
 from prb_jax.rl.objective import Pairs, Targets
 from prb_jax.rl.rewards import Reward, Scores
 from prb_jax.rl.rollouts import Rollouts, Sampler, lengths_of, mask_of
+from prb_jax.rl.step_rows import StepRows, rollout_rows
+from prb_jax.rl.watch import Watch
 from prb_jax.runs.progress import Display
 from prb_jax.training.interruption import Interruption
 from prb_jax.training.logs import MetricsLog
@@ -61,7 +62,7 @@ class Loop:
       order: which prompts each step sees.
       shapes: of microbatches.
       columns: R, tokens of a response with padding.
-      checkpoints, log, board, display, kept, interruption: of this start of the run.
+      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; dpo has no watch.
     """
 
     def __init__(
@@ -79,28 +80,30 @@ class Loop:
         log: MetricsLog,
         board: RolloutBoard,
         display: Display,
-        kept: KeptRollouts,
+        kept: StepRows,
+        watch: Watch | None,
         interruption: Interruption,
     ) -> None:
         self.learner, self.settings = learner, learner.settings
         self.comparisons, self.pairs, self.sampler, self.reward = comparisons, pairs, sampler, reward
         self.order, self.shapes, self.columns = order, shapes, columns
         self.checkpoints, self.log, self.board, self.display = checkpoints, log, board, display
-        self.kept, self.interruption = kept, interruption
+        self.kept, self.watch, self.interruption = kept, watch, interruption
         self.step = 0
         self.coefficient = self.settings.kl.coefficient
 
     def run(self, done: int, facts: Mapping[str, Any]) -> str | None:
-        """Go from step ``done`` to the end; the name of the signal that stopped it, if one did."""
+        """Go from step ``done`` to the end, or to where the watch ends the run; the name of the signal that stopped it
+        before that, if one did."""
         self.step = done
         self.coefficient = float(facts.get("kl_coefficient", self.coefficient))
-        while self.step < self.settings.steps:
+        while not self.ended():
             row = self._step()
             self.step += 1
             self.log.write({"step": self.step, "epoch": self.order.epoch_of(self.step), **row})
             self.board.take(self.step, row)
             self.display.update()
-            last, stop = self.step == self.settings.steps, self.interruption.reached(self.step)
+            last, stop = self.ended(), self.interruption.reached(self.step)
             if last or stop or self.step % self.settings.checkpoint_every == 0:
                 with self.board.speed.pause():
                     self._save()
@@ -109,8 +112,18 @@ class Loop:
                 return stop
         return None
 
+    def ended(self) -> bool:
+        """Tell whether there is nothing more to do."""
+        return self.step == self.settings.steps or self.reason_to_stop() is not None
+
+    def reason_to_stop(self) -> str | None:
+        """Return why the watch ends the run here; None where it does not."""
+        return None if self.watch is None else self.watch.reason_to_stop(self.log.rows)
+
     def _save(self) -> None:
         self.kept.sync()
+        if self.watch is not None:
+            self.watch.sync()
         self.log.sync()
         facts = {"time": time.time(), "kl_coefficient": self.coefficient, "seed": self.settings.seed}
         self.learner.save(self.checkpoints, self.step, facts)
@@ -164,7 +177,7 @@ class Loop:
         times.append(time.perf_counter())
         if number == 1 or number % settings.rollouts_every == 0:
             named = [self.comparisons[member] for member in members[: settings.rollout.keep]]
-            self.kept.write(number, named, rollouts, scores.values, looked)
+            self.kept.write(rollout_rows(number, named, rollouts, scores.values, looked))
         numbers = {name: float(np.asarray(value)) for name, value in found.numbers.items()}
         tokens = int(mask.sum())
         self.board.speed.count(steps=1, tokens=tokens)
@@ -181,6 +194,9 @@ class Loop:
             "update_seconds": times[3] - times[2],
             **self._speeds(),
         }
+        if self.watch is not None:
+            asked = [self.comparisons[member] for member in members]
+            row |= self.watch.measure(number, asked, rollouts.texts, scores=scores.values, kl=row["kl"])
         if settings.kl.target is not None:
             self.coefficient = adapted_coefficient(
                 self.coefficient,

@@ -3,6 +3,7 @@
 ``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
 ``metrics.jsonl``   one row a step.
 ``rollouts.jsonl``  some rollouts of some steps.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
 ``checkpoints/``    states to continue from.
 ``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
 ``summary.json``    written last: a folder that has it is finished.
@@ -11,10 +12,8 @@
 from __future__ import annotations
 
 import contextlib
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,56 +25,35 @@ from prb_jax.data.records import Records
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, short_repr
 from prb_jax.rl.board import RolloutBoard
-from prb_jax.rl.kept_rollouts import ROLLOUTS, KeptRollouts
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.loop import Loop, response_columns
+from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
 from prb_jax.rl.rewards import Reward, open_reward
 from prb_jax.rl.rollouts import Sampler, encode_pairs
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
-from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.rl.step_rows import ROLLOUTS, StepRows
+from prb_jax.rl.watch import Watch
+from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.batch_shapes import shape_options
 from prb_jax.scoring.open_scorer import Model
 from prb_jax.training.config import flat_settings
-from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
+from prb_jax.training.folder import CHECKPOINTS, MODEL
 from prb_jax.training.interruption import watch_signals
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.order import Order
-from prb_jax.training.record import computing_versions
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings, ValidationSettings
 from prb_jax.training.splits import TrainingData, read_training_data
 from prb_jax.trees.shapes import Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
-KIND = "prb_jax policy training"
 ADAPTER = "adapter"
-PANELS = (("reward", "Reward"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens"))
-_PAIR_PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
 
-# Known by their contents, or without effect on the result.
-_WITHOUT_EFFECT = (
-    "model", "data", "reward", "revision", "tokenizer", "chat_template", "mesh", "scoring.mesh", "attention",
-    "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
-    "log.tensorboard", "log.wandb", "log.plot",
-)  # fmt: skip
 _STEPS_SIMULATED = 16
 _BATCH_COST = 256
 """What starting one more microbatch costs, in tokens."""
-
-_DEFINITIONS = {
-    "reward": "the reward's score of a rollout, scaled: its mean",
-    "score": "the same after the rules for rollouts that are cut or long",
-    "kl": "log p(policy) - log p(reference) summed over a rollout: its mean, at the temperature of the rollouts",
-    "entropy": "of the distribution of a token, in nats: the mean over tokens",
-    "clip_share": "share of tokens whose gradient the clip takes away",
-    "old_kl": "log p(when drawn) - log p(now) of a token: the mean over tokens and updates",
-    "explained_variance": "1 - var(returns - values) / var(returns)",
-    "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
-    "ended_share": "share of rollouts that end by a stop token",
-    "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
-}
 
 
 @dataclass(frozen=True)
@@ -105,6 +83,7 @@ def ppo(
     out: str | Path,
     data: Records | None = None,
     reward: Model | None = None,
+    gold: Model | None = None,
     overrides: Sequence[str] = (),
     progress: bool = True,
     command: Sequence[str] = (),
@@ -120,6 +99,7 @@ def ppo(
       data: the records themselves, in place of the config's `data`, which names files and data sets.
       reward: a loaded model, or a function that gives K numbers for a comparison of K rollouts, in place of the
         config's `reward`, which names one.
+      gold: a second reward, in place of the config's `watch.gold`: it is measured and never trained on.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -131,23 +111,31 @@ def ppo(
       CheckpointError, MeshError: a model cannot be loaded.
     """
     settings = load_ppo_settings(
-        config, overrides, data_given=data is not None, reward_given=reward is not None
+        config,
+        overrides,
+        data_given=data is not None,
+        reward_given=reward is not None,
+        gold_given=gold is not None,
     )
     path = Path(out)
     refuse_file(out)
-    _read_run(path)
+    read_ppo_run(path)
     if settings.log.wandb is not None:
         check_wandb(f"log.wandb={settings.log.wandb}")
     found = _read_data(settings, data)
     learner = make_learner(settings)
-    opened = None if settings.algorithm == "dpo" else open_reward(settings, reward)
-    inputs = _inputs(settings, found, learner, opened)
+    rewards = [(reward, settings.reward), (gold, settings.watch.gold)]
+    opened, measured = (
+        None if given is None and name is None else open_reward(settings, name if given is None else given)
+        for given, name in rewards
+    )
+    inputs = run_inputs(settings, found, learner, opened, measured)
     with held_folder(path):
-        _open(path, inputs, learner, command=command, reward=opened)
+        open_ppo_run(path, inputs, learner, command=command, reward=opened)
         if (path / SUMMARY).is_file():
             summary = read_object(path / SUMMARY, error=RunError)
-            return PpoResult(path, settings.steps, path / MODEL, summary)
-        return _Run(settings, path, list(found.train), learner, opened).go(progress=progress)
+            return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
+        return _Run(settings, path, list(found.train), learner, opened, measured).go(progress=progress)
 
 
 @dataclass(eq=False)
@@ -159,6 +147,7 @@ class _Run:
     comparisons: list[Comparison]
     learner: Learner
     reward: Reward | None
+    gold: Reward | None
 
     def go(self, *, progress: bool) -> PpoResult:
         settings, learner = self.settings, self.learner
@@ -186,6 +175,9 @@ class _Run:
             interruption = stack.enter_context(watch_signals())
             log = MetricsLog(self.out, step=done, options=settings.log, settings=flat_settings(settings))
             stack.callback(log.close)
+            watch = None
+            if self.reward is not None:
+                watch = Watch(self.out, step=done, settings=settings.watch, gold=self.gold)
             loop = Loop(
                 learner,
                 comparisons=self.comparisons,
@@ -199,7 +191,8 @@ class _Run:
                 log=log,
                 board=board,
                 display=display,
-                kept=KeptRollouts(self.out, step=done),
+                kept=StepRows(self.out / ROLLOUTS, step=done),
+                watch=watch,
                 interruption=interruption,
             )
             stopped = loop.run(done, facts)
@@ -209,7 +202,11 @@ class _Run:
                 )
                 return PpoResult(self.out, loop.step, stopped_by=stopped)
             checkpoints.wait()
-            return PpoResult(self.out, settings.steps, self.out / MODEL, self._finish(log, display))
+            reason = loop.reason_to_stop()
+            if reason is not None:
+                display.say(f"ended at step {loop.step} of {settings.steps}: {reason}")
+            summary = self._finish(log, display, watch, reason)
+            return PpoResult(self.out, loop.step, self.out / MODEL, summary)
 
     def _prepared(self) -> tuple[list[Tree] | None, Sampler | None, list[tuple[int, int, int]], int]:
         """Pairs or a sampler, (p, K, R) of every tree, and R."""
@@ -246,7 +243,9 @@ class _Run:
             fill=True,
         )
 
-    def _finish(self, log: MetricsLog, display: Display) -> dict[str, Any]:
+    def _finish(
+        self, log: MetricsLog, display: Display, watch: Watch | None, reason: str | None
+    ) -> dict[str, Any]:
         """Export the policy, draw the curves and write the summary."""
         if not (self.out / MODEL).exists():
             self.learner.export(self.out / MODEL)
@@ -255,12 +254,14 @@ class _Run:
         if self.settings.log.plot:
             from prb_jax.training.curves import plot_curves
 
-            panels = _PAIR_PANELS if self.settings.algorithm == "dpo" else PANELS
+            panels = panels_of(log.rows)
             try:
                 plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name, panels=panels)
+                if watch is not None:
+                    watch.draw()
             except RunError as error:  # a picture less is no reason to fail
                 display.say(f"no picture: {error}")
-        summary = _summary(self.settings, log.rows, len(self.comparisons), self.reward)
+        summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason)
         write_json(self.out / SUMMARY, summary)
         return summary
 
@@ -274,79 +275,3 @@ def _read_data(settings: PpoSettings, data: Records | None) -> TrainingData:
         validation=ValidationSettings(fraction=0.0),
     )
     return read_training_data(read, data=data)
-
-
-def _inputs(
-    settings: PpoSettings, data: TrainingData, learner: Learner, reward: Reward | None
-) -> dict[str, Any]:
-    """Everything that decides the result, JSON-ready."""
-    chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
-    identity = dict(learner.policy.identity())
-    identity.pop("name")
-    return {
-        "settings": chosen,
-        "model": identity,
-        "reward": None if reward is None else reward.identity(),
-        "data": {"sources": dict(data.sources), "train": len(data.train)},
-        "versions": computing_versions(),
-    }
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    others = ("run.json", CHECKPOINTS, MODEL, ROLLOUTS)
-    return read_record(path, TRAIN, kind=KIND, command="prb ppo", others=others)
-
-
-def _open(
-    path: Path,
-    inputs: Mapping[str, Any],
-    learner: Learner,
-    *,
-    command: Sequence[str],
-    reward: Reward | None,
-) -> None:
-    wanted, found = as_recorded(inputs), _read_run(path)
-    if found is not None:
-        check_same_inputs(path, found["inputs"], wanted, file=TRAIN)
-    devices = learner.mesh.devices.flatten().tolist()
-    session = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "settings": {name: flat_settings(learner.settings)[name] for name in _WITHOUT_EFFECT},
-        "mesh": dict(learner.mesh.shape),
-        "devices": {
-            "platform": devices[0].platform,
-            "kind": devices[0].device_kind,
-            "count": len(devices),
-        },
-    }
-    names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}
-    notes = {"command": list(command), **names}
-    record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
-
-
-def _summary(
-    settings: PpoSettings, rows: Sequence[Mapping[str, Any]], prompts: int, reward: Reward | None
-) -> dict[str, Any]:
-    tail = rows[-max(1, len(rows) // 10) :]
-    names = [
-        name
-        for name in ("reward", "score", "kl", "entropy", "clip_share", "length", "ended_share", "explained_variance",
-                     "loss", "accuracy", "margin")
-        if name in rows[0]
-    ]  # fmt: skip
-
-    def mean(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        return {name: float(np.mean([row[name] for row in part])) for name in names}
-
-    return {
-        "algorithm": settings.algorithm,
-        "reward": None if reward is None else reward.name,
-        "steps": settings.steps,
-        "prompts": prompts,
-        "prompts_seen": settings.steps * settings.batch.prompts,
-        "tokens_seen": int(sum(row["tokens"] for row in rows)),
-        "first": mean(rows[:1]),
-        "last_tenth": mean(tail),
-        "definitions": _DEFINITIONS,
-    }

@@ -176,26 +176,26 @@ def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_As
     return found
 
 
-def open_reward(settings: PpoSettings, given: Model | None = None) -> Reward:
-    """Open the reward of a run.
+def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
+    """Open a reward of a run.
 
     Args:
-      settings: of the run; `reward` names it where it is not given.
-      given: a scorer or a function of a comparison.
+      settings: of the run.
+      model: its name, a scorer or a function of a comparison.
 
     Raises:
       RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
     """
-    model: Any = given if given is not None else settings.reward
     facts: dict[str, Any] = {}
+    opened: Any = model
     if isinstance(model, str) and is_file_function(model):
-        facts, model = _function_of(model)
-    name = getattr(model, "__name__", None) if callable(model) and not hasattr(model, "stream") else None
+        facts, opened = _function_of(model)
     scoring = settings.scoring
     options = LoadOptions()
-    if isinstance(model, str | Path) and not str(model).startswith("baseline:"):
+    if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
-    scorer = open_scorer(model, options, name=name if facts else None, recorded=True)
+    name = getattr(opened, "__name__", None) if facts else None
+    scorer = open_scorer(opened, options, name=name, recorded=True)
     return Reward(scorer, scoring, facts)
 
 

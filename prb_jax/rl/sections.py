@@ -297,3 +297,28 @@ class KeptSettings:
             self, "checkpoint.", "every", self.every is None or self.every >= 1, "at least 1, or None"
         )
         check_value(self, "checkpoint.", "keep_last", self.keep_last >= 1, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """What tells a better policy from one that has found a weakness of its reward.
+
+    Attributes:
+      gold: a second reward, named as `reward`, that is measured and never trained on; None for none.
+      every: steps between two measurements of gold.
+      window: measurements that are averaged: the run stops where the mean of the last ones is below that of as many
+        before them, while the reward rose; None never stops so.
+      most_kl: the run stops where the KL of a rollout has exceeded this; None never stops so.
+    """
+
+    gold: str | None = None
+    every: int = 1
+    window: int | None = None
+    most_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        check_value(self, "watch.", "every", self.every >= 1, "at least 1")
+        check_value(self, "watch.", "window", self.window is None or self.window >= 1, "at least 1, or None")
+        check_value(
+            self, "watch.", "most_kl", self.most_kl is None or self.most_kl > 0, "more than 0, or None"
+        )

@@ -25,6 +25,7 @@ from prb_jax.rl.sections import (
     ScoringSettings,
     UpdateSettings,
     ValueSettings,
+    WatchSettings,
     check_choices,
     check_value,
 )
@@ -95,6 +96,7 @@ class PpoSettings:
     lora: LoraConfig = field(default_factory=LoraConfig)
     batch: RolloutBatchSettings = field(default_factory=RolloutBatchSettings)
     checkpoint: KeptSettings = field(default_factory=KeptSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
@@ -139,13 +141,14 @@ def load_ppo_settings(
     complete: bool = True,
     data_given: bool = False,
     reward_given: bool = False,
+    gold_given: bool = False,
 ) -> PpoSettings:
     """Return the checked settings of a config with overrides applied.
 
     Args:
       config, overrides: as of :func:`prb_jax.training.config.load_settings`, or settings.
       complete: a model, data and a reward must be given.
-      data_given, reward_given: the caller has them, so that the settings need not name any.
+      data_given, reward_given, gold_given: the caller has them, so that the settings need not name any.
 
     Raises:
       RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
@@ -162,6 +165,11 @@ def load_ppo_settings(
             raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
     if settings.algorithm == "dpo" and (settings.reward or reward_given):
         raise RunError("config key 'reward': dpo learns from labelled pairs and asks no reward: leave it out")
+    watch, has_gold = settings.watch, bool(settings.watch.gold) or gold_given
+    if settings.algorithm == "dpo" and (has_gold or watch.window is not None or watch.most_kl is not None):
+        raise RunError("config section 'watch': dpo draws no rollouts that could be watched: leave it out")
+    if watch.window is not None and not has_gold:
+        raise RunError("config key 'watch.window': needs watch.gold, the second reward that it looks at")
     return settings
 
 

@@ -273,6 +273,10 @@ def _run(
                             )
                         )
                 display.advance(1)
+    for name in METHODS:  # of an earlier call with the same folder
+        paths = [_outcome_file(folder, name, split) for split in splits]
+        if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
+            outcomes[name] = [read_outcome(path) for path in paths]
     check_unchanged(inputs)
     rows = results(population, splits, outcomes)
     sizes = {
@@ -321,7 +325,7 @@ def _outcome(
     mesh: Mesh,
 ) -> Outcome:
     """The outcome of a method on a split: read where it is there, with the same settings."""
-    path = folder / OUTCOMES / f"{method.name}-{part.split.seed}.npz"
+    path = _outcome_file(folder, method.name, part.split)
     own = as_recorded({"settings": asdict(settings)})["settings"]
     if path.exists():
         outcome = read_outcome(path)
@@ -340,6 +344,10 @@ def _outcome(
         save(folder / FITTED / method.name, method, fitted)
     outcome.save(path)
     return outcome
+
+
+def _outcome_file(folder: Path, method: str, split: Split) -> Path:
+    return folder / OUTCOMES / f"{method}-{split.seed}.npz"
 
 
 def _not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -178,8 +178,8 @@ class _Run:
                 )
             if isinstance(order, UserOrder) and order.split:
                 say(
-                    f"batch_by=user: {order.split} users have more than {order.per_step} comparisons "
-                    "(batch.comparisons) each, which are split over several steps"
+                    f"batch_by=user: split over several steps: {order.split} of the users, who have more than "
+                    f"{order.per_step} comparisons (batch.comparisons)"
                 )
             interruption = stack.enter_context(watch_signals())
             log = None

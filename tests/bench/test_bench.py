@@ -72,6 +72,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
         "tokens/s",
         "padding",
         "compile s",
+        "its matmul peak",
         "matmul peak",
         "speed-up",
         "K=4, 60+12 tokens",
@@ -187,10 +188,12 @@ def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
     found = {}
     for tuning in ("full", "lora"):
         report = tmp_path / f"{tuning}.json"
-        more = ["--tuning", tuning, "--dtype", "float32", "--json", str(report)]
+        more = ["--tuning", tuning, "--dtype", "float32", "--json", str(report), "--questions-per-user", "2"]
         assert prb(["bench", "train", str(folder), *more, *SMALL]) == 0
         (found[tuning],) = json.loads(report.read_text())
         assert found[tuning]["tuning"] == tuning
+        assert found[tuning]["questions_per_user"] == 2
+        assert found[tuning]["workload"].endswith("2 a user")
     assert found["lora"]["loss"] == pytest.approx(found["full"]["loss"], abs=1e-5)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.generation.policy_accuracy import policy_accuracy
-from prb_jax.generation.token_scores import read_policy, read_rewards
+from prb_jax.generation.token_scores import STEPS_TOGETHER, read_policy, read_rewards
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
 from prb_jax.text.prompting import encode_prompts
 from prb_jax.text.view import ViewOptions
@@ -31,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(top / "rm", "gemma2", num_hidden_layers=2)
     rows = [
         {"id": f"q{k}", "user_id": f"u{k % 4}", "question": f"What should I cook {k}?",
-         "chosen": "Something quick." if k % 3 else "Rice, an oven.", "rejected": "No, never." * (1 + k % 2),
+         "chosen": "Something quick." if k % 3 else "Rice, an oven, quick jam, zesty figs.",
+         "rejected": "No, never." * (1 + k % 2),
          "profile": [{"id": "p", "category": "", "text": f"I like rice {k % 4}."}]}
         for k in range(8)
     ]  # fmt: skip
@@ -61,6 +62,7 @@ def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
     shown = policy.encode([comparison], profile_posts=view.profile_posts, limit=500)[0].ids
     assert len(shown) > len(prompt)  # the reward model sees the profile
+    assert len(found.ids[0]) > STEPS_TOGETHER  # candidates are tried in more than one pass
     for k, ids in enumerate(found.ids):
         assert policy.decode(ids) == comparison.responses[k]
         all_logits = logits(language, np.concatenate([prompt, ids])[None])[0][len(prompt) - 1 : -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import prb_jax as prb
+from prb_jax.rl.settings import load_ppo_settings
 from tests.rl.tiny import (
+    BANDIT,
     LETTER,
     by_taste,
     comparisons,
@@ -27,13 +30,6 @@ from tests.rl.tiny import (
 
 ROOT = Path(__file__).resolve().parents[2]
 PPO = {"batch.epochs": 2, "batch.minibatch": 4, "kl.target": 1.0, "kl.horizon": 100, "rollout.keep_every": 2}
-BANDIT = {
-    "algorithm": "rloo",
-    "rollout.max_new_tokens": 1,
-    "kl.coefficient": 0.0,
-    "rollout.n": 8,
-    "checkpoint.every": 40,
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +49,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-class FailsInStep:
-    """As :func:`has_letter`, but for one comparison of one step."""
-
-    def __init__(self, step: int | None) -> None:
-        self.calls, self.step = 0, step
-
-    def __call__(self, comparison: prb.Comparison) -> Any:
-        self.calls += 1
-        if self.step is not None and self.calls > 8 * (self.step - 1) + 2:
-            raise ConnectionError("the server is gone")
-        return has_letter(comparison)
-
-
-def test_a_run_of_a_process_equals_one_that_died_and_was_continued(model: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
+    model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "reward.py").write_text(
         f"def score(one):\n    return [float({LETTER!r} in text) for text in one.responses]\n"
     )
@@ -106,23 +91,21 @@ def test_a_run_of_a_process_equals_one_that_died_and_was_continued(model: Path, 
     ]
     assert all(row["reward"] == float(LETTER in row["text"]) for row in kept)
 
-    # The same with a reward that fails in the third step: nothing is made up, and what was done is kept.
+    # Killed after the second checkpoint, in the middle of the rows of the third step.
     parts = tmp_path / "parts"
-    flaky = FailsInStep(3)
-    with pytest.raises(prb.RunError, match=r"step 3: the reward .* failed: ConnectionError: .* score: 'q\d'"):
-        prb.ppo(
-            settings(model) | PPO | {"seed": 7}, out=parts, data=comparisons(), reward=flaky, progress=False
-        )
-    assert [row["step"] for row in metrics(parts)] == [1, 2]
-    again = FailsInStep(None)
-    prb.ppo(settings(model) | PPO | {"seed": 7}, out=parts, data=comparisons(), reward=again, progress=False)
-    assert again.calls == 8  # one step
+    shutil.copytree(out, parts)
+    for name in ("model", "checkpoints/3"):
+        shutil.rmtree(parts / name)
+    (parts / "summary.json").unlink()
+    with open(parts / "rollouts.jsonl", "a") as file:
+        file.write('{"step": 3, "te')
+    result = prb.ppo(config, overrides=["seed=7"], out=parts, progress=False)
     assert metrics(parts) == rows
+    assert (parts / "rollouts.jsonl").read_bytes() == (out / "rollouts.jsonl").read_bytes()
     assert weights(parts / "model") == weights(out / "model")
+    assert result.summary["last_tenth"]["reward"] == rows[-1]["reward"]
     with pytest.raises(prb.RunError, match=r"settings.loss.clip: 0.2 -> 0.3"):
-        prb.ppo(
-            settings(model) | PPO | {"seed": 7, "loss.clip": 0.3}, out=parts, data=comparisons(), reward=again
-        )
+        prb.ppo(config, overrides=["seed=7", "loss.clip=0.3"], out=parts, progress=False)
 
     # The policy is a model for transformers and for us, with the same log-probabilities.
     torch = pytest.importorskip("torch")
@@ -140,18 +123,19 @@ def test_a_run_of_a_process_equals_one_that_died_and_was_continued(model: Path, 
     assert policy.stop_ids == prb.load_policy(model).stop_ids
 
 
-def test_a_bandit_is_solved_and_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path) -> None:
-    run(model, tmp_path / "solved", **BANDIT, steps=20)
-    rows = metrics(tmp_path / "solved")
-    assert rows[0]["reward"] < 0.4
-    assert rows[-1]["reward"] > 0.95
-    run(model, tmp_path / "still", **BANDIT, steps=2, optimizer__learning_rate=0.0)
-    rows = metrics(tmp_path / "still")
-    assert [row["kl"] for row in rows] == [0.0, 0.0]
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_a_rate_of_zero_changes_nothing(model: Path, tmp_path: Path, dtype: str) -> None:
+    """Also where matrices are rounded in each pass, and the weights that are trained are not."""
+    kinds = {"dtype": dtype, "export_dtype": "float32"}
+    run(model, tmp_path / "still", **BANDIT, **kinds, steps=2, optimizer__learning_rate=0.0)
+    assert [row["kl"] for row in metrics(tmp_path / "still")] == [0.0, 0.0]
     assert weights(tmp_path / "still" / "model") == weights(model)
 
 
-def test_opposite_tastes_are_met_only_with_the_user_in_view(model: Path, tmp_path: Path) -> None:
+def test_a_bandit_of_two_users_with_opposite_tastes_is_solved_only_with_the_user_in_view(
+    model: Path, tmp_path: Path
+) -> None:
+    """The optimum is known: a reward of 1 with the profile in the prompt, and of a half without it."""
     found = {}
     for posts, steps in ((10, 26), (0, 12)):
         run(model, tmp_path / str(posts), by_taste, **BANDIT, steps=steps, profile_posts=posts)
@@ -211,6 +195,19 @@ def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> No
         adapted = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")(ids).logits.numpy()
         np.testing.assert_allclose(adapted, merged(ids).logits.numpy(), atol=1e-4)
     assert np.abs(adapted - before).max() > 0.01
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "rl").glob("*.py")), ids=lambda path: path.stem)
+def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
+    found = load_ppo_settings(config, ["model=PATH", "data=FILE", "reward=MODEL"])
+    assert f"prb ppo configs/rl/{config.name} " in config.read_text(encoding="utf-8")
+    if (
+        config.stem == "paper"
+    ):  # no KL, one rollout, ten times the rate for the value function, a tenth of the score
+        assert (found.kl.coefficient, found.rollout.n, found.scoring.scale) == (0.0, 1, 0.1)
+        assert found.value.learning_rate == pytest.approx(10 * found.optimizer.learning_rate)
+        assert found.batch.updates == 8
+        assert found.scoring.failed is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,14 @@ from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
 LETTER = "e"
+BANDIT = {
+    "algorithm": "rloo",
+    "rollout.max_new_tokens": 1,
+    "kl.coefficient": 0.0,
+    "rollout.n": 8,
+    "checkpoint.every": 40,
+}
+"""Settings of a bandit: one token, and one reward."""
 
 
 def write_tiny_policy(folder: Path, **overrides: Any) -> Any:

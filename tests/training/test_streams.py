@@ -219,7 +219,10 @@ def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
         train(chosen, out=tmp_path / "stopped", progress=False)
     again = train(chosen, out=tmp_path / "stopped", progress=False)
     assert curve(again.out, "loss", "grad_norm", "epoch") == curve(whole.out, "loss", "grad_norm", "epoch")
-    assert "batch_by=user: 1 users have more than 8 comparisons" in capsys.readouterr().err
+    assert (
+        "batch_by=user: split over several steps: 1 of the users, who have more than 8 comparisons"
+        in capsys.readouterr().err
+    )
     assert whole.summary["split_users"] == 1
     counted = sum(number for _, number in curve(whole.out, "comparisons"))
     assert whole.summary["pairs_seen"] == counted < 6 * 8

@@ -56,8 +56,8 @@ class LoReFreeSettings(FewShotSettings):
     """
 
     bases: tuple[int, ...] = (4, 8)
-    anchor: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
-    pull: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
+    anchor: tuple[float, ...] = (1e-2, 1e-1, 1.0)
+    pull: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
     reference: Literal["head", "pooled"] = "pooled"
     l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     steps: int = 150

@@ -144,7 +144,7 @@ SLOW = [
         {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2},
         shots=200,
     ),
-    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.1, "steps": 1000, "inner_steps": 20}, shots=64),
+    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.3, "inner_steps": 10}, shots=64),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
     Case(
         "gpo",

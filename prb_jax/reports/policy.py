@@ -1,0 +1,81 @@
+"""The chapter of a page about a run of `prb ppo`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.reading import read_object
+from prb_jax.errors import RunError
+from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
+from prb_jax.reports.cells import figure_cell
+from prb_jax.reports.drawings import draw_curves
+from prb_jax.reports.evaluation import manifest
+from prb_jax.runs.folder import SUMMARY
+
+_SHOWN = 4
+"""Rollouts of the last step with any that are shown."""
+
+
+def policy_chapter(folder: Path, title: str, name: str) -> Chapter:
+    """Return the chapter of a policy run, finished or not: curves, first and last figures, rollouts to read.
+
+    Raises:
+      RunError: a file of the run cannot be read.
+    """
+    from prb_jax.rl.record import panels_of, read_ppo_run
+    from prb_jax.rl.step_rows import ROLLOUTS, read_step_rows
+    from prb_jax.training.folder import TRAIN
+    from prb_jax.training.logs import METRICS, read_metrics
+
+    record = read_ppo_run(folder)
+    assert record is not None
+    rows = read_metrics(folder / METRICS)
+    blocks: list[Block] = []
+    if not (folder / SUMMARY).is_file():
+        blocks.append(Paragraph("The run is not finished: the curves end where it stands.", True))
+    blocks.append(
+        draw_curves(rows, panels=panels_of(rows)) if rows else Paragraph("No step is recorded yet.", True)
+    )
+    if (folder / SUMMARY).is_file():
+        summary = read_object(folder / SUMMARY, error=RunError)
+        if summary.get("ended_by_watch"):
+            blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
+        blocks.append(_figures(summary))
+    sections = [Section("Learning curves", blocks)]
+    if kept := read_step_rows(folder / ROLLOUTS):
+        sections.append(Section("Rollouts to read", _rollouts(kept)))
+    made: list[Block] = []
+    command = record.get("command")
+    if isinstance(command, list) and command:
+        made.append(Preformatted("The command that repeats it", shlex.join(map(str, command))))
+    sections.append(Section("How it was made", [*made, *manifest(record, TRAIN)]))
+    return Chapter(title, name, sections)
+
+
+def _figures(summary: dict[str, Any]) -> PageTable:
+    first, last, definitions = (summary.get(key) or {} for key in ("first", "last_tenth", "definitions"))
+    rows = [
+        [
+            Cell(name.replace("_", " ")),
+            figure_cell(first.get(name), form="{:.4g}"),
+            figure_cell(last.get(name), form="{:.4g}"),
+            Cell(definitions.get(name, "")),
+        ]
+        for name in first
+    ]
+    note = f"{summary.get('steps'):,} steps of {summary.get('algorithm')}; reward: {summary.get('reward') or 'none'}."
+    return PageTable("First and last figures", ("", "first step", "last tenth", "meaning"), rows, note=note)
+
+
+def _rollouts(kept: Sequence[dict[str, Any]]) -> list[Block]:
+    """The first and the last rollouts that were kept."""
+    found: list[Block] = []
+    for step in sorted({kept[0]["step"], kept[-1]["step"]}):
+        for row in [row for row in kept if row["step"] == step][:_SHOWN]:
+            scores = f"reward {row['reward']:.4g}, KL {row['kl']:.4g}"
+            about = f"step {step}, {row['id']}, rollout {row['rollout']}: {scores}"
+            found.append(Preformatted(about, row["text"]))
+    return found

@@ -1,0 +1,173 @@
+"""What `train.json` and `summary.json` say of a run of `prb ppo`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.reading import read_json
+from prb_jax.errors import RunError
+from prb_jax.rl.learner import Learner
+from prb_jax.rl.rewards import Reward
+from prb_jax.rl.settings import PpoSettings
+from prb_jax.rl.step_rows import ROLLOUTS
+from prb_jax.runs.folder import as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.training.config import flat_settings
+from prb_jax.training.curves import PANELS, Panels
+from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
+from prb_jax.training.record import computing_versions
+from prb_jax.training.splits import TrainingData
+
+KIND = "prb_jax policy training"
+_PANELS: Panels = (
+    ("reward", "Reward"), ("gold", "Gold"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens")
+)  # fmt: skip
+
+# Known by their contents, or without effect on the result.
+_WITHOUT_EFFECT = (
+    "model", "data", "reward", "revision", "tokenizer", "chat_template", "mesh", "scoring.mesh", "attention",
+    "batch.tokens", "watch.gold", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
+    "log.tensorboard", "log.wandb", "log.plot",
+)  # fmt: skip
+
+_DEFINITIONS = {
+    "reward": "the reward's score of a rollout, scaled: its mean",
+    "score": "the same after the rules for rollouts that are cut or long",
+    "kl": "log p(policy) - log p(reference) summed over a rollout: its mean, at the temperature of the rollouts",
+    "entropy": "of the distribution of a token, in nats: the mean over tokens",
+    "clip_share": "share of tokens whose gradient the clip takes away",
+    "old_kl": "log p(when drawn) - log p(now) of a token: the mean over tokens and updates",
+    "explained_variance": "1 - var(returns - values) / var(returns)",
+    "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
+    "gold": "the score of the second reward, which is not trained on: the mean",
+    "distinct_1": "share of different words among all words of the rollouts of a step; distinct_2 of pairs of words",
+    "ended_share": "share of rollouts that end by a stop token",
+    "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
+}
+
+
+def run_inputs(
+    settings: PpoSettings,
+    data: TrainingData,
+    learner: Learner,
+    reward: Reward | None,
+    gold: Reward | None,
+) -> dict[str, Any]:
+    """Return everything that decides the result, JSON-ready."""
+    chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
+    identity = dict(learner.policy.identity())
+    identity.pop("name")
+    return {
+        "settings": chosen,
+        "model": identity,
+        "reward": None if reward is None else reward.identity(),
+        "gold": None if gold is None else gold.identity(),
+        "data": {"sources": dict(data.sources), "train": len(data.train)},
+        "versions": computing_versions(),
+    }
+
+
+def read_ppo_run(path: Path) -> dict[str, Any] | None:
+    """Return what ``train.json`` says; None where there is none.
+
+    Raises:
+      RunError: it cannot be read or is of another kind, or the folder holds a run of another verb.
+    """
+    others = ("run.json", CHECKPOINTS, MODEL, ROLLOUTS)
+    return read_record(path, TRAIN, kind=KIND, command="prb ppo", others=others)
+
+
+def is_ppo_run(path: Path) -> bool:
+    """Tell whether a folder holds a run of `prb ppo`.
+
+    Raises:
+      RunError: its ``train.json`` cannot be read.
+    """
+    found = read_json(path / TRAIN, error=RunError, optional=True)
+    return isinstance(found, dict) and found.get("kind") == KIND
+
+
+def panels_of(rows: Sequence[Mapping[str, Any]]) -> Panels:
+    """Return what is drawn of these rows of metrics; of pairs loss, accuracy and margin."""
+    if any("accuracy" in row for row in rows):
+        return PANELS
+    return tuple(panel for panel in _PANELS if any(panel[0] in row for row in rows))
+
+
+def open_ppo_run(
+    path: Path,
+    inputs: Mapping[str, Any],
+    learner: Learner,
+    *,
+    command: Sequence[str],
+    reward: Reward | None,
+) -> None:
+    """Write to ``train.json`` that the run is started once more.
+
+    Raises:
+      RunError: the folder holds another run.
+    """
+    wanted, found = as_recorded(inputs), read_ppo_run(path)
+    if found is not None:
+        check_same_inputs(path, found["inputs"], wanted, file=TRAIN)
+    devices = learner.mesh.devices.flatten().tolist()
+    session = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "settings": {name: flat_settings(learner.settings)[name] for name in _WITHOUT_EFFECT},
+        "mesh": dict(learner.mesh.shape),
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+        },
+    }
+    names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}
+    notes = {"command": list(command), **names}
+    record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
+
+
+def run_summary(
+    settings: PpoSettings,
+    rows: Sequence[Mapping[str, Any]],
+    prompts: int,
+    reward: Reward | None,
+    reason: str | None,
+) -> dict[str, Any]:
+    """Return the numbers of a finished run, JSON-ready.
+
+    Args:
+      settings: of the run.
+      rows: of its `metrics.jsonl`.
+      prompts: of the data.
+      reward: None for dpo.
+      reason: why the watch ended it; None where it did not.
+    """
+    tail = rows[-max(1, len(rows) // 10) :]
+    names = [
+        name
+        for name in ("reward", "score", "kl", "entropy", "clip_share", "length", "ended_share", "explained_variance",
+                     "loss", "accuracy", "margin")
+        if name in rows[0]
+    ]  # fmt: skip
+
+    def mean(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        return {name: float(np.mean([row[name] for row in part])) for name in names}
+
+    return {
+        "algorithm": settings.algorithm,
+        "reward": None if reward is None else reward.name,
+        "steps": len(rows),
+        **({} if reason is None else {"ended_by_watch": reason}),
+        "prompts": prompts,
+        "prompts_seen": len(rows) * settings.batch.prompts,
+        "tokens_seen": int(sum(row["tokens"] for row in rows)),
+        "first": mean(rows[:1]),
+        "last_tenth": mean(tail),
+        "definitions": _DEFINITIONS,
+    }

@@ -1,0 +1,158 @@
+"""The watch over a policy that may find a weakness of its reward: gold beside the reward, and when to stop.
+
+``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
+and the share of distinct words and pairs of words. ``overoptimisation.png`` shows reward and gold against the square
+root of the KL, as Gao et al. 2023 (2210.10760) do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.rl.rewards import Reward
+from prb_jax.rl.sections import WatchSettings
+from prb_jax.rl.step_rows import StepRows
+
+GOLD = "gold.jsonl"
+PICTURE = "overoptimisation.png"
+
+
+class Watch:
+    """Measures gold on rollouts, and says when to stop.
+
+    Args:
+      out: the run folder.
+      step: steps made so far: measurements beyond it are dropped, and made again.
+      settings: how often, and until when.
+      gold: the second reward; None where the KL alone is watched.
+    """
+
+    def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
+        self.out, self.settings, self.gold = out, settings, gold
+        self.rows = StepRows(out / GOLD, step=step) if gold is not None else None
+
+    def measure(
+        self,
+        step: int,
+        comparisons: Sequence[Comparison],
+        texts: Sequence[Sequence[str]],
+        *,
+        scores: np.ndarray,
+        kl: float,
+    ) -> dict[str, float]:
+        """Return the numbers of a step for `metrics.jsonl`: gold where it is measured now, and distinct words.
+
+        Args:
+          step: number of the step, from 1.
+          comparisons: its prompts.
+          texts: their rollouts.
+          scores: float32 [B, K], of the reward.
+          kl: of a rollout.
+        """
+        found = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
+        if self.gold is None or self.rows is None or step % self.settings.every:
+            return found
+        gold = self.gold.score(comparisons, texts, step=step).values
+        users = [comparison.user_id for comparison in comparisons]
+        row = {
+            "step": step,
+            "kl": kl,
+            "reward": float(scores.mean()),
+            **mean_interval(scores.mean(axis=1), users).to_json("reward_ci95"),
+            "gold": float(gold.mean()),
+            **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
+            **found,
+        }
+        self.rows.write([row])
+        return {**found, "gold": row["gold"]}
+
+    def reason_to_stop(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return why the run ends here, by the rows of `metrics.jsonl` so far; None where it goes on."""
+        return reason_to_stop(rows, self.settings)
+
+    def sync(self) -> None:
+        """Wait for the disk."""
+        if self.rows is not None:
+            self.rows.sync()
+
+    def draw(self) -> None:
+        """Draw `overoptimisation.png`, where gold was measured.
+
+        Raises:
+          RunError: the file cannot be written.
+        """
+        if self.rows is not None and self.rows.rows:
+            draw_overoptimisation(self.out / PICTURE, self.rows.rows)
+
+
+def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -> str | None:
+    """Return why a run with these rows of metrics ends; None where it goes on.
+
+    Args:
+      rows: of all steps so far.
+      settings: of the watch.
+    """
+    if not rows:
+        return None
+    if settings.most_kl is not None and rows[-1]["kl"] > settings.most_kl:
+        return f"the KL of a rollout, {rows[-1]['kl']:.4g}, is above watch.most_kl={settings.most_kl:g}"
+    measured = [row for row in rows if "gold" in row]
+    window = settings.window
+    if window is None or len(measured) < 2 * window or "gold" not in rows[-1]:
+        return None
+
+    def mean(name: str, part: Sequence[Mapping[str, Any]]) -> float:
+        return float(np.mean([row[name] for row in part]))
+
+    before, now = measured[-2 * window : -window], measured[-window:]
+    reward, reward_now = mean("reward", before), mean("reward", now)
+    gold, gold_now = mean("gold", before), mean("gold", now)
+    if gold_now < gold and reward_now > reward:
+        return (
+            f"gold fell from {gold:.4g} to {gold_now:.4g} while the reward rose from {reward:.4g} to {reward_now:.4g} "
+            f"(means of {window} measurements)"
+        )
+    return None
+
+
+def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
+    """Return the share of different runs of ``n`` words among all of them in these texts; 1 where there are none."""
+    runs = [
+        tuple(words[place : place + n])
+        for own in texts
+        for words in (text.split() for text in own)
+        for place in range(len(words) - n + 1)
+    ]
+    return len(set(runs)) / len(runs) if runs else 1.0
+
+
+def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw reward and gold, each less its first value, against the square root of the KL; bands are 95 % intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    order = sorted(rows, key=lambda row: row["kl"])
+    roots = [max(row["kl"], 0.0) ** 0.5 for row in order]
+    for name in ("reward", "gold"):
+        first = rows[0][name]
+        (drawn,) = axis.plot(
+            roots, [row[name] - first for row in order], marker="o", markersize=3, label=name
+        )
+        bands = [row[f"{name}_ci95"] for row in order]
+        if all(bands):
+            low, high = ([band[end] - first for band in bands] for end in (0, 1))
+            axis.fill_between(roots, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+    axis.set_xlabel("square root of the KL to the reference")
+    axis.set_ylabel("difference to the first measurement")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    with writing(path), whole_file(path) as file:
+        figure.savefig(file, dpi=120, format="png", metadata={"Software": None})

@@ -1,0 +1,78 @@
+"""The watch: a run ends where its reward is hacked, and says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.rl.sections import WatchSettings
+from prb_jax.rl.watch import distinct, reason_to_stop
+from tests.rl.tiny import BANDIT, has_letter, metrics, rows, settings, write_tiny_policy
+
+
+def lacks_letter(comparison: prb.Comparison) -> Sequence[float]:
+    """The opposite of the reward: whoever is trained by the one hacks it."""
+    return [1.0 - score for score in has_letter(comparison)]
+
+
+def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> None:
+    model = tmp_path / "policy"
+    write_tiny_policy(model)
+    given = (
+        settings(model)
+        | BANDIT
+        | {"steps": 30, "watch.window": 3, "log.plot": True, "rollout.keep_every": 99}
+    )
+    out = tmp_path / "run"
+    people = [prb.Comparison.from_row(each | {"user_id": each["id"]}, where="test") for each in rows()]
+    result = prb.ppo(given, out=out, data=people, reward=has_letter, gold=lacks_letter, progress=False)
+    steps = metrics(out)
+    assert 6 <= result.steps == len(steps) < 30
+    assert "gold fell from" in result.summary["ended_by_watch"]
+    for row in steps:  # of 64 rollouts, those without a letter at all are worth 0 by both
+        assert row["gold"] + row["reward"] == pytest.approx(1.0 - row["empty"] / 64)
+    watched = [json.loads(line) for line in (out / "gold.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in watched] == [row["step"] for row in steps]
+    held = [(row["gold"], *row["gold_ci95"]) for row in watched if row["gold_ci95_reason"] is None]
+    assert held
+    assert all(low <= gold <= high for gold, low, high in held)
+    assert (out / "overoptimisation.png").exists()
+    assert (out / "model" / "config.json").exists()
+    page = prb.report(out, out=tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in (
+        "a policy in training",
+        "The watch ended the run: gold fell",
+        "Reward, gold, KL to",
+        "Rollouts to read",
+    ):
+        assert text in page
+
+
+def row(reward: float, gold: float | None = None, kl: float = 0.0) -> dict[str, float]:
+    return {"reward": reward, "kl": kl, **({} if gold is None else {"gold": gold})}
+
+
+def test_the_run_goes_on_until_there_is_a_reason() -> None:
+    hacked = [row(1, 4), row(2, 5), row(3, 4), row(4, 3)]
+    assert reason_to_stop([], WatchSettings(most_kl=1.0)) is None
+    assert reason_to_stop(hacked, WatchSettings()) is None
+    assert reason_to_stop(hacked[:3], WatchSettings(window=2)) is None  # too few measurements
+    assert "4.5 to 3.5" in str(reason_to_stop(hacked, WatchSettings(window=2)))
+    assert (
+        reason_to_stop([*hacked, row(9)], WatchSettings(window=2)) is None
+    )  # it was judged when it was measured
+    assert (
+        reason_to_stop([row(4, 4), row(3, 3)], WatchSettings(window=1)) is None
+    )  # both fell: nothing is hacked
+    assert reason_to_stop([row(1, kl=3.0)], WatchSettings(most_kl=3.0)) is None
+    assert "above watch.most_kl=3" in str(reason_to_stop([row(1, kl=3.1)], WatchSettings(most_kl=3.0)))
+
+
+def test_distinct_words() -> None:
+    assert distinct([["a b a", "a b"], ["c"]], 1) == pytest.approx(3 / 6)
+    assert distinct([["a b a", "a b"], ["c"]], 2) == pytest.approx(2 / 3)
+    assert distinct([["", " "]], 1) == 1.0
