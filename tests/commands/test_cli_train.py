@@ -132,6 +132,7 @@ def processes(
     return [start(arguments, shared | {"JAX_PROCESS_ID": str(index)}) for index in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
     model, data, environment, whole, tmp_path

@@ -312,6 +312,7 @@ def test_from_scratch_with_a_tokenizer_of_its_own(data, tmp_path):
     assert numbers(again.out) == numbers(result.out)
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_float32_weights(model, data, tmp_path):
     result = train(config(model, data, dtype="bfloat16", steps=3), out=tmp_path / "half", progress=False)
     rm = prb.load(result.out)
