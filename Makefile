@@ -6,9 +6,11 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3 p
 VENV := .venv
 RUN := $(VENV)/bin/python
 OUT ?= runs/quickstart
-# A process a core, at most eight (each may need 2 GB), which take a file of tests at a time: most of the time is
-# compiling, on one core each. Later arguments win: PYTEST_ARGS="-n 0" is one process.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+# A process a core and for each 6 GB of free memory, at most eight, which take a file of tests at a time: most of the
+# time is compiling, on one core each. Later arguments win: PYTEST_ARGS="-n 0" is one process.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); n=$$((n < 8 ? n : 8)); \
+	m=$$(awk '/MemAvailable/ {print int($$2 / 6000000)}' /proc/meminfo 2>/dev/null); m=$${m:-8}; m=$$((m < 1 ? 1 : m)); \
+	echo $$((n < m ? n : m)))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 PYTEST_ARGS ?=
 
