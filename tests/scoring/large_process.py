@@ -6,6 +6,7 @@ Its last line tells the records and their bytes that it read, and how many compa
 """
 
 import json
+import resource
 import sys
 
 from prb_jax import cli
@@ -44,5 +45,6 @@ if __name__ == "__main__":
     blocks.LARGE, blocks.BLOCK = 1, 1 << 16
     counting()
     status = cli.main(sys.argv[1:])
-    print(json.dumps(counts))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; of this process alone
+    print(json.dumps({**counts, "peak": peak}))
     sys.exit(status)

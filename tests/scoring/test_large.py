@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -202,5 +201,4 @@ def test_a_hundred_thousand_comparisons_of_long_profiles(tmp_path):
     assert seen["held"] <= 5000  # the baseline scores 4,096 at a time
     assert count <= seen["records"] <= 2 * count  # and the facts are taken on the same occasion
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["n"] == count
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # KiB
-    assert peak < 2 << 20
+    assert 100 << 10 < seen["peak"] < 2 << 20  # KiB
