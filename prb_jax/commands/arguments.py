@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prb_jax.errors import printable
-from prb_jax.models import ATTENTIONS, QUANTIZATIONS
+from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
 
 Verbs = argparse._SubParsersAction
 
@@ -117,6 +117,26 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
 def policy_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_policy_options` as keywords of the library."""
     return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
+
+
+def add_data(sub: Parser, *, about: str = "as of `prb evaluate`") -> None:
+    """Add `--data`, `--subset` and `--limit`."""
+    sub.add_argument("--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=True, help=about)
+    sub.add_argument("--subset", metavar="S", help="one subset of the data")
+    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
+
+
+def add_devices(sub: Parser, *, dtype: str = "the checkpoint's") -> None:
+    """Add the options that say how a model computes; `device_options` returns them."""
+    sub.add_argument("--dtype", choices=DTYPES, help=f"default: {dtype}")
+    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    add_quantize(sub)
+    add_attention(sub)
+
+
+def device_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_devices` as keywords of the library."""
+    return {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
 
 
 def add_quantize(

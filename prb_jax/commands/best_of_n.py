@@ -4,18 +4,17 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
-    add_attention,
+    add_devices,
     add_model_options,
     add_no_progress,
-    add_quantize,
     add_verb,
+    device_options,
     model_options,
     not_negative,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -52,13 +51,10 @@ def add(verbs: Verbs) -> None:
     sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
     sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
     sub.add_argument(
         "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
     )
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub)
     add_model_options(sub)
     add_no_progress(sub)
 
@@ -71,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import results_table
 
-        names = ("mesh", "dtype", "quantize", "attention")
-        loading = LoadOptions(**{name: getattr(options, name) for name in names}, **model_options(options))
+        loading = LoadOptions(**device_options(options), **model_options(options))
         result = best_of_n(
             options.samples,
             options.rewards,

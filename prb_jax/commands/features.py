@@ -4,6 +4,7 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
+    add_data,
     add_model_options,
     add_no_progress,
     add_quantize,
@@ -28,17 +29,8 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "model", metavar="MODEL", help="a reward model, a causal language model, or an encoder of texts"
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`",
-    )
+    add_data(sub)
     sub.add_argument("--out", metavar="DIR", required=True, help="folder of the features")
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
     sub.add_argument("--store", choices=DTYPES, default="float32", help="numbers of the files")
     sub.add_argument(
         "--responses-alone",

@@ -4,18 +4,18 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
-    add_attention,
+    add_data,
+    add_devices,
     add_no_progress,
     add_policy_options,
-    add_quantize,
     add_verb,
+    device_options,
     not_negative,
     policy_options,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.models import DTYPES
 
 
 def add(verbs: Verbs) -> None:
@@ -33,14 +33,7 @@ def add(verbs: Verbs) -> None:
         metavar="MODEL",
         help="a reward model with the policy's tokenizer (default: the policy alone)",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`",
-    )
+    add_data(sub)
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: samples.jsonl, summary.json, behaviour.json"
     )
@@ -77,7 +70,6 @@ def add(verbs: Verbs) -> None:
         help="tokens that end a text (default: the model's)",
     )
     sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the draws (default: 0)")
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
@@ -86,12 +78,8 @@ def add(verbs: Verbs) -> None:
         help="posts of the user's profile that the policy sees (default: 10)",
     )
     sub.add_argument("--max-length", metavar="L", type=positive, help="most tokens of prompt and text")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
     sub.add_argument("--rows", metavar="N", type=positive, help="texts that are drawn at a time")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoints'")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub, dtype="the checkpoints'")
     add_policy_options(sub)
     add_no_progress(sub)
 
@@ -106,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.reports.style import facts_table
         from prb_jax.reports.table import interval
 
-        shared = {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+        shared = device_options(options)
         result = guide(
             options.policy,
             options.reward,

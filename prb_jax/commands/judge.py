@@ -4,18 +4,18 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
-    add_attention,
+    add_data,
+    add_devices,
     add_no_progress,
     add_policy_options,
-    add_quantize,
     add_verb,
+    device_options,
     not_negative,
     policy_options,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -45,14 +45,7 @@ def add(verbs: Verbs) -> None:
         nargs=2,
         help="of a million tokens of prompts and of replies, for the cost in summary.json",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`; comparisons of two responses",
-    )
+    add_data(sub, about="as of `prb evaluate`; comparisons of two responses")
     sub.add_argument("--out", metavar="DIR", required=True, help="run folder, as of `prb evaluate`")
     sub.add_argument(
         "--protocol",
@@ -73,12 +66,7 @@ def add(verbs: Verbs) -> None:
         help="posts of the user that the judge sees (default: 10, and 0 for the paper protocol)",
     )
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub)
     add_policy_options(sub)
     add_no_progress(sub)
 
@@ -93,7 +81,6 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.reports.table import render_summary
 
         names = ("protocol", "reason", "prompts", "profile_posts", "max_length")
-        loading = ("mesh", "dtype", "quantize", "attention")
         result = judge(
             options.judge,
             options.data,
@@ -102,9 +89,7 @@ def run(options: argparse.Namespace) -> int:
             endpoint=endpoint_options(
                 options.endpoint, options.model, concurrency=options.concurrency, price=options.price
             ),
-            loading=LoadOptions(
-                **{name: getattr(options, name) for name in loading}, **policy_options(options)
-            ),
+            loading=LoadOptions(**device_options(options), **policy_options(options)),
             subset=options.subset,
             limit=options.limit,
             progress=not options.no_progress,

@@ -4,6 +4,7 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
+    add_data,
     add_model_options,
     add_no_progress,
     add_verb,
@@ -25,14 +26,7 @@ def add(verbs: Verbs) -> None:
         about="compare methods that learn a person's taste from a few comparisons",
         after_interrupt="the methods that are done are kept: the same command continues",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`; comparisons need a user_id",
-    )
+    add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
     sub.add_argument(
         "--backbone", metavar="MODEL|DIR", required=True, help="a model, or a folder of `prb features`"
     )
@@ -74,8 +68,6 @@ def add(verbs: Verbs) -> None:
         default=[],
         help="settings of methods, as lore.bases=4,8",
     )
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
     sub.add_argument("--dtype", choices=DTYPES, help="of a model (default: the checkpoint's)")
     sub.add_argument("--mesh", metavar="M", help="as data=4 (default: all devices)")
     sub.add_argument(

@@ -6,18 +6,18 @@ from typing import Any
 
 from prb_jax.commands.arguments import (
     Verbs,
-    add_attention,
+    add_data,
+    add_devices,
     add_no_progress,
     add_policy_options,
-    add_quantize,
     add_verb,
+    device_options,
     not_negative,
     policy_options,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.models import DTYPES
 
 
 def _strengths(text: str) -> tuple[float, ...]:
@@ -45,14 +45,7 @@ def add(verbs: Verbs) -> None:
         required=True,
         help="models or baselines, as of `prb evaluate`",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`",
-    )
+    add_data(sub)
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: rows.jsonl, summary.json, behaviour.json"
     )
@@ -80,7 +73,6 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--validation", metavar="SHARE", type=float, default=0.3, help="of the users (default: 0.3)"
     )
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
@@ -89,12 +81,8 @@ def add(verbs: Verbs) -> None:
         help="posts of the user's profile that the policy sees (default: 10)",
     )
     sub.add_argument("--max-length", metavar="L", type=positive, help="of the policy's prompt and response")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
     sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the split (default: 0)")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoints'")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub, dtype="the checkpoints'")
     add_policy_options(sub)
     add_no_progress(sub)
 
@@ -106,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.generation.policy_accuracy import policy_accuracy
         from prb_jax.readouts.load_options import LoadOptions
 
-        shared = {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+        shared = device_options(options)
         result = policy_accuracy(
             options.policy,
             options.rewards,

@@ -1,9 +1,9 @@
 """`prb ppo`: train a policy by a reward."""
 
 import argparse
-from pathlib import Path
 
-from prb_jax.commands.arguments import Verbs, add_no_progress, add_verb
+from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.configured import add_configured, given_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.processes.job import INTERRUPTED
 
@@ -17,43 +17,24 @@ def add(verbs: Verbs) -> None:
         about="train a language model by a reward; the same command continues a run",
         after_interrupt="the checkpoints are kept: the same command continues the run",
     )
-    sub.add_argument(
-        "config",
-        metavar="CONFIG",
-        nargs="?",
-        help="Python, YAML or TOML file, as configs/rl/profile_in_prompt.py",
-    )
-    sub.add_argument(
-        "overrides",
-        metavar="KEY=VALUE",
-        nargs="*",
-        help="as model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02",
-    )
-    sub.add_argument(
-        "--out", metavar="DIR", help="run folder: train.json, metrics.jsonl, rollouts.jsonl, model"
-    )
-    add_no_progress(sub)
-    sub.add_argument(
-        "--show-config",
-        action="store_true",
-        help="print a YAML config of every option with its meaning, and train nothing",
+    add_configured(
+        sub,
+        config="configs/rl/profile_in_prompt.py",
+        overrides="model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02",
+        out="train.json, metrics.jsonl, rollouts.jsonl, model",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, and print the first and the last numbers."""
-    given = [word for word in (options.config, *options.overrides) if word is not None]
-    is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
-    config, overrides = given[0] if is_config else None, given[is_config:]
+    config, overrides = given_config(options)
     if options.show_config:
         from prb_jax.rl.settings import load_ppo_settings
         from prb_jax.training.meanings import explained_settings
 
         print(explained_settings(load_ppo_settings(config, overrides, complete=False)), end="")
         return 0
-    if config is None or options.out is None:
-        missing = [name for name, value in (("CONFIG", config), ("--out", options.out)) if value is None]
-        return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    assert config is not None
     with until_terminated(options):
         start(options)
         from prb_jax.rl.ppo import ppo

@@ -5,17 +5,17 @@ import argparse
 from prb_jax.commands.arguments import (
     Parser,
     Verbs,
-    add_attention,
+    add_data,
+    add_devices,
     add_no_progress,
     add_policy_options,
-    add_quantize,
     add_verb,
+    device_options,
     not_negative,
     policy_options,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
-from prb_jax.models import DTYPES
 
 
 def add(verbs: Verbs) -> None:
@@ -28,19 +28,11 @@ def add(verbs: Verbs) -> None:
         after_interrupt="the samples so far are kept, and the same command continues the run",
     )
     sub.add_argument("model", metavar="MODEL", help="folder or hub id of a causal language model")
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="as of `prb evaluate`",
-    )
+    add_data(sub)
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: run.json, samples.jsonl, summary.json"
     )
     _add_sampling(sub)
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
         "--profile-posts",
         metavar="N",
@@ -54,12 +46,8 @@ def add(verbs: Verbs) -> None:
         type=positive,
         help="most tokens of prompt and sample (default: the model's)",
     )
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
     sub.add_argument("--rows", metavar="N", type=positive, help="samples that are drawn at a time")
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub)
     add_policy_options(sub)
     add_no_progress(sub)
 
@@ -117,13 +105,7 @@ def run(options: argparse.Namespace) -> int:
             stop_ids=None if options.stop_id is None else tuple(options.stop_id),
             seed=options.seed,
         )
-        loading = LoadOptions(
-            mesh=options.mesh,
-            dtype=options.dtype,
-            quantize=options.quantize,
-            attention=options.attention,
-            **policy_options(options),
-        )
+        loading = LoadOptions(**device_options(options), **policy_options(options))
         result = sample_data(
             options.model,
             options.data,

@@ -5,16 +5,15 @@ import os
 
 from prb_jax.commands.arguments import (
     Verbs,
-    add_attention,
+    add_devices,
     add_model_options,
-    add_quantize,
     add_verb,
+    device_options,
     model_options,
     not_negative,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
-from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -51,10 +50,7 @@ def add(verbs: Verbs) -> None:
     _add_limit(sub, "--max-waiting", 8192, "responses that may wait for their scores")
     _add_limit(sub, "--max-connections", 2048, "connections at a time")
     _add_limit(sub, "--timeout", 120, "seconds until a request is answered")
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_attention(sub)
+    add_devices(sub)
     add_model_options(sub)
 
 
@@ -71,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.serving.serve import TOKEN, ServeOptions, serve
         from prb_jax.text.view import ViewOptions
 
-        names = ("mesh", "dtype", "quantize", "attention")
         serve(
             options.model,
             options=ServeOptions(
@@ -92,6 +87,6 @@ def run(options: argparse.Namespace) -> int:
                     seconds=options.timeout,
                 ),
             ),
-            loading=LoadOptions(**{name: getattr(options, name) for name in names}, **model_options(options)),
+            loading=LoadOptions(**device_options(options), **model_options(options)),
         )
     return 0

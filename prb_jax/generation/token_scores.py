@@ -29,11 +29,12 @@ from prb_jax.models.cache import PrefixCache, SuffixCache, last_norm, layers_of,
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
 from prb_jax.models.states import States
+from prb_jax.models.tree_states import states_before_tokens
 from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.sharding import batch_sharding, replicated, to_global
+from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View
@@ -233,8 +234,6 @@ def _batch(trees: Sequence[Tree], mesh: Any) -> TreeBatch:
 
 def batch_shards(mesh: Any) -> int:
     """Return how many comparisons are read together: one for each part that the mesh splits batches into."""
-    from prb_jax.sharding import mesh_shape
-
     return mesh_shape(mesh).batch_shards
 
 
@@ -252,11 +251,7 @@ def _policy_program(program: Program, candidates: int) -> Any:
             mesh=program.mesh,
             lora_scale=program.lora_scale,
         )
-        width = batch.prefix.shape[1]
-        rows, responses, length = batch.responses.shape
-        own = states[:, width:].reshape(rows, responses, length, -1)
-        first = jnp.broadcast_to(states[:, None, width - 1 : width], own[:, :, :1].shape)
-        before = jnp.concatenate([first, own[:, :, :-1]], axis=2)
+        before = states_before_tokens(states, batch)[:, :, :-1]
 
         def one(given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             states, tokens = given

@@ -19,6 +19,7 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree
 from prb_jax.models.head import LanguageHead, dense
+from prb_jax.models.tree_states import states_before_tokens
 from prb_jax.readouts.score_tree import last_norm
 from prb_jax.sharding import constrainer
 from prb_jax.trees.batches import TreeBatch
@@ -62,12 +63,7 @@ def token_states(actor: Actor, params: Params, batch: TreeBatch) -> jax.Array:
         lora_scale=actor.lora_scale,
         remat=actor.remat,
     )
-    rows, responses, length = batch.responses.shape
-    width = batch.prefix.shape[1]
-    first = jnp.broadcast_to(x[:, None, width - 1 : width], (rows, responses, 1, x.shape[-1]))
-    own = x[:, width:].reshape(rows, responses, length, x.shape[-1])
-    states = jnp.concatenate([first, own], axis=2).astype(jnp.float32)
-    return last_norm(params, actor.config)(states)
+    return last_norm(params, actor.config)(states_before_tokens(x, batch).astype(jnp.float32))
 
 
 def token_logprobs(
