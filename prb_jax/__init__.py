@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
+    from prb_jax.building.build import Build, build
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.guide import guide
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
+    "Build": "prb_jax.building.build",
+    "build": "prb_jax.building.build",
     "Comparison": "prb_jax.data.comparison",
     "Message": "prb_jax.data.comparison",
     "Post": "prb_jax.data.comparison",
@@ -83,6 +86,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Build",
     "CheckpointError",
     "Comparison",
     "DataError",
@@ -104,6 +108,7 @@ __all__ = [
     "TrainResult",
     "__version__",
     "ask",
+    "build",
     "compare",
     "correlate",
     "evaluate",
