@@ -3,7 +3,8 @@
 ``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
 ``metrics.jsonl``   one row a step.
 ``rollouts.jsonl``  some rollouts of some steps.
-``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them, and
+                    ``behaviour.json`` has the gold at the end for `prb correlate`.
 ``checkpoints/``    states to continue from.
 ``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
 ``summary.json``    written last: a folder that has it is finished.
@@ -135,7 +136,9 @@ def ppo(
         if (path / SUMMARY).is_file():
             summary = read_object(path / SUMMARY, error=RunError)
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
-        return _Run(settings, path, list(found.train), learner, opened, measured).go(progress=progress)
+        return _Run(settings, path, list(found.train), learner, opened, measured, inputs).go(
+            progress=progress
+        )
 
 
 @dataclass(eq=False)
@@ -148,6 +151,7 @@ class _Run:
     learner: Learner
     reward: Reward | None
     gold: Reward | None
+    inputs: dict[str, Any]
 
     def go(self, *, progress: bool) -> PpoResult:
         settings, learner = self.settings, self.learner
@@ -261,6 +265,15 @@ class _Run:
                     watch.draw()
             except RunError as error:  # a picture less is no reason to fail
                 display.say(f"no picture: {error}")
+        if watch is not None and self.reward is not None:
+            watch.write_behaviour(
+                algorithm=self.settings.algorithm,
+                reward=self.reward,
+                setting={
+                    key: value for key, value in self.inputs.items() if key not in ("reward", "versions")
+                },
+                policy=self.inputs["model"].get("architecture"),
+            )
         summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason)
         write_json(self.out / SUMMARY, summary)
         return summary
