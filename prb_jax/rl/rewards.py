@@ -13,12 +13,14 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.rl.remote import is_url, open_remote
+from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.plain import PlainScorer
 from prb_jax.scoring.scored import Scorer
 
 
@@ -98,9 +100,23 @@ class Reward:
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
             asks += _asks(prompt, comparison, own)
-        failed = self._fill(values, asks, step=step)
+        values, failed = self._filled(values, asks, step=step)
         scaled = values * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
+
+    def _filled(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> tuple[np.ndarray, int]:
+        """The values with the reward's scores, and how many failed.
+
+        A function and a server are asked by the first of several processes, a model on their devices by all together.
+        """
+
+        def fill() -> tuple[list[list[float]], int]:
+            failed = self._fill(values, asks, step=step)
+            return values.tolist(), failed
+
+        alone = isinstance(self.scorer, PlainScorer | RemoteScorer)
+        found, failed = on_first_process(fill) if alone else fill()
+        return np.asarray(found), failed
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
         """Put the reward's scores in their places, and return how many failed."""

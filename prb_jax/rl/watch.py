@@ -18,6 +18,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.processes.sharing import process_index
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.step_rows import StepRows
@@ -28,7 +29,7 @@ PICTURE = "overoptimisation.png"
 
 
 class Watch:
-    """Measures gold on rollouts, and says when to stop.
+    """Measures gold on rollouts, and says when to stop. Of several processes the first one writes.
 
     Args:
       out: the run folder.
@@ -39,7 +40,7 @@ class Watch:
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
         self.out, self.settings, self.gold = out, settings, gold
-        self.rows = StepRows(out / GOLD, step=step) if gold is not None else None
+        self.rows = StepRows(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
 
     def measure(
         self,
@@ -60,7 +61,7 @@ class Watch:
           kl: of a rollout.
         """
         found = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
-        if self.gold is None or self.rows is None or step % self.settings.every:
+        if self.gold is None or step % self.settings.every:
             return found
         gold = self.gold.score(comparisons, texts, step=step).values
         users = [comparison.user_id for comparison in comparisons]
@@ -77,8 +78,14 @@ class Watch:
             **found,
             "gold_by_user": {user: [math.fsum(own), len(own)] for user, own in by_user.items()},
         }
-        self.rows.write([row])
+        if self.rows is not None:
+            self.rows.write([row])
         return {**found, "gold": row["gold"]}
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the watch ever ends the run."""
+        return self.settings.most_kl is not None or self.settings.window is not None
 
     def reason_to_stop(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
         """Return why the run ends here, by the rows of `metrics.jsonl` so far; None where it goes on."""

@@ -146,6 +146,16 @@ def test_a_bandit_of_two_users_with_opposite_tastes_is_solved_only_with_the_user
     assert np.mean(found[0]) == pytest.approx(0.5, abs=0.07)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "reinforce++"])
+def test_each_algorithm_solves_a_bandit(model: Path, tmp_path: Path, algorithm: str) -> None:
+    """The optimum is known: 1."""
+    run(model, tmp_path / "run", **(BANDIT | {"algorithm": algorithm}), steps=40)
+    rewards = [row["reward"] for row in metrics(tmp_path / "run")]
+    assert rewards[0] < 0.6
+    assert np.mean(rewards[-5:]) > 0.95
+
+
 def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
     found = []
     for tokens in (None, 1):
