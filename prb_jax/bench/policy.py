@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Group
 
+from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.data.comparison import Comparison
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
@@ -28,11 +29,6 @@ from prb_jax.rl.settings import PpoSettings
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.training.settings import LogSettings
 from prb_jax.trees.tree import Truncation
-
-BETA = 0.04
-"""The coefficient of the KL, on both sides."""
-
-LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +122,7 @@ def bench_policy(
         mesh=mesh,
         attention=attention,  # pyright: ignore[reportArgumentType]
         profile_posts=0,
-        kl=KlSettings(place="loss", estimator="k3", coefficient=BETA),
+        kl=KlSettings(place="loss", estimator="k3", coefficient=KL_COEFFICIENT),
         rollout=RolloutSettings(n=samples, max_new_tokens=new_tokens),
         batch=RolloutBatchSettings(prompts=prompts),
         optimizer=UpdateSettings(learning_rate=LEARNING_RATE),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prb_jax.bench.policy import BETA, LEARNING_RATE
+from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.errors import RunError
 
 # Rollouts of a microbatch, as in the comparison of reward models' training.
@@ -91,7 +91,7 @@ class TrlPolicyTrainer:
                 bf16=False,
                 gradient_checkpointing=False,
                 report_to=[],
-                beta=BETA,
+                beta=KL_COEFFICIENT,
                 temperature=1.0,
                 num_generations=samples,
                 max_completion_length=new_tokens,
