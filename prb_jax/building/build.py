@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.building.candidates import match_pairs
+from prb_jax.building.candidates import lacking, match_pairs
 from prb_jax.building.facts import build_facts, decided_inputs
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.gating import Gated, run_gates
@@ -36,7 +36,7 @@ GATES_FILE: Final = "gates.json"
 REPLIES: Final = "replies"
 RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=ROWS)
 
-_FIELDS: Final = ("id", "no_pair", "aspects", "plan", "candidates", "requests", "tries")
+_FIELDS: Final = ("id", "over", "aspects", "plan", "candidates", "requests", "tries")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,15 @@ class Build:
 
     out: Path
     summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of all records: the first answers, the best-matched ones, and by id the reason why there is none."""
+
+    first: list[Pair]
+    best: list[Pair]
+    none: dict[str, str]
 
 
 def build(
@@ -107,10 +116,10 @@ def build(
         settings = replace(settings, relax=tuple(relaxed))
         rows = _write_all(records, writer, settings, folder, progress=progress)
         del writer  # a model on this machine makes room for the next
-        first, pairs = _pairs(records, rows, inputs)
+        made = _pairs(records, rows, settings, inputs)
         gated = run_gates(
-            first,
-            pairs,
+            made.first,
+            made.best,
             records=len(records),
             settings=settings,
             judge=judge,
@@ -135,7 +144,7 @@ def build(
             folder,
             pairs=gated.kept,
             parts=parts,
-            dropped=_dropped(rows, gated),
+            dropped=_dropped(records, made.none, gated),
             formats=settings.product.formats,
             facts=facts,
         )
@@ -180,7 +189,7 @@ def _write_all(
                 if len(lost) == len(unit):
                     break  # nothing was answered: the rest would fare no better
             if start == 0:
-                _check_first([file.rows[record.id] for record in unit if record.id in file.rows])
+                _check_first([(each, file.rows[each.id]) for each in unit if each.id in file.rows], settings)
         if failures:
             name, error = next(iter(failures.items()))
             raise RunError(
@@ -201,29 +210,31 @@ def _note_failures(folder: Path, errors: Mapping[str, str]) -> None:
         file.append({"id": name, "at": now, "error": error} for name, error in errors.items())
 
 
-def _check_first(rows: Sequence[Row]) -> None:
+def _check_first(written: Sequence[tuple[Record, Row]], settings: BuildSettings) -> None:
     """A generator that gives nothing for the first records is not asked about all others."""
-    faults = [row["no_pair"] for row in rows]
+    faults = [row["over"] or lacking(read_candidates(row, record, settings)) for record, row in written]
     if faults and all(faults):
+        told = listed(sorted(set(filter(None, faults))))
         raise RunError(
-            f"the generator gave no pair for any of the first {len(faults)} records: {listed(sorted(set(faults)))}; "
-            f"{ROWS} has its replies"
+            f"the generator gave no pair for any of the first {len(faults)} records: {told}; {ROWS} has its replies"
         )
 
 
 def _pairs(
-    records: Sequence[Record], rows: Sequence[Row], inputs: Mapping[str, Any]
-) -> tuple[list[Pair], list[Pair]]:
-    """The first answers of both sides of each record, and the best-matched ones."""
-    candidates = [read_candidates(row) for row in rows]
+    records: Sequence[Record], rows: Sequence[Row], settings: BuildSettings, inputs: Mapping[str, Any]
+) -> _Pairs:
+    """The first answers of both sides of each record, the best-matched ones, and why a record has none."""
+    every = zip(records, rows, strict=True)
+    candidates = [read_candidates(row, record, settings) for record, row in every]
     generator = hashlib.sha256(json.dumps(inputs["generator"], sort_keys=True).encode()).hexdigest()[:16]
-    first, pairs = [], []
+    first, pairs, none = [], [], dict[str, str]()
     for record, row, own, best in zip(records, rows, candidates, match_pairs(candidates), strict=True):
-        every = [own["chosen"][0], own["rejected"][0]] if own["chosen"] and own["rejected"] else []
-        if every and all(each.text for each in every):
-            comparison = record.pair(every[0].text, every[1].text, row["aspects"])
-            first.append(Pair(comparison, (every[0].finish, every[1].finish)))
-        if best is None or row["no_pair"]:
+        early = [side[0] for side in own.values() if side]
+        if len(early) == 2 and all(each.text for each in early):
+            comparison = record.pair(early[0].text, early[1].text, row["aspects"])
+            first.append(Pair(comparison, (early[0].finish, early[1].finish)))
+        if best is None:
+            none[record.id] = row["over"] or lacking(own) or ""
             continue
         chosen, rejected = best
         provenance = {
@@ -237,13 +248,14 @@ def _pairs(
         }
         comparison = record.pair(chosen.text, rejected.text, row["aspects"])
         pairs.append(Pair(comparison, (chosen.finish, rejected.finish), provenance))
-    return first, pairs
+    return _Pairs(first, pairs, none)
 
 
-def _dropped(rows: Sequence[Row], gated: Gated) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        gate, reason = gated.dropped.get(row["id"], ("generator", row["no_pair"]))
-        if reason:
-            found.append({"id": row["id"], "gate": gate, "reason": reason})
-    return found
+def _dropped(records: Sequence[Record], none: Mapping[str, str], gated: Gated) -> list[dict[str, str]]:
+    """Every record without a pair, with the gate that left it out, or the generator, and the reason."""
+    reasons = {name: ("generator", reason) for name, reason in none.items()} | dict(gated.dropped)
+    return [
+        {"id": record.id, "gate": reasons[record.id][0], "reason": reasons[record.id][1]}
+        for record in records
+        if record.id in reasons
+    ]

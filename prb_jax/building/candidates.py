@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.building.gates.copied_aspects import copied
 from prb_jax.building.gates.refusals import refusal
 from prb_jax.building.gates.truncations import truncation
-from prb_jax.building.settings import WritingSettings
+from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.data.comparison import RubricAspect
 from prb_jax.metrics.surface import count_words, surface_features
 
@@ -49,20 +49,35 @@ def fault_of(
     *,
     question: str,
     aspects: Sequence[RubricAspect],
-    settings: WritingSettings,
-    copied_words: int,
+    settings: BuildSettings,
 ) -> str | None:
-    """Return why an answer cannot be used; None where it can."""
-    if fault := refusal(text) or truncation(text, finish):
+    """Return why an answer cannot be used; None where it can. A gate that is relaxed forbids no answer."""
+    if not text.strip():
+        return "is empty"
+    writing, relax = settings.writing, settings.relax
+    if "refusals" not in relax and (fault := refusal(text)):
+        return fault
+    if "truncations" not in relax and (fault := truncation(text, finish)):
         return fault
     words = count_words(text)
-    if words < settings.least_words:
-        return f"has {words} words, expected at least {settings.least_words}"
-    if words > settings.most_words:
-        return f"has {words} words, expected at most {settings.most_words}"
-    if run := copied(text, aspects, question=question, words=copied_words):
-        return f"has words of an aspect: {run}"
+    if words < writing.least_words:
+        return f"has {words} words, expected at least {writing.least_words}"
+    if words > writing.most_words:
+        return f"has {words} words, expected at most {writing.most_words}"
+    if "copied-aspects" not in relax:
+        run = copied(text, aspects, question=question, words=settings.gates.copied_words)
+        return None if run is None else f"has words of an aspect: {run}"
     return None
+
+
+def lacking(candidates: Mapping[str, Sequence[Candidate]]) -> str | None:
+    """Return which sides have no answer that can be used, and why the last one cannot; None where both have one."""
+    faults = {
+        side: (found[-1].fault if found else "was not written")
+        for side, found in candidates.items()
+        if all(each.fault is not None for each in found)
+    }
+    return "; ".join(f"no {side} answer: {fault}" for side, fault in faults.items()) or None
 
 
 def match_pairs(
@@ -79,9 +94,7 @@ def match_pairs(
     total: np.ndarray | None = None
     found: list[tuple[Candidate, Candidate] | None] = []
     for row in rows:
-        chosen, rejected = (
-            [each for each in row[side] if each.fault is None] for side in ("chosen", "rejected")
-        )
+        chosen, rejected = ([each for each in row[side] if each.fault is None] for side in SIDES)
         if not chosen or not rejected:
             found.append(None)
             continue

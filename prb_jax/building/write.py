@@ -87,7 +87,7 @@ def write_rows(records: Sequence[Record], writer: Writer, settings: BuildSetting
     for number in range(settings.writing.rounds):
         _write(drafts, writer, settings, number)
     return Written(
-        [_row(draft, settings) for draft in drafts if draft.failure is None],
+        [_row(draft) for draft in drafts if draft.failure is None],
         {draft.record.id: draft.failure for draft in drafts if draft.failure is not None},
     )
 
@@ -185,21 +185,16 @@ def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, nu
             reply.finish,
             question=each.draft.record.comparison.question,
             aspects=each.draft.aspects,
-            settings=writing,
-            copied_words=settings.gates.copied_words,
+            settings=settings,
         )
         each.draft.candidates[each.what].append(Candidate(text, each.seed, reply.finish, fault))
 
 
-def _row(draft: _Draft, settings: BuildSettings) -> dict[str, Any]:
-    over = draft.over
-    if over is None:
-        lacking = [side for side in SIDES if draft.lacks(side)]
-        over = "; ".join(f"no {side} answer: {draft.candidates[side][-1].fault}" for side in lacking) or None
+def _row(draft: _Draft) -> dict[str, Any]:
     replies = draft.replies
     return {
         "id": draft.record.id,
-        "no_pair": over,
+        "over": draft.over,
         "aspects": [asdict(aspect) for aspect in draft.aspects],
         "aspects_derived": bool(draft.aspects) and not draft.record.aspects,
         "plan": draft.plan,
@@ -217,6 +212,16 @@ def total(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def read_candidates(row: Mapping[str, Any]) -> dict[str, list[Candidate]]:
-    """Return the candidates of a row by side."""
-    return {side: [Candidate(**each) for each in row["candidates"][side]] for side in SIDES}
+def read_candidates(
+    row: Mapping[str, Any], record: Record, settings: BuildSettings
+) -> dict[str, list[Candidate]]:
+    """Return the candidates of a row by side, with the faults that they have under these settings."""
+    aspects = [RubricAspect(**each) for each in row["aspects"]]
+
+    def read(found: Mapping[str, Any]) -> Candidate:
+        text, finish = found["text"], found["finish"]
+        question = record.comparison.question
+        fault = fault_of(text, finish, question=question, aspects=aspects, settings=settings)
+        return Candidate(text, found["seed"], finish, fault)
+
+    return {side: [read(each) for each in row["candidates"][side]] for side in SIDES}
