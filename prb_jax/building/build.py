@@ -32,7 +32,7 @@ from prb_jax.runs.rows import Row, open_rows
 
 ROWS: Final = "rows.jsonl"
 FAILURES: Final = "failures.jsonl"
-GATES_FILE: Final = "gates.json"
+GATES_FILE: Final = "gate_figures.json"
 REPLIES: Final = "replies"
 RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=ROWS)
 

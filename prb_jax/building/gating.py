@@ -61,9 +61,9 @@ class Gated:
         told = "; ".join(f"{each.name}: {tell(each)}" for each in failed)
         relax = " ".join(f"--relax {each.name}" for each in failed)
         raise RunError(
-            f"{len(failed)} of {len(self.results)} gates failed: {told}. All that was written is kept; gates.json has "
-            f"every figure. Change what is written in another folder, or repeat the command with {relax}, which the "
-            "card will say for ever"
+            f"{len(failed)} of {len(self.results)} gates failed: {told}. All that was written is kept, and "
+            "gate_figures.json has every figure. Change what is written in another folder, or repeat the command with "
+            f"{relax}, which the card will say for ever"
         )
 
 

@@ -83,10 +83,13 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
         assert prb.build(config(server, data), out=tmp_path / "out", progress=False).summary == built.summary
         assert len(server.asked) == asked
 
-    key = [True]
+    wrong, refused = [True], list[int]()
 
     def stops(body: dict[str, Any], _: int) -> str | Answer:
-        return (401, b"who are you", {}) if key[0] and len(other.asked) > 100 else reply(body)
+        if wrong[0] and len(other.asked) > 100:
+            refused.append(1)
+            return 401, b"who are you", {}
+        return reply(body)
 
     with stand_in(stops, whole=True) as other:
         stopped = {**config(other, data), "generator": {**config(other, data)["generator"], "concurrency": 1}}
@@ -96,9 +99,9 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
         assert len(lines(rows)) == 8
         with rows.open("ab") as file:  # as a kill leaves it
             file.write(b'{"id": "q8", "no_p')
-        key[0] = False
+        wrong[0] = False
         prb.build(stopped, out=tmp_path / "stopped", progress=False)
-        assert len(other.asked) == 1 + COUNT * (3 + 2 * 2 + 4)  # nothing was asked twice
+        assert len(other.asked) == len(refused) + COUNT * (3 + 2 * 2 + 4)  # nothing was asked twice
     assert product(tmp_path / "stopped") == product(tmp_path / "out")
 
     rows = lines(built.out / "rows.jsonl")
@@ -234,10 +237,10 @@ def test_the_command_line_and_its_refusals(tmp_path: Path) -> None:
             prb.build({**settings, "relax": ("lenght",)}, out=tmp_path / "no", progress=False)
         out = tmp_path / "out"
         with pytest.raises(
-            RunError, match=r"1 of 12 gates failed: blind-judge: 0\.000 \[0\.000\.\.0\.000\] of 18 pairs"
+            RunError, match=r"1 of 12 gates failed: blind-judge: 1\.000 \[1\.000\.\.1\.000\] of 18 pairs"
         ):
             prb.build(settings, out=out, progress=False)
-        assert (out / "gates.json").exists()
+        assert (out / "gate_figures.json").exists()
         assert not (out / "public.jsonl").exists()
         asked = len(server.asked)
         words = [
@@ -265,7 +268,7 @@ def test_the_command_line_and_its_refusals(tmp_path: Path) -> None:
     assert "FAILED  relaxed" in done.stdout
     card = (out / "README.md").read_text()
     assert "**Relaxed gates: blind-judge, blind-reward, overlap.**" in card
-    assert "| blind-judge | 0.000 [0.000..0.000] | 0.000 [0.000..0.000] | 0 | **relaxed** (failed) |" in card
+    assert "| blind-judge | 1.000 [1.000..1.000] | 1.000 [1.000..1.000] | 0 | **relaxed** (failed) |" in card
     with stand_in(lambda text, _: "no") as server:
         other = {**config(server, data), "relax": (*RELAXED, "length")}
         with pytest.raises(RunError, match="differ"):

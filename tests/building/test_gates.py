@@ -79,12 +79,10 @@ def blind_verdicts(pairs: Sequence[Pair], seed: int, bias: float = 0.5) -> dict[
 
 
 def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
-    clean = sample(0)
-    held = sample(1, 400)
-    known = overlap.Known(
-        13, {key: "held" for pair in held for text in (pair.chosen,) for key in overlap._keys(text, 13)}
-    )
-    clean = [pair for pair in clean if pair.id not in {other.id for other in held}]
+    clean = sample(0, 80)
+    draws = random.Random(0)
+    foreign = " ".join("".join(draws.choices("aeioubdfgklmnprstv", k=6)) for _ in range(30))
+    known = overlap.Known(13, dict.fromkeys(overlap._keys(foreign, 13), "held"))
     finders = {
         "refusals": refusals.find,
         "truncations": truncations.find,
@@ -106,14 +104,13 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
         words = clean[1].rejected.split()
         return changed(pair, rejected=" ".join([*words[:-4], words[-3], *words[-3:]]))
 
-    other = next(pair for pair in held if len(pair.chosen.split()) > 20)
     faults: dict[str, Callable[[Pair], Pair]] = {
         "refusals": lambda pair: changed(pair, rejected="I’m sorry, but I can’t assist with that request."),
         "truncations": lambda pair: changed(pair, chosen=" ".join(pair.chosen.split()[:-2]).rstrip(".,!?")),
         "copied": copy,
         "personal": lambda pair: changed(pair, chosen=f"{pair.chosen} Write to ann.b@example.org about it."),
         "duplicates": repeat,
-        "overlap": lambda pair: changed(pair, chosen=f"{pair.chosen} {other.chosen}"),
+        "overlap": lambda pair: changed(pair, chosen=f"{pair.chosen} {foreign[28:140].capitalize()}."),
     }
     for fault, change in faults.items():
         made, hit = some(clean, change, 0.1)
@@ -121,7 +118,10 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
             found = finder(made)
             if name == fault:
                 assert hit - found.keys() <= ({made[0].id} if fault == "duplicates" else set()), fault
-            elif (name, fault) != ("duplicates", "refusals") and (name, fault) != ("duplicates", "overlap"):
+            elif (name, fault) not in (
+                ("duplicates", "refusals"),
+                ("duplicates", "overlap"),
+            ):  # the same text
                 assert found.keys() <= quiet[name].keys(), (name, fault)
 
 
@@ -141,9 +141,9 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
     assert all(count <= 0.05 * TRIALS for count in alarms.values()), alarms
 
     pairs = sample(99)
-    longer, _ = some(
-        pairs, lambda pair: changed(pair, chosen=f"{pair.chosen} It is worth trying that once."), 0.5
-    )
+    longer = [
+        changed(pair, chosen=f"{pair.chosen} It is worth trying that once, I would say.") for pair in pairs
+    ]
     assert not length.measure(longer, level=LEVEL).passed
     assert not style.measure(longer, level=LEVEL).passed
     listed, _ = some(pairs, lambda pair: changed(pair, rejected=pair.rejected.replace(". ", ".\n- ")), 0.5)
@@ -186,7 +186,7 @@ class Knowing:
 
 
 def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
-    clean = sample(3)
+    clean = sample(3, 120)
     liked = {pair.chosen for pair in clean}
     swapped, hit = some(clean, lambda pair: changed(pair, chosen=pair.rejected, rejected=pair.chosen), 0.1)
     relax = ("length", "style", "overlap", "blind-reward")
@@ -264,19 +264,19 @@ def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
 
 
 def test_no_person_question_or_answer_is_in_both_parts() -> None:
-    pairs = sample(7, 200)
+    pairs = sample(7, 100)
     rows = [pair.comparison.to_row() for pair in pairs]
     for number, row in enumerate(rows):
         row["user_id"] = f"u{number // 2}"
-    rows[0]["question"] = rows[199]["question"].replace("?", " please?")
+    rows[0]["question"] = rows[99]["question"].replace("?", " please?")
     made = [Pair(prb.Comparison(**row)) for row in rows]
     public, private = split_parts(made, name="x", private_share=0.25, seed=1)
-    assert len(private.pairs) + len(public.pairs) == 200
-    assert 0 < len(private.pairs) <= 50
+    assert len(private.pairs) + len(public.pairs) == 100
+    assert 0 < len(private.pairs) <= 25
     for key in (lambda pair: pair.comparison.user_id, lambda pair: pair.comparison.question):
         assert not set(map(key, public.pairs)) & set(map(key, private.pairs))
     place = {pair.id: part.name for part in (public, private) for pair in part.pairs}
-    assert place[made[0].id] == place[made[199].id]
+    assert place[made[0].id] == place[made[99].id]
     assert public.canary != private.canary
     assert split_parts(made, name="x", private_share=0.25, seed=1) == (public, private)
     assert split_parts(made, name="x", private_share=0.0, seed=1)[1].pairs == ()
