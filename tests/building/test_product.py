@@ -16,13 +16,18 @@ from prb_jax.errors import DataError, RunError
 from tests.building.engine import engine, record
 from tests.building.test_build import config, lines, write_records
 from tests.generation.stand_in import stand_in
+from tests.parity.stories260k import write_model
 from tests.tiny_policies import write_policy
 
+STORIES = Path(__file__).resolve().parents[3] / "shared" / "weights" / "stories260K"
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "building"
 
 
 def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Path) -> None:
-    write_policy(tmp_path / "model", "llama", eos=7)
+    if STORIES.is_dir():  # a trained one
+        write_model(STORIES, tmp_path / "model", causal=True)
+    else:
+        write_policy(tmp_path / "model", "llama", eos=7)
     data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(4)])
     made = {
         "data": str(data),
