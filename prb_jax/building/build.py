@@ -96,7 +96,11 @@ def build(
     redactor = load_redactor() if settings.redact else None
     assert settings.data is not None
     records = read_records(
-        settings.data, subset=settings.subset, limit=settings.limit, derive=settings.aspects
+        settings.data,
+        subset=settings.subset,
+        split=settings.split,
+        limit=settings.limit,
+        derive=settings.aspects,
     )
     if redactor is not None:
         records = [redact(record, redactor) for record in records]

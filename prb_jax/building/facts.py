@@ -91,7 +91,11 @@ def build_facts(
                 "requests": sum(row["requests"] for row in rows),
             }
             | _spent(settings.generator, written),
-            "judge": {"requests": sum(len(row["replies"]) for row in judged)} | _spent(settings.judge, said),
+            "judge": {
+                "tries": sum(sum(row["tries"]) for row in judged),
+                "requests": sum(len(row["replies"]) for row in judged),
+            }
+            | _spent(settings.judge, said),
         },
         "prompts": inputs["prompts"],
         "seed": settings.seed,

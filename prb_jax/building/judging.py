@@ -20,7 +20,7 @@ JUDGEMENTS: Final = "judgements.jsonl"
 BLIND: Final = "blind"
 RUBRIC: Final = "rubric"
 
-_FIELDS: Final = ("kind", "pair", "id", "verdicts", "replies", "prompt_tokens", "completion_tokens")
+_FIELDS: Final = ("kind", "pair", "id", "verdicts", "replies", "tries", "prompt_tokens", "completion_tokens")
 _TOGETHER: Final = 32
 _SHOWN: Final[Mapping[str, Callable[[Comparison, int], tuple[Message, ...]]]] = {
     BLIND: blind_messages,
@@ -77,6 +77,7 @@ def judge_pairs(
                     "id": pair.id,
                     "verdicts": [default_verdict(reply.text) for reply in both],
                     "replies": [reply.text for reply in both],
+                    "tries": [reply.tries for reply in both],
                     "prompt_tokens": [reply.prompt_tokens for reply in both],
                     "completion_tokens": [reply.completion_tokens for reply in both],
                 }

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from prb_jax.data.comparison import Comparison, RubricAspect
+from prb_jax.data.hub import short_name
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.reading import each_row
 
@@ -61,13 +62,19 @@ class Record:
 
 
 def read_records(
-    source: str, *, subset: str | None = None, limit: int | None = None, derive: bool = False
+    source: str,
+    *,
+    subset: str | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    derive: bool = False,
 ) -> list[Record]:
     """Read the records of a source; answers that they have are not looked at.
 
     Args:
       source: a file, folder or hub data set, or the generated personas.
       subset: of a folder or hub data set with several configs, or as the field of the records.
+      split: of a folder or hub data set.
       limit: at most so many.
       derive: whether a narrative may stand in for aspects.
 
@@ -77,12 +84,12 @@ def read_records(
     """
     found: list[Record] = []
     seen: dict[str, str] = {}
-    for row in each_row(source, subset=subset):
+    for row in each_row(source, subset=subset, split=split):
         value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
         if not isinstance(value, Mapping):
             raise DataError(f"{row.where}: expected an object with fields, found {quote(value)}")
         record = Record(row.where, _without_answers(value, row.where))
-        if subset is not None and record.comparison.subset not in (None, subset):
+        if subset is not None and short_name(record.comparison.subset or "") != short_name(subset):
             continue
         before = seen.setdefault(record.id, row.where)
         if before is not row.where:

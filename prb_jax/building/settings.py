@@ -178,6 +178,7 @@ class BuildSettings:
     Attributes:
       data: records with question, profile, and rubric_aspects or narrative: a file, folder or hub data set.
       subset: of a folder or hub data set with several, the one that is read.
+      split: of a folder or hub data set, the one that is read.
       limit: at most so many records; for testing.
       seed: decides every draw.
       aspects: derive aspects from the narrative where a record has none.
@@ -188,6 +189,7 @@ class BuildSettings:
 
     data: str | None = None
     subset: str | None = None
+    split: str = "test"
     limit: int | None = None
     seed: int = 0
     aspects: bool = False
