@@ -223,54 +223,45 @@ def test_aspects_come_from_the_narrative_with_evidence(tmp_path: Path) -> None:
         assert row["provenance"]["aspects_derived"]
 
 
-def test_the_command_line_and_its_refusals(tmp_path: Path) -> None:
-    """One process: a gate fails, is relaxed by the same command, and stays relaxed."""
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(18)])
-    reply = engine(blind=True)
-    with stand_in(lambda body, _: reply(body), whole=True) as server:
-        settings = config(server, data)
+def test_gates_that_nothing_is_given_for(tmp_path: Path) -> None:
+    with stand_in(lambda text, _: "no") as server:
+        settings = config(server, tmp_path / "none.jsonl")
         for gates, missing in ((RELAXED[:1], "blind-reward"), (RELAXED[1:], "overlap")):
-            with pytest.raises(
-                RunError, match=f"nothing is given to try the gates {missing}: .*--relax {missing}"
-            ):
+            expected = f"nothing is given to try the gates {missing}: .*--relax {missing}"
+            with pytest.raises(RunError, match=expected):
                 prb.build({**settings, "relax": gates}, out=tmp_path / "no", progress=False)
         with pytest.raises(RunError, match="relax: no gate 'lenght'"):
-            prb.build({**settings, "relax": ("lenght",)}, out=tmp_path / "no", progress=False)
-        out = tmp_path / "out"
-        with pytest.raises(
-            RunError, match=r"1 of 12 gates failed: blind-judge: 1\.000 \[1\.000\.\.1\.000\] of 18 pairs"
-        ):
-            prb.build(settings, out=out, progress=False)
+            prb.build(settings, out=tmp_path / "no", relax=["lenght"], progress=False)
+
+
+def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path) -> None:
+    """Chosen answers are longer, and a judge likes them without knowing anybody; one process of the command."""
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(18)])
+    reply, out = engine(blind=True, longer=True), tmp_path / "out"
+    failed = ("length", "style", "blind-judge")
+    with stand_in(lambda body, _: reply(body), whole=True) as server:
+        one = r": 1\.000 \[1\.000\.\.1\.000\] of 18 pairs: .*"
+        expected = "3 of 12 gates failed" + "".join(f".*{name}{one}" for name in failed)
+        with pytest.raises(RunError, match=expected):
+            prb.build(config(server, data), out=out, progress=False)
         assert (out / "gate_figures.json").exists()
         assert not (out / "public.jsonl").exists()
-        asked = len(server.asked)
+        asked, relax = len(server.asked), [*RELAXED, *failed]
+        (tmp_path / "build.toml").write_text("[product]\nformats = ['parquet']\n")
         words = [
             f"data={data}", f"generator.endpoint={server.url}", "generator.name=writer", "generator.backoff=0.01",
             f"judge.endpoint={server.url}", "judge.name=judge", "writing.candidates=2", "writing.together=8",
-            "product.formats=parquet", "--relax", "overlap", "--relax", "blind-reward", "--relax", "blind-judge",
+            *(word for name in relax for word in ("--relax", name)), "--out", str(out), "--no-progress",
         ]  # fmt: skip
-        (tmp_path / "empty.toml").write_text("")
-        command = [
-            sys.executable,
-            "-m",
-            "prb_jax",
-            "build",
-            str(tmp_path / "empty.toml"),
-            *words,
-            "--out",
-            str(out),
-        ]
-        done = subprocess.run(
-            [*command, "--no-progress"], capture_output=True, text=True, timeout=300, check=False
-        )
+        command = [sys.executable, "-m", "prb_jax", "build", str(tmp_path / "build.toml"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
+        with pytest.raises(RunError, match="the build is finished without relaxing yield"):
+            prb.build(config(server, data), out=out, relax=[*relax, "yield"], progress=False)
         assert len(server.asked) == asked
-    assert "blind-judge" in done.stdout
-    assert "FAILED  relaxed" in done.stdout
+    assert done.stdout.count("FAILED  relaxed") == 5
     card = (out / "README.md").read_text()
-    assert "**Relaxed gates: blind-judge, blind-reward, overlap.**" in card
+    assert "**Relaxed gates: blind-judge, blind-reward, length, overlap, style.**" in card
     assert "| blind-judge | 1.000 [1.000..1.000] | 1.000 [1.000..1.000] | 0 | **relaxed** (failed) |" in card
-    with stand_in(lambda text, _: "no") as server:
-        other = {**config(server, data), "relax": (*RELAXED, "length")}
-        with pytest.raises(RunError, match="differ"):
-            prb.build(other, out=out, progress=False)
+    with stand_in(lambda text, _: "no") as other, pytest.raises(RunError, match=r"generator\.endpoint: "):
+        prb.build(config(other, data), out=out, progress=False)
