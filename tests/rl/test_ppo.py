@@ -156,6 +156,22 @@ def test_each_algorithm_solves_a_bandit(model: Path, tmp_path: Path, algorithm: 
     assert np.mean(rewards[-5:]) > 0.95
 
 
+@pytest.mark.slow
+def test_with_a_kl_the_optimum_is_the_reference_tilted_by_the_reward(model: Path, tmp_path: Path) -> None:
+    """p(token) is in proportion to p(reference) exp(reward / coefficient): the odds of a reward of 1 grow by e^2."""
+    changes = BANDIT | {"kl.coefficient": 0.5, "optimizer.learning_rate": 3e-3, "batch.epochs": 2}
+    run(model, tmp_path / "run", **changes, steps=90, rollout__n=16)
+    run(model, tmp_path / "still", **changes, steps=8, rollout__n=64, optimizer__learning_rate=0.0)
+    start = np.mean([row["reward"] for row in metrics(tmp_path / "still")])
+    odds = start / (1 - start) * np.exp(1 / 0.5)
+    best = odds / (1 + odds)
+    end = metrics(tmp_path / "run")[-30:]
+    assert best - start > 0.2
+    assert np.mean([row["reward"] for row in end]) == pytest.approx(best, abs=0.04)
+    divergence = best * np.log(best / start) + (1 - best) * np.log((1 - best) / (1 - start))
+    assert np.mean([row["kl"] for row in end]) == pytest.approx(divergence, abs=0.08)
+
+
 def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
     found = []
     for tokens in (None, 1):
