@@ -1,0 +1,125 @@
+"""Attention over streams by the kernel for paged caches: its arguments, computed by JAX's own reference of the kernel,
+against the mask written out; and the program compiled for TPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
+    dynamic_validate_inputs,
+    ref_ragged_paged_attention,
+)
+
+from prb_jax.models.attention.paged import kernel_arguments, paged_attention
+from prb_jax.plan.chips import describe_slice
+from prb_jax.plan.planner import _nothing_kept
+from prb_jax.sharding import make_mesh, partition_spec
+from prb_jax.trees.stream_pages import PageTable, page_size, page_table
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, jit
+from tests.trees.forests import Forest, random_forest
+
+TOKENS = 384
+
+
+def by_pages(arguments: Sequence[Any], window: int | None, softcap: float | None) -> np.ndarray:
+    """The kernel's contract, in float64: each sequence's queries are the last of its keys, and see no later ones."""
+    q, pages, lengths, of_sequence, starts, count = (np.asarray(x) for x in arguments)
+    found = []
+    for sequence in range(count[0]):
+        queries = q[starts[sequence] : starts[sequence + 1]].astype(np.float64)
+        both = (
+            pages[of_sequence[sequence]].reshape(-1, *pages.shape[2:])[: lengths[sequence]].astype(np.float64)
+        )
+        k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (both[:, 0::2], both[:, 1::2]))
+        back = np.arange(len(k) - len(queries), len(k))[:, None] - np.arange(len(k))
+        seen = (back >= 0) & (back < (len(k) if window is None else window))
+        found.append(attend(queries, k, v, seen, softcap))
+    return np.concatenate(found)
+
+
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, softcap: float | None
+) -> np.ndarray:
+    scores = np.einsum("tnh,snh->nts", q, k)
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    scores = np.where(seen, scores, -1e30)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("nts,snh->tnh", weights / weights.sum(axis=-1, keepdims=True), v)
+
+
+def drawn(seed: int, heads: int, kv_heads: int) -> list[jax.Array]:
+    rng = np.random.default_rng(seed)
+    return [
+        jnp.asarray(rng.normal(size=(TOKENS, n, 48)), jnp.float32) / 2 for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+def table_of(forest: Forest, runs: int) -> PageTable:
+    return PageTable(**page_table(forest.previous, forest.positions, forest.used, runs=runs))
+
+
+@pytest.mark.parametrize(
+    ("seed", "longest", "heads", "kv_heads", "window", "softcap"),
+    [(0, 150, 4, 2, None, None), (1, 40, 2, 2, 50, None), (2, 90, 4, 1, 7, 3.0), (3, 300, 4, 4, 1000, None)],
+)  # fmt: skip
+def test_equals_the_mask_written_out(
+    seed: int, longest: int, heads: int, kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    forest = random_forest(seed, tokens=TOKENS, longest=longest)
+    q, k, v = drawn(seed, heads, kv_heads)
+    found = by_pages(kernel_arguments(q, k, v, table_of(forest, forest.leaves + 3)), window, softcap)
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    group = heads // kv_heads
+    k, v = (np.repeat(x, group, axis=1) for x in wide[1:])
+    expected = attend(wide[0], k, v, forest.sees(window), softcap)[: forest.used]
+    assert len(found) == forest.used
+    np.testing.assert_allclose(found[..., :48], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+    assert (found[..., 48:] == 0).all()
+
+
+def test_jaxs_reference_of_the_kernel_agrees() -> None:
+    forest = random_forest(4, tokens=TOKENS, longest=150)
+    q, k, v = drawn(0, 2, 1)
+    q, pages, *of_table = kernel_arguments(q, k, v, table_of(forest, forest.leaves + 1))
+    table: list[Any] = [np.asarray(x) for x in of_table]
+    dynamic_validate_inputs(q, pages, *table, sliding_window=100, soft_cap=3.0)
+    # Its loop over sequences is one of Python.
+    run = jit(lambda q, pages: ref_ragged_paged_attention(q, pages, *table, sliding_window=100, soft_cap=3.0))
+    found = run(q, pages)
+    np.testing.assert_allclose(found, by_pages((q, pages, *table), 100, 3.0), atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_compiles_for_tpus(topology: str) -> None:
+    """8B shapes, 8,192 tokens with up to 64 conversations a stream, bfloat16: heads split in two, streams in two."""
+    mesh = make_mesh("data=2,tensor=2", devices=describe_slice(topology).devices)
+    tokens, runs = 8192, 64
+    page = page_size(tokens, runs)
+
+    def array(*shape: int, axes: tuple[str | None, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
+        place = jax.sharding.NamedSharding(mesh, partition_spec(axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    q, k = (array(2, tokens, n, 128, axes=("batch", None, "heads"), dtype="bfloat16") for n in (32, 8))
+    table = PageTable(
+        *(
+            array(2, *shape, axes=("batch",))
+            for shape in (
+                (tokens // page + 2 * runs, page),
+                (runs, tokens // page),
+                (runs,),
+                (runs + 1,),
+                (1,),
+            )
+        )  # pyright: ignore[reportArgumentType]
+    )
+    run = jax.jit(functools.partial(paged_attention, window=4096, softcap=50.0, mesh=mesh))
+    with _nothing_kept(), jax.set_mesh(mesh):
+        text = run.lower(q, k, k, table=table).compile().as_text()
+    assert "ragged_paged_attention_kernel" in (text or "")
