@@ -16,12 +16,15 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
-    from prb_jax.report.comparison import compare
+    from prb_jax.reports.comparison import compare
+    from prb_jax.reports.leaderboard import leaderboard
+    from prb_jax.reports.page import report
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
+    from prb_jax.sources.split import split
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -38,9 +41,12 @@ _HOMES = {
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
+    "report": "prb_jax.reports.page",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
-    "compare": "prb_jax.report.comparison",
+    "compare": "prb_jax.reports.comparison",
+    "leaderboard": "prb_jax.reports.leaderboard",
+    "split": "prb_jax.sources.split",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
@@ -62,8 +68,11 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "leaderboard",
     "load",
     "read_comparisons",
+    "report",
+    "split",
     "train",
 ]
 

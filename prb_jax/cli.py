@@ -14,11 +14,14 @@ from prb_jax.commands import (
     convert,
     evaluate,
     inspect,
+    leaderboard,
     personas,
     plan,
     prepare,
     quickstart,
     rank_profiles,
+    report,
+    split,
     train,
 )
 from prb_jax.commands.arguments import Parser, with_dashes
@@ -32,8 +35,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, train, convert, inspect, personas, prepare, rank_profiles, quickstart, bench, plan,
-    completion,
+    evaluate, compare, leaderboard, report, train, convert, inspect, personas, prepare, split, rank_profiles,
+    quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

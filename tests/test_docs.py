@@ -148,6 +148,8 @@ def find(name: str) -> object | None:
             find(".".join(["prb_jax.RewardModel", *rest[:1]]))
             or prb.RewardModel.__dataclass_fields__[rest[0]]
         )
+    if rest and rest[0] in prb.__all__:
+        return reduce(lambda found, part: getattr(found, part, None), rest, prb)
     parts = ["prb_jax", *rest]
     for end in range(len(parts), 0, -1):
         try:

@@ -31,7 +31,7 @@ ORDER = (
     ("scoring",),
     ("retrieval",),
     ("training",),
-    ("report",),
+    ("reports",),
     ("inspection",),
     ("plan",),
     ("bench",),

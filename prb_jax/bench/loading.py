@@ -21,7 +21,7 @@ from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.report.style import results_table
+from prb_jax.reports.style import results_table
 from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20

@@ -15,7 +15,7 @@ from rich.console import Group
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
-from prb_jax.report.style import results_table
+from prb_jax.reports.style import results_table
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query
 from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Group
 
-from prb_jax.report.style import results_table
+from prb_jax.reports.style import results_table
 
 
 class Column(NamedTuple):

@@ -23,7 +23,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, and print the ranks and the differences."""
-    from prb_jax.report.comparison import COMPARE, compare, render_comparison
+    from prb_jax.reports.comparison import COMPARE, compare, render_comparison
 
     compared = compare(*options.runs, out=options.out, across_protocols=options.across_protocols)
     print_table(render_comparison(compared))

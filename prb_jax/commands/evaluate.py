@@ -20,7 +20,7 @@ from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 from prb_jax.models import DTYPES
 from prb_jax.processes.sharing import process_index
-from prb_jax.scoring import TOO_LONG
+from prb_jax.scoring import CONTROLS, TOO_LONG
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -70,6 +70,12 @@ def add(verbs: Verbs) -> None:
         help="what a response is that leaves no room for its prompt within that: an error (default), or left out, "
         "counted in summary.json and named in left_out.jsonl",
     )
+    sub.add_argument(
+        "--controls",
+        choices=CONTROLS,
+        help="the same model without the profile (blind), with another user's (swap), both (all), or none of these "
+        "(default: blind where the model sees a profile)",
+    )
     sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add_quantize(sub)
     add_attention(sub)
@@ -88,7 +94,11 @@ def add(verbs: Verbs) -> None:
     sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time")
     add_model_options(sub)
     sub.add_argument(
-        "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
+        "--seed",
+        metavar="N",
+        type=not_negative,
+        default=0,
+        help="of the bootstrap and of --controls swap (default: 0)",
     )
     add_no_progress(sub)
     add_distributed(sub)
@@ -101,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
-        from prb_jax.report.table import render_summary
+        from prb_jax.reports.table import render_summary
         from prb_jax.scoring.by_name import evaluate
 
         result = evaluate(
@@ -112,6 +122,7 @@ def run(options: argparse.Namespace) -> int:
             protocol=options.protocol,
             max_length=options.max_length,
             too_long=options.too_long,
+            controls=options.controls,
             subset=options.subset,
             limit=options.limit,
             seed=options.seed,

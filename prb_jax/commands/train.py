@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     with until_terminated(options):
         start(options)
-        from prb_jax.report.training import training_table
+        from prb_jax.reports.training import training_table
         from prb_jax.training.train import train
 
         result = train(

@@ -6,7 +6,7 @@ from rich.console import Group
 
 from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan
-from prb_jax.report.style import facts_table, new_table
+from prb_jax.reports.style import facts_table, new_table
 
 
 def plan_table(found: Plan, *, title: str) -> Group:

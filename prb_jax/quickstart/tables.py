@@ -35,7 +35,7 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
     from rich.console import Group
     from rich.markup import escape
 
-    from prb_jax.report.style import new_table
+    from prb_jax.reports.style import new_table
 
     headings = [f"{heading}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()]
     table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=4)
@@ -87,7 +87,7 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
 
 
 def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
-    from prb_jax.report.table import interval
+    from prb_jax.reports.table import interval
 
     accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
     coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import Row, has_known_suffix, read_rows
+from prb_jax.data.files import Row
 from prb_jax.data.writing import temporary_name, whole_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.retrieval.rankers import RANKERS, Query
 from prb_jax.runs.progress import Count, show_progress
+from prb_jax.sources.reading import source_rows
 from prb_jax.text.protocol import TextProtocol, parse_protocol
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -121,7 +122,7 @@ def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
     Raises:
       DataError: a record that is not of the format; no records.
     """
-    rows = _rows(data)
+    rows = source_rows(data)
     queries = [
         Query(
             row.where,
@@ -140,20 +141,6 @@ def _reordered(
     if protocol is TextProtocol.PAPER:
         return [{**best, "id": post.get("id")} for post, best in zip(posts, ranked)]
     return ranked
-
-
-def _rows(data: str | Path) -> list[Row]:
-    path = Path(data)
-    if has_known_suffix(path):
-        rows = list(read_rows(path))
-    else:
-        from prb_jax.sources.reading import read_comparisons
-
-        found = read_comparisons(data)
-        rows = [Row(f"{data}: record {number}", each.to_row()) for number, each in enumerate(found, start=1)]
-    if not rows:
-        raise DataError(f"{data}: no comparisons in it")
-    return rows
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -25,6 +25,7 @@ def evaluate(
     protocol: str | None = None,
     max_length: int | None = None,
     too_long: str = "error",
+    controls: str | None = None,
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -63,9 +64,12 @@ def evaluate(
         Baselines and functions always see the whole profile.
       too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
         comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
+      controls: the same model scores the comparisons again, shown no profile and no user ("blind"), the profile of
+        another user ("swap"), "all" of these, or "none"; where not given "blind" for a model that is shown something of
+        its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
-      seed: of the bootstrap.
+      seed: of the bootstrap, and of the other users of "swap".
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
         `model` is a name.
       reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
@@ -95,6 +99,7 @@ def evaluate(
             attention=attention,
         ),
         too_long=too_long,
+        controls=controls,
         limit=limit,
         seed=seed,
         reference=reference,

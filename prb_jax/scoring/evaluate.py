@@ -16,13 +16,14 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.scoring.benchmarks import check_benchmarks
+from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.finish import finish_run, score_baselines
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
 from prb_jax.scoring.scored import Quantized, ReadsTokens, Scorer
-from prb_jax.scoring.scored_run import open_scored_run
+from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.too_long import check_too_long, leave_out
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions, choose_view
@@ -65,6 +66,7 @@ class EvaluateOptions:
     view: ViewOptions
     loading: LoadOptions
     too_long: str
+    controls: str | None
     limit: int | None
     seed: int
     reference: bool | None
@@ -141,6 +143,7 @@ def run_evaluation(
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
+    controls = choose_controls(options.controls, inputs.comparisons, reader, view=view, seed=options.seed)
     facts = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
@@ -159,8 +162,25 @@ def run_evaluation(
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
         run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **facts))
+        controlled: dict[str, ScoredRun] = {}
         try:
             run.score(scorer, inputs.comparisons, label=name, **scoring)
+            for control in controls:
+                opened = stack.enter_context(
+                    open_scored_run(
+                        kept / FOLDER / control.name,
+                        inputs=replace(identity, control=control.name).to_json(),
+                        **facts,
+                    )
+                )
+                opened.score(
+                    scorer,
+                    inputs.comparisons,
+                    shown=control.shown,
+                    label=f"{name}, {control.name}",
+                    **scoring,
+                )
+                controlled[control.name] = opened
         except TooLongError as error:
             raise DataError(
                 f"{error}; --too-long skip leaves such comparisons out, and names them"
@@ -183,12 +203,25 @@ def run_evaluation(
                 scorer=scorer,
                 reader=reader,
                 inputs=inputs,
-                baselines=score_baselines(inputs.comparisons),
                 name=name,
                 left_out=left_out,
             )
+            figures = {}
+            for control in controls:
+                scored, summed = finished(
+                    controlled[control.name], identity=replace(identity, control=control.name), baselines={}
+                )
+                figures[control.name] = control_figures(
+                    [run.rows[row.id] for row in scored],
+                    scored,
+                    summary=summed,
+                    control=control,
+                    comparisons=inputs.comparisons,
+                    seed=identity.seed,
+                )
+            finished = functools.partial(finished, baselines=score_baselines(inputs.comparisons))
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
-            return finished(run, identity=identity, reference=reference)[1]
+            return finished(run, identity=identity, reference=reference, controls=figures)[1]
 
         summary = on_first_process(finish)
     rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
@@ -213,6 +246,7 @@ def _check_processes(inputs: Inputs, contents: Callable[[], Any], options: Evalu
             "attention": loading.attention,
             "quantize": loading.quantize,
             "reference": options.reference,
+            "controls": options.controls,
             "batch_tokens": options.batch_tokens,
             "data": inputs.to_json(),
             "model": contents(),

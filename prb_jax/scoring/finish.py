@@ -12,6 +12,7 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.runs.folder import SUMMARY, finish_scores
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
+from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
@@ -37,6 +38,7 @@ def finish_run(
     name: str,
     left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
+    controls: Mapping[str, Any] | None = None,
 ) -> tuple[list[ScoredRow], dict[str, Any]]:
     """Put the rows of a run in order, and write the summary and what else belongs to the folder.
 
@@ -50,6 +52,7 @@ def finish_run(
       name: of the model in tables.
       left_out: comparisons that were not scored.
       reference: the unquantised model's rows, if there are any.
+      controls: figures of each control, by its name.
 
     Returns:
       The rows in the order of the inputs, and the summary.
@@ -66,6 +69,9 @@ def finish_run(
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
         summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
+    if controls:
+        summary["controls"] = dict(controls)
+        summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
     if inputs.benchmarks:
         summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
@@ -80,7 +86,8 @@ def finish_run(
             summary["benchmarks"][benchmark]["left_out"] = count
         summary["left_out"] = left_out.to_json()
         summary["definitions"] = summary["definitions"] | {"left_out": LEFT_OUT_DEFINITION}
-    write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
+    if identity.control is None:
+        write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
     return rows, summary
 

@@ -26,6 +26,7 @@ class RunIdentity:
       seed: of the bootstrap.
       versions: of the packages that compute.
       too_long: what happens to a response that leaves no room for its prompt.
+      control: the name of the control, where the model is shown something else than the comparisons.
     """
 
     model: Mapping[str, Any]
@@ -35,6 +36,7 @@ class RunIdentity:
     seed: int
     versions: Mapping[str, str | None]
     too_long: str
+    control: str | None = None
 
     def unquantized(self) -> RunIdentity:
         """Return the identity of the same run of the unquantised model."""
@@ -50,6 +52,7 @@ class RunIdentity:
             "seed": self.seed,
             "versions": self.versions,
             **({} if self.too_long == "error" else {"too_long": self.too_long}),
+            **({} if self.control is None else {"control": self.control}),
         }
 
 

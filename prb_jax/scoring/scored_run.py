@@ -44,10 +44,20 @@ class ScoredRun:
         label: str,
         progress: bool,
         options: Mapping[str, Any],
+        shown: Sequence[Comparison] | None = None,
     ) -> None:
-        """Scores what is missing; every batch is on disk before the next one is waited for."""
+        """Score what is missing; every batch is on disk before the next one is waited for.
+
+        Args:
+          scorer: the model.
+          comparisons: to be scored; their rows are written.
+          label, progress: of the display.
+          options: of the stream of scores.
+          shown: what the scorer gets in place of each comparison, if it is something else.
+        """
+        seen = comparisons if shown is None else shown
         for batch in _batches(
-            scorer, comparisons, self.rows, label=label, progress=progress, options=options
+            scorer, comparisons, self.rows, shown=seen, label=label, progress=progress, options=options
         ):
             if self.folder is not None:
                 append_rows(self.folder, batch)
@@ -78,18 +88,16 @@ def _batches(
     comparisons: Sequence[Comparison],
     known: Mapping[str, ScoredRow],
     *,
+    shown: Sequence[Comparison],
     label: str,
     progress: bool,
     options: Mapping[str, Any],
 ) -> Generator[list[ScoredRow]]:
     """The rows of one batch after another, without the batches whose rows are all known."""
     finished = [comparison.id in known for comparison in comparisons]
-    batches = scorer.stream(
-        comparisons, skip=lambda indices: all(finished[index] for index in indices), **options
-    )
-    shown = progress and process_index() == 0
+    batches = scorer.stream(shown, skip=lambda indices: all(finished[index] for index in indices), **options)
     count = Count(len(comparisons), sum(finished))
-    with show_progress(label, count, enabled=shown) as display:
+    with show_progress(label, count, enabled=progress and process_index() == 0) as display:
         for batch in batches:
             rows = [
                 scored_row(comparisons[index], scores, tokens, truncation)

@@ -19,7 +19,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.prepared import is_prepared, metadata, read_prepared, source_description
 
-__all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons"]
+__all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons", "source_rows"]
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
@@ -96,6 +96,25 @@ def read_comparisons(
             )
         raise DataError(f"{source}: no comparisons in it")
     return found
+
+
+def source_rows(source: str | Path) -> list[Row]:
+    """Return the records of a source as they stand there, in JSON files fields outside the schema too.
+
+    Raises:
+      DataError: as `read_comparisons`; of a file only what is no record at all.
+    """
+    path = Path(source)
+    if has_known_suffix(path):
+        rows = list(read_rows(path))
+    else:
+        found = read_comparisons(source)
+        rows = [
+            Row(f"{source}: record {number}", each.to_row()) for number, each in enumerate(found, start=1)
+        ]
+    if not rows:
+        raise DataError(f"{source}: no comparisons in it")
+    return rows
 
 
 def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any]:

@@ -6,16 +6,19 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PANELS = (("loss", "Loss"), ("accuracy", "Accuracy"), ("margin", "Mean margin"))
 
 
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
-    """Draws loss, accuracy and margin of training (and its running mean) and validation against the step.
+    """Draws the figure of `curves_figure` into a file.
 
     Args:
       rows: lines of `metrics.jsonl`.
@@ -25,13 +28,32 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
     Raises:
       RunError: matplotlib is not installed, or the file cannot be written.
     """
+    figure = curves_figure(rows)
+    if title:
+        figure.suptitle(title)
+    target = Path(path)
+    with writing(target), whole_file(target) as file:
+        figure.savefig(file, dpi=120, format=target.suffix[1:])
+    return target
+
+
+def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
+    """Return loss, accuracy and margin of training (and its running mean) and validation against the step.
+
+    Args:
+      rows: lines of `metrics.jsonl`.
+      size: width and height in inches.
+
+    Raises:
+      RunError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RunError(
             "learning curves need matplotlib, which is not installed: pip install matplotlib, or log.plot=false"
         ) from error
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(_PANELS), squeeze=False)[0]
     for axis, (name, label) in zip(axes, _PANELS, strict=True):
         steps, values = _series(rows, name)
@@ -49,12 +71,7 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: s
         axis.set_title(label)
         axis.grid(alpha=0.3)
     axes[0].legend()
-    if title:
-        figure.suptitle(title)
-    target = Path(path)
-    with writing(target), whole_file(target) as file:
-        figure.savefig(file, dpi=120, format=target.suffix[1:])
-    return target
+    return figure
 
 
 def _series(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -1,6 +1,6 @@
 """A scorer for tests of interruption: deterministic, in batches out of order, slow enough to be killed.
 
-python -m tests.scoring.slow_scorer OUT COUNT [SECONDS_PER_BATCH]
+python -m tests.scoring.slow_scorer OUT COUNT [SECONDS_PER_BATCH [CONTROLS]]
 """
 
 import sys
@@ -66,5 +66,6 @@ def comparisons(count: int) -> list[Comparison]:
 
 
 if __name__ == "__main__":
-    out, count, seconds = sys.argv[1], int(sys.argv[2]), float((*sys.argv, "0")[3])
-    evaluate(SlowScorer(seconds=seconds), comparisons(count), out=out, progress=False)
+    out, count, seconds, controls = (*sys.argv[1:], *("0", "none")[len(sys.argv) - 3 :])
+    scorer = SlowScorer(seconds=float(seconds))
+    evaluate(scorer, comparisons(int(count)), out=out, controls=controls, progress=False)

@@ -18,10 +18,12 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.report.table import render_summary
+from prb_jax.reports.table import render_summary
 from prb_jax.scoring import load
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
+
+OPTIONS: dict[str, Any] = {"batch_tokens": 512, "controls": "none", "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def labelled() -> list[prb.Comparison]:
 @pytest.fixture(scope="module")
 def finished(folder: Path, labelled: list[prb.Comparison], tmp_path_factory) -> prb.Evaluation:
     out = tmp_path_factory.mktemp("quantised")
-    return prb.evaluate(folder, labelled, out=out, quantize="int8", batch_tokens=512, progress=False)
+    return prb.evaluate(folder, labelled, out=out, quantize="int8", **OPTIONS)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ def test_the_report_is_what_the_two_score_files_say(finished: prb.Evaluation) ->
 def test_the_reference_is_the_run_of_the_unquantised_model(
     finished: prb.Evaluation, folder: Path, labelled: list[prb.Comparison], tmp_path: Path
 ) -> None:
-    alone = prb.evaluate(folder, labelled, out=tmp_path, batch_tokens=512, progress=False)
+    alone = prb.evaluate(folder, labelled, out=tmp_path, **OPTIONS)
     reference = finished.out / "unquantized"
     for name in ("scores.jsonl", "summary.json"):
         assert (reference / name).read_bytes() == (tmp_path / name).read_bytes()
@@ -137,7 +139,7 @@ def test_a_run_that_was_killed_goes_on(
     where: str | None, finished: prb.Evaluation, folder: Path, labelled: list[prb.Comparison],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    run: dict[str, Any] = {"out": tmp_path, "quantize": "int8", "batch_tokens": 512, "progress": False}
+    run: dict[str, Any] = {"out": tmp_path, "quantize": "int8", **OPTIONS}
     before = arrays_of("int8")
     with monkeypatch.context() as patch:
         watched(patch, stop=lambda form, batch: form == where and batch == 2)
@@ -168,12 +170,10 @@ def test_another_setting_is_another_run(
 
 
 def test_without_the_reference(folder: Path, labelled: list[prb.Comparison], tmp_path: Path) -> None:
-    result = prb.evaluate(
-        folder, labelled[:8], out=tmp_path, quantize="int8", reference=False, progress=False
-    )
+    result = prb.evaluate(folder, labelled[:8], out=tmp_path, quantize="int8", reference=False, **OPTIONS)
     assert result.summary["quantization"]["reference"] is None
     assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json"]
-    loaded = prb.evaluate(prb.load(folder, quantize="int8"), labelled[:8], out=tmp_path, progress=False)
+    loaded = prb.evaluate(prb.load(folder, quantize="int8"), labelled[:8], out=tmp_path, **OPTIONS)
     assert loaded.summary == result.summary
 
 

@@ -10,8 +10,8 @@ from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.processes.agreement import differences
-from prb_jax.report.style import new_table
-from prb_jax.report.table import NONE, interval
+from prb_jax.reports.style import new_table, signed
+from prb_jax.reports.table import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
 
@@ -129,13 +129,6 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         table.add_row(*map(escape, [*cells, _p(pair["p"]), _p(pair["p_holm"])]))
     table.caption = escape("[..] 95 % interval of the paired difference; p: exact McNemar test")
     return Group(ranks, table)
-
-
-def signed(value: float | None, bounds: Sequence[float] | None) -> str:
-    """``+0.012 [-0.003..+0.027]``: a difference with its interval, where there is one."""
-    if value is None:
-        return NONE
-    return f"{value:+.3f}" if bounds is None else f"{value:+.3f} [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
 
 
 def _p(value: float) -> str:

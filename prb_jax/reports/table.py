@@ -9,9 +9,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from prb_jax.report.style import facts_table, new_table
-
-NONE = "–"
+from prb_jax.reports.style import NONE, facts_table, new_table, signed
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
@@ -103,12 +101,25 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             notes.append(
                 f"{_label(name)}: {left_out:,} comparisons too long and left out, see left_out.jsonl"
             )
+        notes += [f"{_label(name)}: {escape(note)}" for note in _gains(summary.get("controls") or {})]
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
             if "difference" in figures:
                 difference = interval(figures["difference"], figures.get("difference_ci95"))
                 notes.append(f"{_label(name)} minus {_label(baseline)}: {escape(difference)}")
     return notes
+
+
+def _gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the controls say of the model, a sentence each."""
+    said = {
+        "blind": "knowing this user gains {}, against no profile",
+        "swap": "this user's profile gains {}, against that of another user",
+    }
+    return [
+        said[control].format(signed(figures["difference"], figures["difference_ci95"]))
+        for control, figures in controls.items()
+    ]
 
 
 def _by_subset(shown: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -9,7 +9,17 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+NONE = "–"
+"""In the place of a figure that there is not."""
+
 _RESULTS_SIDE_BY_SIDE = 3
+
+
+def signed(value: float | None, bounds: Sequence[float] | None) -> str:
+    """``+0.012 [-0.003..+0.027]``: a difference with its interval, where there is one."""
+    if value is None:
+        return NONE
+    return f"{value:+.3f}" if bounds is None else f"{value:+.3f} [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
 
 
 def new_table(title: str = "", headings: Sequence[str] = (), *, left: int = 1) -> Table:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import prb_jax
 from prb_jax.quickstart.tables import KEYS, quickstart_table
-from prb_jax.report.style import facts_table, results_table
+from prb_jax.reports.style import facts_table, results_table
 
 
 def shown(table: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from prb_jax.report.style import new_table
+from prb_jax.reports.style import new_table
 
 
 def training_table(summary: Mapping[str, Any], *, title: str) -> Table:

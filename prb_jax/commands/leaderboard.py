@@ -1,0 +1,31 @@
+"""`prb leaderboard`: all runs below a folder in one table."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.terminal import print_table
+
+FORMATS = ("csv", "latex", "markdown", "rewardbench")
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs, "leaderboard", run, about="show all runs of `prb evaluate` below a folder in one table"
+    )
+    sub.add_argument("folder", metavar="DIR", help="folder that is looked through, at any depth")
+    sub.add_argument("--format", choices=FORMATS, help="print this instead of a table for the terminal")
+    sub.add_argument("--unfinished", action="store_true", help="runs that are not finished too")
+    sub.add_argument("--controls", action="store_true", help="the controls of runs too, as runs of their own")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
+
+    entries = leaderboard(options.folder, unfinished=options.unfinished, controls=options.controls)
+    if options.format is None:
+        print_table(render_leaderboard(entries))
+    else:
+        print(format_leaderboard(entries, options.format), end="")
+    return 0

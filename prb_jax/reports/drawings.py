@@ -1,0 +1,202 @@
+"""Pictures of a page: SVG that stands in the page itself, and follows its colours in the dark and in the light."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from prb_jax.errors import RunError
+from prb_jax.reports.blocks import Drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {
+    "#000000": "var(--ink)",
+    "#262626": "var(--ink)",
+    "#808080": "var(--muted)",
+    "#b0b0b0": "var(--line)",
+    "#cccccc": "var(--line)",
+    "#ffffff": "var(--paper)",
+    "#1f77b4": "var(--first)",
+    "#ff7f0e": "var(--second)",
+}
+_FIRST, _SECOND, _MUTED = "#1f77b4", "#ff7f0e", "#808080"
+
+
+def draw_margins(margins: np.ndarray) -> Drawing:
+    """Draw how many comparisons have which margin; losses and wins in two colours."""
+    figure, axis = _figure()
+    reach = float(np.quantile(np.abs(margins), 0.99)) or 1.0
+    clipped = np.clip(margins, -reach, reach)
+    edges = np.linspace(-reach, reach, 41)  # 0 is an edge
+    losses, wins = clipped[margins < 0], clipped[margins > 0]
+    axis.hist(losses, bins=edges.tolist(), color=_SECOND, label=f"wrong: {len(losses):,}")
+    axis.hist(wins, bins=edges.tolist(), color=_FIRST, label=f"right: {len(wins):,}")
+    axis.axvline(0, color=_MUTED, linewidth=0.8)
+    axis.set_xlabel("margin: score of the preferred response minus the best of the others")
+    axis.set_ylabel("comparisons")
+    axis.legend(frameon=False)
+    ties = len(margins) - len(losses) - len(wins)
+    beyond = int((np.abs(margins) > reach).sum())
+    return _drawing(
+        figure,
+        "Margins",
+        f"{len(wins):,} comparisons are right (margin above 0), {len(losses):,} wrong, {ties:,} ties (not drawn); "
+        f"the outermost bars hold also the {beyond:,} margins beyond them.",
+    )
+
+
+def draw_reliability(found: Mapping[str, Any]) -> Drawing:
+    """Draw the share of right picks against their confidence, from `prb_jax.metrics.calibration.calibration`."""
+    figure, axis = _figure(width=4.6, height=4.0)
+    parts = found["bins"]
+    low = min(0.5, *(part["low"] for part in parts)) if parts else 0.5
+    axis.plot([low, 1], [low, 1], color=_MUTED, linewidth=0.8, linestyle=":", label="perfect")
+    most = max(part["n"] for part in parts)
+    axis.plot(
+        [part["confidence"] for part in parts],
+        [part["right"] for part in parts],
+        color=_FIRST,
+        linewidth=1,
+        label="model",
+    )
+    axis.scatter(
+        [part["confidence"] for part in parts],
+        [part["right"] for part in parts],
+        s=[20 + 160 * part["n"] / most for part in parts],
+        color=_FIRST,
+        alpha=0.6,
+    )
+    axis.set_xlim(low - 0.02, 1.02)
+    axis.set_ylim(min(low, *(part["right"] for part in parts)) - 0.03, 1.03)
+    axis.set_xlabel("confidence of the pick")
+    axis.set_ylabel("share of right picks")
+    axis.legend(frameon=False, loc="lower right")
+    return _drawing(
+        figure,
+        "Reliability diagram",
+        f"Expected calibration error {found['ece']:.3f}: picks are right in {found['right']:.1%} of the comparisons, "
+        f"with a mean confidence of {found['confidence']:.1%}. A point on the dotted line means what it says; a larger "
+        "point holds more comparisons.",
+    )
+
+
+def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing:
+    """Draw how many users have which accuracy."""
+    figure, axis = _figure()
+    axis.hist(accuracy, bins=np.linspace(0, 1, 21).tolist(), color=_FIRST)
+    axis.axvline(
+        float(accuracy.mean()), color=_SECOND, linewidth=1.5, label=f"mean over users {accuracy.mean():.3f}"
+    )
+    if chance is not None:
+        axis.axvline(chance, color=_MUTED, linewidth=1, linestyle=":", label=f"chance {chance:.2g}")
+    axis.set_xlabel("accuracy of a user")
+    axis.set_ylabel("users")
+    axis.legend(frameon=False, loc="upper left")
+    quarters = ", ".join(f"{value:.3f}" for value in np.quantile(accuracy, [0, 0.25, 0.5, 0.75, 1]))
+    return _drawing(
+        figure,
+        "Users by accuracy",
+        f"{len(accuracy):,} users; lowest, first quarter, median, third quarter and highest accuracy: {quarters}.",
+    )
+
+
+def draw_points(
+    title: str,
+    points: Sequence[tuple[str, float | None, Sequence[float] | None]],
+    *,
+    xlabel: str,
+    description: str,
+) -> Drawing:
+    """Draw a figure with its interval for each of some groups that have an order.
+
+    Args:
+      title: of the drawing.
+      points: label of the group, figure, interval; a group without a figure is left empty.
+      xlabel: what the groups are.
+      description: of the drawing.
+    """
+    figure, axis = _figure()
+    places = [place for place, (_, value, _) in enumerate(points) if value is not None]
+    values = [value for _, value, _ in points if value is not None]
+    axis.plot(places, values, color=_FIRST, marker="o")
+    for place, (_, _, bounds) in enumerate(points):
+        if bounds is not None:
+            axis.plot([place, place], list(bounds), color=_FIRST, linewidth=1.5)
+    axis.set_xticks(range(len(points)), [label for label, _, _ in points])
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel("accuracy")
+    return _drawing(figure, title, description)
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`."""
+    from prb_jax.training.curves import curves_figure
+
+    steps = max((row["step"] for row in rows), default=0)
+    return _drawing(
+        curves_figure(rows, size=(9, 3)),
+        "Learning curves",
+        f"Loss, accuracy and mean margin over {steps:,} steps: of training (thin: each step; thick: running mean) and "
+        "of validation where there was any.",
+    )
+
+
+def _figure(*, width: float = 6.4, height: float = 3.0) -> tuple[Figure, Axes]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RunError("a page needs matplotlib, which is not installed: pip install matplotlib") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axis: Any = figure.subplots()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.5)
+    axis.set_axisbelow(True)
+    return figure, axis
+
+
+def _drawing(figure: Figure, title: str, description: str) -> Drawing:
+    import matplotlib as mpl
+
+    figure.patch.set_visible(False)
+    for axis in figure.axes:
+        axis.patch.set_visible(False)
+    target = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    return Drawing(title, description, inline_svg(target.getvalue(), title=title))
+
+
+def inline_svg(text: str, *, title: str) -> Markup:
+    """Return what stands in a page in place of an SVG file of matplotlib.
+
+    No header, no metadata and so no address of anything, colours as variables of the page, letters in its font, and
+    an accessible name. Names of elements that nothing refers to are left out, since a page has several pictures.
+    """
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    used = set(re.findall(r"(?:href=\"|url\()#([\w-]+)", text))
+    prefix = f"d{sha256(text.encode()).hexdigest()[:8]}"
+    text = re.sub(
+        r' id="([\w-]+)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", text
+    )
+    text = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
+    for colour, variable in _COLOURS.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"font-family: [^;\"]*;?", "", text)
+    width, height = map(float, re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2])
+    inside = text[text.index(">") + 1 :]
+    name = Markup.escape(title)
+    size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width / 11:.0f}rem"'
+    inside = re.sub(r"\n+ *", "\n", inside)
+    return Markup(f'<svg role="img" aria-label="{name}" {size}>{inside.strip()}')

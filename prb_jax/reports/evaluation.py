@@ -1,0 +1,205 @@
+"""The chapter of a page about one evaluation: figures, who is served, what scores are worth, how it was made."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prb_jax.metrics.accuracy import group_counts, outcomes
+from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
+from prb_jax.reports.cells import any_cell, figure_cell, headline
+from prb_jax.reports.drawings import draw_users
+from prb_jax.reports.pairs import pairs_to_read
+from prb_jax.reports.scores import length_blocks, posts_blocks, score_blocks
+from prb_jax.reports.table import NONE
+from prb_jax.reports.texts import Texts
+from prb_jax.runs.finished import FinishedRun
+
+MOST_ROWS = 2000
+"""Of a table; more would make a page that nobody reads and few browsers open at once."""
+
+_LONGEST_MANIFEST = 100_000
+
+
+def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str, room: int) -> Chapter:
+    """Return the chapter of one run.
+
+    Args:
+      run: of `prb evaluate`.
+      texts: of its comparisons.
+      name: of the chapter in addresses.
+      title: of the chapter.
+      room: bytes that the texts of pairs may take.
+    """
+    sections = (
+        Section("Result", list(_result(run))),
+        Section("By subset", list(_subsets(run))),
+        Section("By user", list(_users(run))),
+        Section("Scores", list(score_blocks(run))),
+        Section("Length of responses", list(length_blocks(run, texts))),
+        Section("Posts of the profile", list(posts_blocks(run, texts))),
+        Section("Ties and cut text", list(_cut(run))),
+        Section("Benchmarks", list(_benchmarks(run))),
+        Section("Pairs to read", list(pairs_to_read(run, texts, room=room))),
+        Section("How it was made", list(_made(run))),
+    )
+    return Chapter(title, name, [section for section in sections if section.blocks])
+
+
+def _result(run: FinishedRun) -> Iterator[Block]:
+    summary = run.summary
+    definitions = summary.get("definitions") or {}
+    baselines: Mapping[str, Mapping[str, Any]] = summary.get("baselines") or {}
+    model = str(summary.get("model", run.path.name))
+    if summary.get("limit") is not None:
+        yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
+    note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
+    yield headline({model: summary, **baselines}, title="The model and the baselines", note=note)
+    differences = [
+        [
+            Cell(f"{model} minus {name}"),
+            figure_cell(figures.get("difference"), figures.get("difference_ci95")),
+        ]
+        for name, figures in baselines.items()
+        if "difference" in figures and name != model
+    ]
+    if differences:
+        yield PageTable(
+            "Paired differences of accuracy", ("on the same comparisons", "difference"), differences
+        )
+    if isinstance(quantized := summary.get("quantization"), Mapping):
+        rows = [[Cell(key), any_cell(value)] for key, value in _flat(quantized)]
+        yield PageTable(
+            "What quantising changed", ("", "figure"), rows, note=definitions.get("quantization", "")
+        )
+
+
+def _subsets(run: FinishedRun) -> Iterator[Block]:
+    parts: Mapping[str, Any] = run.summary.get("by_subset") or {}
+    if not parts:
+        return
+    others = {
+        name: figures.get("by_subset") or {} for name, figures in (run.summary.get("baselines") or {}).items()
+    }
+    rows = [
+        [
+            Cell(subset),
+            figure_cell(part.get("n"), form="{:,}"),
+            figure_cell(part.get("accuracy"), part.get("ci95")),
+            figure_cell(part.get("ties"), form="{:,}"),
+            *(figure_cell((other.get(subset) or {}).get("accuracy")) for other in others.values()),
+        ]
+        for subset, part in parts.items()
+    ]
+    heads = ("subset", "n", "accuracy", "ties", *(name.removeprefix("baseline:") for name in others))
+    yield _bounded("Accuracy by subset", heads, rows, place=2)
+
+
+def _users(run: FinishedRun) -> Iterator[Block]:
+    rows = [row for row in run.rows if row.user_id is not None]
+    if not rows:
+        yield Paragraph("No comparison names its user.", True)
+        return
+    result = outcomes(rows)
+    counts = group_counts(result.wins, [str(row.user_id) for row in rows])
+    ties = Counter(str(row.user_id) for row, tie in zip(rows, result.ties) if tie)
+    summary, definitions = run.summary, run.summary.get("definitions") or {}
+    chances = {1 / len(row.scores) for row in rows}
+    yield draw_users(counts.accuracy, chance=chances.pop() if len(chances) == 1 else None)
+    coverage = summary.get("coverage")
+    shown = NONE if coverage is None else f"{coverage:.3f}"
+    yield Paragraph(
+        f"{len(counts.rows):,} users; {summary.get('users_testable', NONE)} with enough comparisons to be tested. "
+        f"Coverage {shown}: {definitions.get('coverage', 'see summary.json')}."
+    )
+    unknown = summary.get("unknown_users")
+    if unknown is not None:
+        yield Paragraph(f"Users that the model was not trained on: {json.dumps(unknown)}")
+    cells = [
+        [
+            Cell(str(user)),
+            Cell(f"{n:,}", int(n)),
+            Cell(f"{share:.3f}", float(share)),
+            Cell(f"{ties[str(user)]:,}", ties[str(user)]),
+        ]
+        for user, n, share in zip(counts.names, counts.rows, counts.accuracy)
+    ]
+    cells.sort(key=lambda row: (row[2].value or 0, row[0].text))
+    yield _bounded("Users", ("user", "comparisons", "accuracy", "ties"), cells, place=2)
+
+
+def _bounded(title: str, heads: Sequence[str], rows: list[list[Cell]], *, place: int) -> PageTable:
+    """A table of at most `MOST_ROWS`: those with the lowest and the highest figure in the column `place`."""
+    note = ""
+    if len(rows) > MOST_ROWS:
+        rows = sorted(rows, key=lambda row: row[place].value or 0)
+        note = f"The {MOST_ROWS // 2:,} lowest and the {MOST_ROWS // 2:,} highest of {len(rows):,} rows."
+        rows = rows[: MOST_ROWS // 2] + rows[-MOST_ROWS // 2 :]
+    return PageTable(title, heads, rows, note=note, filtered=len(rows) > 20)
+
+
+def _cut(run: FinishedRun) -> Iterator[Block]:
+    n, summary = len(run.rows), run.summary
+    rows = [
+        [Cell("ties"), Cell(f"{summary.get('ties', 0):,} of {n:,}", summary.get("ties", 0))],
+        [
+            Cell("comparisons with cut text"),
+            Cell(f"{summary.get('truncated', 0):,} of {n:,}", summary.get("truncated", 0)),
+        ],
+    ]
+    for kind, amount in (summary.get("truncation") or {}).items():
+        rows.append([Cell(kind.replace("_", " ")), Cell(f"{amount:,}", amount)])
+    left_out = summary.get("left_out")
+    if isinstance(left_out, Mapping):
+        count = left_out.get("comparisons", 0)
+        rows.append([Cell("comparisons too long, and left out"), Cell(f"{count:,}", count)])
+    yield PageTable("Ties and cut text", ("", "amount"), rows)
+
+
+def _benchmarks(run: FinishedRun) -> Iterator[Block]:
+    for name, result in (run.summary.get("benchmarks") or {}).items():
+        shown = {str(run.summary.get("model")): result, **(result.get("baselines") or {})}
+        figures = dict.fromkeys(key for part in shown.values() for key in part.get("figures") or {})
+        rows = [[Cell("score"), *(figure_cell(part.get("score"), form="{:.4f}") for part in shown.values())]]
+        for figure in figures:
+            cells = [
+                figure_cell((part.get("figures") or {}).get(figure), form="{:.4f}") for part in shown.values()
+            ]
+            rows.append([Cell(figure), *cells])
+        yield PageTable(name, ("", *shown), rows, note=str(result.get("rule", "")))
+
+
+def _made(run: FinishedRun) -> Iterator[Block]:
+    command = run.record.get("command")
+    if isinstance(command, list) and command:
+        text = shlex.join(map(str, command))
+        yield Preformatted("The command that repeats it", text)
+    else:
+        yield Paragraph("The run was made by a call from Python; no command line is recorded.", True)
+    yield from manifest(run.record, "run.json")
+    definitions = run.summary.get("definitions")
+    if isinstance(definitions, Mapping):
+        rows = [[Cell(str(key)), Cell(str(value))] for key, value in definitions.items()]
+        yield PageTable("Definitions", ("figure", "meaning"), rows, words=2)
+
+
+def manifest(record: Mapping[str, Any], name: str) -> Iterator[Block]:
+    """Yield what a run says of itself, as it is in its file."""
+    text = json.dumps(record, indent=2)
+    if len(text) > _LONGEST_MANIFEST:
+        yield Paragraph(
+            f"The first {_LONGEST_MANIFEST:,} of the {len(text):,} characters of {name}; the folder has them all.",
+            True,
+        )
+    yield Preformatted(f"Manifest: {name}", text[:_LONGEST_MANIFEST], folded=True)
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, part in value.items():
+        if isinstance(part, Mapping):
+            yield from _flat(part, f"{prefix}{key}: ")
+        else:
+            yield f"{prefix}{key}".replace("_", " "), part

@@ -1,0 +1,230 @@
+"""`prb leaderboard`: all runs below a folder as one table, in the forms that papers and leaderboards take."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prb_jax.benchmarks.results import AGGREGATES, organisation_and_name
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.errors import RunError, quote
+from prb_jax.reports.style import NONE, new_table, signed
+from prb_jax.reports.table import interval
+from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_FIGURES: Final = (
+    "n",
+    "accuracy",
+    "ci95",
+    "user_accuracy",
+    "user_accuracy_ci95",
+    "coverage",
+    "ties",
+    "mean_margin",
+)
+_HEADINGS: Final = ("run", "model", "data", "n", "accuracy", "per user", "coverage", "gain")
+
+
+def leaderboard(
+    folder: str | Path, *, unfinished: bool = False, controls: bool = False
+) -> list[dict[str, Any]]:
+    """Return the runs of `prb evaluate` in a folder and the folders below it, those on the same data together.
+
+    Args:
+      folder: to be looked through, at any depth.
+      unfinished: also runs without a summary; their figures are None.
+      controls: also the controls of runs, which are runs of their own within them.
+
+    Returns:
+      One dict for each run, by data and then from the best to the worst accuracy: run (its folder), model, data,
+      protocol, profile_posts, comparisons, scored, the figures of its summary, gain and gain_ci95 (of knowing the user,
+      where there is a blind control), benchmarks (score by name), accuracy_by_subset, template.
+
+    Raises:
+      RunError: there is no such folder, or no such run in it; a file of a run cannot be read.
+    """
+    top = Path(folder)
+    if not top.is_dir():
+        raise RunError(f"{top}: expected a folder with runs, found {'a file' if top.exists() else 'nothing'}")
+    found = [_entry(top, path, record) for path, record in _records(top)]
+    kept = [
+        entry for entry in found
+        if (unfinished or entry["finished"]) and (controls or entry["control"] is None)
+    ]  # fmt: skip
+    if not kept:
+        waiting = sum(not entry["finished"] for entry in found)
+        more = f"; {waiting} are not finished: --unfinished shows them" if waiting else ""
+        raise RunError(f"{top}: no finished run of `prb evaluate` in it or below it{more}")
+    return sorted(kept, key=lambda entry: (entry["data"], -(entry["accuracy"] or 0.0), entry["run"]))
+
+
+def _records(top: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder and the record of each evaluation."""
+    for path in sorted(top.rglob(RUN)):
+        record = read_json(path, error=RunError)
+        if isinstance(record, dict) and record.get("kind") == KIND and isinstance(record.get("inputs"), dict):
+            yield path.parent, record
+
+
+def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = record["inputs"]
+    finished = (path / SUMMARY).exists()
+    summary = read_object(path / SUMMARY, error=RunError) if finished else {}
+    blind = (summary.get("controls") or {}).get("blind") or {}
+    return {
+        "run": path.name if path == top else path.relative_to(top).as_posix(),
+        "model": str(record.get("model")),
+        "data": " ".join(map(str, record.get("data") or ())) or str((inputs.get("data") or {}).get("sha256")),
+        "protocol": inputs.get("protocol"),
+        "profile_posts": inputs.get("profile_posts"),
+        "control": inputs.get("control"),
+        "finished": finished,
+        "comparisons": (inputs.get("data") or {}).get("comparisons"),
+        "scored": summary["n"] if finished else _scored(path / SCORES),
+        **{name: summary.get(name) for name in _FIGURES},
+        "gain": blind.get("difference"),
+        "gain_ci95": blind.get("difference_ci95"),
+        "benchmarks": {name: one["score"] for name, one in (summary.get("benchmarks") or {}).items()},
+        "accuracy_by_subset": _by_subset(path, record, summary),
+        "template": (inputs.get("model") or {}).get("template"),
+    }
+
+
+def _scored(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracy by subset; of RewardBench's own subsets what its result file says, by its own rule."""
+    figures = dict(summary.get("accuracy_by_subset") or {})
+    name = organisation_and_name(str(record.get("model")))
+    for benchmark in summary.get("benchmarks") or {}:
+        file = path / benchmark / AGGREGATES / f"{name}.json"
+        if file.exists():
+            own = read_object(file, error=RunError)
+            figures |= {key: value for key, value in own.items() if key in figures}
+    return figures
+
+
+def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
+    """Return tables for the terminal, one for each data; the interval of a figure stands below it."""
+    from rich.console import Group
+    from rich.markup import escape
+
+    tables = []
+    for data in dict.fromkeys(entry["data"] for entry in entries):
+        table = new_table(data, ("run", "n", "accuracy", "coverage", "gain"))
+        for column in table.columns[1:]:
+            column.no_wrap = True
+        for entry in (entry for entry in entries if entry["data"] == data):
+            cells = dict(zip(_HEADINGS, _cells(entry), strict=True))
+            shown = [f"{entry['run']}\n{entry['model']}, {_view(entry)}"]
+            shown += [cells[name].replace(" [", "\n[") for name in ("n", "accuracy", "coverage", "gain")]
+            table.add_row(*map(escape, shown))
+        tables.append(table)
+    tables[-1].caption = escape("[..] 95 % interval; gain: of knowing the user, against no profile")
+    return Group(*tables)
+
+
+def as_markdown(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table in Markdown."""
+    rows = [_HEADINGS, ("---", "---", "---", *["---:"] * (len(_HEADINGS) - 3)), *map(_cells, entries)]
+    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |\n" for row in rows)
+
+
+def as_latex(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table in LaTeX, with the rules of the package booktabs."""
+    rows = [" & ".join(map(_latex, row)) + r" \\" for row in (_HEADINGS, *map(_cells, entries))]
+    lines = [r"\begin{tabular}{lll" + "r" * (len(_HEADINGS) - 3) + "}", r"\toprule", rows[0], r"\midrule"]
+    return "\n".join([*lines, *rows[1:], r"\bottomrule", r"\end{tabular}", ""])
+
+
+def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return all figures as CSV: a line for each run, a column for each benchmark and subset."""
+    benchmarks = dict.fromkeys(name for entry in entries for name in entry["benchmarks"])
+    subsets = sorted({name for entry in entries for name in entry["accuracy_by_subset"]})
+    with io.StringIO(newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for number, entry in enumerate(entries):
+            flat = dict(_flat(entry))
+            flat |= {f"score {name}": entry["benchmarks"].get(name) for name in benchmarks}
+            flat |= {f"subset {name}": entry["accuracy_by_subset"].get(name) for name in subsets}
+            if number == 0:
+                writer.writerow(flat)
+            writer.writerow(flat.values())
+        return file.getvalue()
+
+
+def as_rewardbench(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return a JSON list of what RewardBench keeps of each model: model, model_type, chat_template, its subsets."""
+    models = [
+        {
+            "model": organisation_and_name(entry["model"]),
+            "model_type": "Seq. Classifier" if entry["template"] else "Custom Classifier",
+            "chat_template": entry["template"],
+            **entry["accuracy_by_subset"],
+        }
+        for entry in entries
+    ]
+    return json.dumps(models, indent=4, sort_keys=True, allow_nan=False) + "\n"
+
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]]] = {
+    "csv": as_csv,
+    "latex": as_latex,
+    "markdown": as_markdown,
+    "rewardbench": as_rewardbench,
+}
+"""The forms of a leaderboard by name."""
+
+
+def format_leaderboard(entries: Sequence[Mapping[str, Any]], form: str) -> str:
+    """Return what `leaderboard` gives as a text in one of ``FORMATS``.
+
+    Raises:
+      RunError: there is no such form.
+    """
+    if form not in FORMATS:
+        raise RunError(f"format: expected {', '.join(FORMATS)}, found {quote(form)}")
+    return FORMATS[form](entries)
+
+
+def _cells(entry: Mapping[str, Any]) -> list[str]:
+    scored, all_ = entry["scored"], entry["comparisons"]
+    return [
+        entry["run"],
+        entry["model"],
+        f"{entry['data']}, {_view(entry)}",
+        f"{scored:,}" if entry["finished"] else f"{scored:,} of {all_:,}",
+        interval(entry["accuracy"], entry["ci95"]),
+        interval(entry["user_accuracy"], entry["user_accuracy_ci95"]),
+        NONE if entry["coverage"] is None else f"{entry['coverage']:.3f}",
+        signed(entry["gain"], entry["gain_ci95"]),
+    ]
+
+
+def _view(entry: Mapping[str, Any]) -> str:
+    return f"{entry['protocol']}, {entry['profile_posts']} posts"
+
+
+def _flat(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in entry.items():
+        if name.endswith("ci95"):
+            low, high = value or (None, None)
+            yield f"{name}_low", low
+            yield f"{name}_high", high
+        elif name not in ("benchmarks", "accuracy_by_subset"):
+            yield name, value
+
+
+def _latex(text: str) -> str:
+    plain = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
+    return plain.replace("~", r"\textasciitilde{}").replace("^", r"\textasciicircum{}").replace(NONE, "--")

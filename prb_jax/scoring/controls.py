@@ -1,0 +1,207 @@
+"""Controls of an evaluation: the same model without the user's profile, and with that of another user.
+
+A high accuracy proves no personalisation by itself: a model may find the better response from its wording alone. The
+gain over a control is what the model makes of the user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import RunError, quote
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.scoring import CONTROLS
+from prb_jax.text.view import View
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
+
+NONE, BLIND, SWAP, ALL = CONTROLS
+
+FOLDER: Final = "controls"
+"""The folder, within that of a run, that holds the run folder of each control."""
+
+CONTROLS_DEFINITION: Final = (
+    "by control, the accuracy of the same model on the same comparisons where it is shown no profile and no user "
+    "(blind), or profile and name of another user with a profile of similar length (swap); shown_otherwise = "
+    "comparisons whose user it was shown otherwise; difference = accuracy of the run minus that of the control, "
+    "paired, with its interval: for blind, what knowing the user gains"
+)
+
+_NEAREST: Final = 8
+
+
+@dataclass(frozen=True)
+class Control:
+    """One control.
+
+    Attributes:
+      name: "blind" or "swap".
+      shown: what the model is shown in place of each comparison, in their order.
+    """
+
+    name: str
+    shown: Sequence[Comparison]
+
+
+def choose_controls(
+    asked: str | None, comparisons: Sequence[Comparison], reader: Reader | None, *, view: View, seed: int
+) -> list[Control]:
+    """Return the controls of an evaluation.
+
+    Args:
+      asked: one of ``CONTROLS``; None for "blind" where the model is known to see something of its users, and for
+        "none" elsewhere.
+      comparisons: that are scored.
+      reader: of the model, if it reads tokens.
+      view: what the model is shown.
+      seed: of the choice of other users.
+
+    Raises:
+      RunError: there is no such control, or it could not change anything.
+    """
+    if asked not in (None, *CONTROLS):
+        raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
+    sees = _sees_users(comparisons, reader, view)
+    if asked is None:
+        asked = BLIND if reader is not None and sees else NONE
+    names = {NONE: (), ALL: (BLIND, SWAP)}.get(asked, (asked,))
+    if names and not sees:
+        raise RunError(
+            f"controls={asked}: the model is shown nothing of a user (no profile in the data, profile_posts=0, or "
+            "users that it does not know), so that nothing can be left out or swapped"
+        )
+    make = {
+        BLIND: lambda: without_users(comparisons),
+        SWAP: lambda: with_other_users(comparisons, view=view if reader else None, seed=seed),
+    }
+    return [Control(name, make[name]()) for name in names]
+
+
+def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: View) -> bool:
+    profiles = any(comparison.profile for comparison in comparisons)
+    users = {comparison.user_id for comparison in comparisons} - {None}
+    if reader is None:  # it is given the whole comparison
+        return profiles or bool(users)
+    unknown = reader.unknown_users(comparisons)
+    return (view.profile_posts > 0 and profiles) or (unknown is not None and unknown < len(users))
+
+
+def without_users(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with no profile and no user."""
+    return [replace(comparison, profile=(), user_id=None) for comparison in comparisons]
+
+
+def with_other_users(
+    comparisons: Sequence[Comparison], *, view: View | None = None, seed: int = 0
+) -> list[Comparison]:
+    """Return the comparisons with profile and name of another user: one other user for each.
+
+    The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
+    are shown), by the seed and the user's name alone. Rows without a user belong to one person where they have the
+    same profile, and never get a profile that shares a post with their own. A comparison without a profile stays so.
+
+    Args:
+      comparisons: of two users or more.
+      view: what the model is shown; without one the whole profile counts.
+      seed: of the draws.
+
+    Raises:
+      RunError: a user for whom there is no other one.
+    """
+    posts = None if view is None else view.profile_posts
+    people = _people(comparisons, profiles=posts != 0 and any(each.profile for each in comparisons))
+    lengths = {
+        person: sum(len(post.text) for post in comparisons[rows[0]].profile[:posts])
+        for person, rows in people.items()
+    }
+    order = sorted(people, key=lambda person: (lengths[person], person))
+    keys = [(lengths[person], person) for person in order]
+    shown = list(comparisons)
+    for person, rows in people.items():
+        own = comparisons[rows[0]]
+        nearest = _outwards(order, bisect_left(keys, (lengths[person], person)), lengths)
+        others = (name for name in nearest if not _may_be_one(own, comparisons[people[name][0]]))
+        near = list(islice(others, _NEAREST))
+        if not near:
+            raise RunError(
+                f"controls=swap: no other user has a profile to show in place of that of comparison {quote(own.id)}; "
+                "expected the profiles of two users or more"
+            )
+        drawn = hashlib.sha256(f"{seed}\0{person}".encode()).digest()
+        donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
+        for place, row in enumerate(rows):
+            given = comparisons[donor[place % len(donor)]]
+            shown[row] = replace(comparisons[row], profile=given.profile, user_id=given.user_id)
+    return shown
+
+
+def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
+    """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
+    people: dict[str, list[int]] = {}
+    for row, comparison in enumerate(comparisons):
+        if profiles and not comparison.profile:
+            continue
+        if comparison.user_id is not None:
+            people.setdefault(f"user {comparison.user_id}", []).append(row)
+        elif comparison.profile:
+            texts = "\0".join(sorted(post.text for post in comparison.profile))
+            people.setdefault(f"profile {hashlib.sha256(texts.encode()).hexdigest()}", []).append(row)
+    return people
+
+
+def _may_be_one(a: Comparison, b: Comparison) -> bool:
+    """Whether two comparisons of different names may be of one person: one has no user, and they share a post."""
+    if a.user_id is not None and b.user_id is not None:
+        return False
+    return not {post.text for post in a.profile}.isdisjoint(post.text for post in b.profile)
+
+
+def _outwards(order: Sequence[str], place: int, lengths: Mapping[str, int]) -> Iterator[str]:
+    """Yield the other people, who are sorted by length, from the nearest in length to the farthest."""
+    here, left, right = lengths[order[place]], place - 1, place + 1
+    while left >= 0 or right < len(order):
+        if right == len(order) or (left >= 0 and here - lengths[order[left]] <= lengths[order[right]] - here):
+            yield order[left]
+            left -= 1
+        else:
+            yield order[right]
+            right += 1
+
+
+def control_figures(
+    rows: Sequence[ScoredRow],
+    scored: Sequence[ScoredRow],
+    *,
+    control: Control,
+    comparisons: Sequence[Comparison],
+    summary: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Return what a summary says of one control.
+
+    Args:
+      rows: of the run.
+      scored: the rows of the control.
+      control: the control.
+      comparisons: of the run.
+      summary: of the control's own run.
+      seed: of the bootstrap.
+    """
+    paired = paired_difference(rows, scored, seed=seed)
+    return {
+        **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
+        "shown_otherwise": sum(
+            (ours.profile, ours.user_id) != (theirs.profile, theirs.user_id)
+            for ours, theirs in zip(comparisons, control.shown, strict=True)
+        ),
+        "difference": paired["difference"],
+        "difference_ci95": paired["ci95"],
+    }

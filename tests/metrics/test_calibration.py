@@ -1,0 +1,87 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+
+from prb_jax.errors import DataError
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.calibration import calibration
+from prb_jax.metrics.length import length_bias
+
+
+def row(scores, labels, *, id="x"):
+    return ScoredRow(id, None, None, scores, labels)
+
+
+def test_a_pair_by_hand():
+    found = calibration(
+        [row([1.0, 0.0], [1.0, 0.0]), row([2.0, 1.0], [0.0, 1.0]), row([3.0, 3.0], [1.0, 0.0])]
+    )
+    sure = 1 / (1 + np.exp(-1.0))
+    assert [part["n"] for part in found["bins"]] == [1, 2]
+    assert found["bins"][0] == {"low": 0.5, "high": 0.55, "n": 1, "confidence": 0.5, "right": 0.5}
+    assert found["bins"][1]["confidence"] == pytest.approx(sure, abs=1e-15)
+    assert found["right"] == pytest.approx(0.5)
+    assert found["ece"] == pytest.approx(2 / 3 * abs(0.5 - sure), abs=1e-15)
+
+
+def test_the_definition_on_random_scores():
+    rng = np.random.default_rng(0)
+    for k in (2, 4):
+        scores = rng.normal(scale=2, size=(500, k)).round(1)
+        labels = np.zeros((500, k))
+        labels[np.arange(500), rng.integers(k, size=500)] = 1
+        found = calibration([row(list(s), list(y)) for s, y in zip(scores, labels)])
+        probability = softmax(scores, axis=1).max(axis=1)
+        if k == 2:
+            assert probability == pytest.approx(expit(np.abs(scores[:, 0] - scores[:, 1])))
+        best = scores == scores.max(axis=1, keepdims=True)
+        right = (best * labels).sum(axis=1) / best.sum(axis=1)
+        place = np.minimum(np.floor(probability * 20), 19)
+        ece = sum(
+            abs(right[place == b].mean() - probability[place == b].mean()) * (place == b).mean()
+            for b in np.unique(place)
+        )
+        assert found["ece"] == pytest.approx(ece, abs=1e-12)
+        assert sum(part["n"] for part in found["bins"]) == 500
+
+
+def test_probabilities_that_are_right_have_no_error_in_the_limit():
+    """Rows that win with exactly the probability that they claim: margin log 3, three of four right."""
+    rows = [row([np.log(3.0), 0.0], [1.0, 0.0] if i % 4 else [0.0, 1.0]) for i in range(400)]
+    assert calibration(rows)["ece"] == pytest.approx(0, abs=1e-12)
+
+
+def test_scores_that_are_not_finite_are_named():
+    with pytest.raises(DataError, match=r"'odd'.*nan"):
+        calibration([row([float("nan"), 0.0], [1.0, 0.0], id="odd")])
+
+
+def test_length_bias_by_hand():
+    rows = [
+        row([1.0, 0.0], [1.0, 0.0]),  # longest preferred, picked
+        row([0.0, 1.0], [1.0, 0.0]),  # longest preferred, not picked
+        row([1.0, 0.0], [0.0, 1.0]),  # longest not preferred, picked
+        row([1.0, 1.0], [0.0, 1.0]),  # longest not preferred, tie: neither picked nor won
+        row([1.0, 0.0], [1.0, 0.0]),  # equal lengths
+        row([0.0, 2.0, 1.0], [0.0, 1.0, 1.0]),  # longest is one of two preferred, not picked, won
+    ]
+    lengths = [[9, 2], [9, 2], [9, 2], [9, 2], [4, 4], [1, 2, 3]]
+    assert length_bias(rows, lengths) == {
+        "n": 5,
+        "equal": 1,
+        "preferred_is_longest": float(Fraction(3, 5)),
+        "picks_longest": float(Fraction(2, 5)),
+        "n_longest": 3,
+        "accuracy_longest": float(Fraction(2, 3)),
+        "n_shorter": 2,
+        "accuracy_shorter": 0.0,
+    }
+
+
+def test_length_bias_without_a_longest_response_is_undefined():
+    found = length_bias([row([1.0, 0.0], [1.0, 0.0])], [[3, 3]])
+    assert (found["n"], found["picks_longest"], found["accuracy_longest"]) == (0, None, None)
+    with pytest.raises(DataError, match="3 lengths for 2 scores"):
+        length_bias([row([1.0, 0.0], [1.0, 0.0])], [[1, 2, 3]])

@@ -1,0 +1,146 @@
+"""A page in headless Chromium, driven through its debugging pipe: descriptors 3 and 4, JSON between zero bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+_SECONDS = 60
+
+
+@dataclass
+class Page:
+    """An open page.
+
+    Attributes:
+      complaints: errors and warnings of the console, exceptions, and what the browser logs, as a blocked script.
+      requests: addresses that the page asked for.
+    """
+
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    _write: int = -1
+    _read: int = -1
+    _session: str | None = None
+    _count: int = 0
+    _buffer: bytes = b""
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression in the page."""
+        asked = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        found = self.call("Runtime.evaluate", **asked)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def key(self, name: str, **more: Any) -> None:
+        """Press and release a key, as "Tab" or "Enter"."""
+        text = {"Enter": {"text": "\r"}, " ": {"text": " "}}.get(name, {})
+        codes = {"Enter": 13, "Tab": 9, " ": 32}
+        event = {"key": name, "windowsVirtualKeyCode": codes[name], **more}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the protocol and return its result; events that come before it are noticed."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + _SECONDS
+        while True:
+            answer = self._next(end)
+            if answer.get("id") == self._count:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._notice(answer)
+
+    def until(self, method: str) -> None:
+        """Wait for an event."""
+        end = time.monotonic() + _SECONDS
+        while True:
+            answer = self._next(end)
+            self._notice(answer)
+            if answer.get("method") == method:
+                return
+
+    def _next(self, end: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
+            assert ready, "the browser does not answer"
+            part = os.read(self._read, 1 << 20)
+            assert part, "the browser ended"
+            self._buffer += part
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def _notice(self, event: dict[str, Any]) -> None:
+        method, details = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(details["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
+            self.complaints.append(json.dumps(details["args"]))
+        elif method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(json.dumps(details["entry"]))
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(details["request"]["url"])
+
+
+@contextlib.contextmanager
+def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
+    """Open a file in a browser of its own, which ends with the block."""
+    assert BROWSER is not None
+    to_browser, write = os.pipe()
+    read, from_browser = os.pipe()
+
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-pipe",
+    ]
+    flags += ["--no-first-run", "--disable-extensions", "--disable-background-networking"]
+    connected = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'  # they are 3 or more: none is lost
+    process = subprocess.Popen(
+        [
+            "bash",
+            "-c",
+            connected,
+            BROWSER,
+            *flags,
+            f"--user-data-dir={path.parent / 'browser'}",
+            "about:blank",
+        ],
+        pass_fds=(to_browser, from_browser),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_browser), os.close(from_browser)
+    page = Page(_write=write, _read=read)
+    try:
+        target = page.call("Target.createTarget", url="about:blank")["targetId"]
+        page._session = page.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        if dark:
+            wanted = [{"name": "prefers-color-scheme", "value": "dark"}]
+            page.call("Emulation.setEmulatedMedia", features=wanted)
+        page.call("Page.navigate", url=path.as_uri())
+        page.until("Page.loadEventFired")
+        yield page
+    finally:
+        process.kill()
+        process.wait()
+        os.close(write), os.close(read)

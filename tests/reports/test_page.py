@@ -1,0 +1,262 @@
+"""The page of `prb report`: one file, everything escaped, texts only where they are still what was scored."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import DataError, RunError
+from prb_jax.reports.blocks import visible
+from prb_jax.reports.page import report
+from tests.reports.browser import BROWSER, open_page
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> & \"q\" 'q' \x00\x1b[31m \u202eabc"
+
+
+def records(n: int, **more):
+    """Pairs of three users and two subsets; the first response is better, and often the longer one."""
+    for i in range(n):
+        yield {
+            "id": f"p{i}",
+            "user_id": f"user {'abc'[i % 3]}",
+            "subset": ("food", "travel")[i % 2],
+            "question": f"Question {i}?",
+            "chosen": "good " * (1 + i % 7),
+            "rejected": "bad " * (1 + i % 5),
+            "profile": [{"id": str(n), "category": "c", "text": f"post {n}"} for n in range(i % 4)],
+            **more,
+        }
+
+
+def write(path: Path, rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prb_process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prb_jax", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text within each kind."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self._open: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        for tag in set(self._open):
+            self.texts[tag] = self.texts.get(tag, "") + data
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs on hostile data, and the page that a process made of them."""
+    folder = tmp_path_factory.mktemp("report")
+    rows = list(records(60))
+    rows[0] |= {
+        "question": HOSTILE,
+        "chosen": HOSTILE,
+        "rejected": HOSTILE * 3,
+        "user_id": HOSTILE,
+        "subset": HOSTILE,
+    }
+    rows[1] |= {
+        "rubric_aspects": [{"aspect": "SENTINEL-ASPECT", "evidence": "e", "reason": "r"}],
+        "narrative": "SENTINEL-NARRATIVE",
+        "rejected": "bad " * 50,
+    }
+    write(folder / "pairs.jsonl", rows)
+    for name in ("length", "random"):
+        done = prb_process("evaluate", f"baseline:{name}", "--data", "pairs.jsonl", "--out", name, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    done = prb_process("report", "length", "random", "--out", "page.html", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "written to page.html\n"), done.stderr
+    return folder
+
+
+def test_the_page_needs_nothing_else(runs):
+    text = (runs / "page.html").read_text(encoding="utf-8")
+    elements = Elements(runs / "page.html")
+    assert sum(tag == "script" for tag, _ in elements.found) == 1
+    assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in elements.found if tag != "link"}
+    for tag, attributes in elements.found:
+        for name in ("src", "href", "xlink:href", "action"):
+            value = attributes.get(name) or "#"
+            assert value.startswith("#") or value == "data:,", (tag, value)
+        assert not [name for name in attributes if name.startswith("on")], attributes
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "://" not in without_names
+    assert "default-src 'none'" in text
+
+
+def test_hostile_text_stays_text(runs):
+    text = (runs / "page.html").read_text(encoding="utf-8")
+    assert "alert(1)" in text  # it is there to be read
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+    assert r"\x00\x1b[31m \u202eabc" in text
+
+
+def test_what_is_visible_has_no_effect():
+    assert visible("a\r\nb\tc") == "a\nb\tc"
+    assert visible("\x00\x9f\u202e\ud800") == r"\x00\x9f\u202e\ud800"
+
+
+def test_the_figures_are_those_of_the_runs(runs):
+    text = re.sub(r"\s+", " ", Elements(runs / "page.html").texts["main"])
+    for name in ("length", "random"):
+        summary = json.loads((runs / name / "summary.json").read_text())
+        low, high = summary["ci95"]
+        assert f"{summary['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in text
+    for heading in (
+        "All runs", "By subset", "By user", "Margins", "Reliability diagram", "expected calibration error",
+        "Length bias", "Accuracy by number of posts", "Ties and cut text", "Pairs to read", "Manifest: run.json",
+        "prb evaluate baseline:length --data pairs.jsonl --out length",
+    ):  # fmt: skip
+        assert heading in text, heading
+
+
+def test_reasons_stand_only_where_people_alone_read(runs):
+    text = (runs / "page.html").read_text(encoding="utf-8")
+    blocks = re.findall(r'<details class="human-only">.*?</details>', text, flags=re.DOTALL)
+    for sentinel in ("SENTINEL-ASPECT", "SENTINEL-NARRATIVE"):
+        assert text.count(sentinel) == sum(block.count(sentinel) for block in blocks) > 0
+    assert all("No model saw this" in block for block in blocks)
+
+
+def test_the_same_runs_give_the_same_bytes(runs):
+    report([runs / "length", runs / "random"], out=runs / "again.html", data=runs / "pairs.jsonl")
+    assert (runs / "again.html").read_bytes() == (runs / "page.html").read_bytes()
+
+
+def test_texts_that_changed_are_not_shown(runs, tmp_path):
+    moved = write(tmp_path / "pairs.jsonl", records(60))
+    with pytest.raises(DataError, match=r"pairs\.jsonl: not the data of the run .*length"):
+        report(runs / "length", out=tmp_path / "page.html", data=moved)
+    done = prb_process("report", runs / "length", "--out", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "the data have changed since they were scored (pairs.jsonl)" in text
+    assert "Question 3?" not in text
+    assert "p3" in text
+    moved.unlink()
+    assert prb.report(runs / "length", out=tmp_path / "page.html") == tmp_path / "page.html"
+    assert "the data cannot be read now" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_what_is_no_finished_run_is_refused(runs, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "run.json").write_bytes((runs / "length" / "run.json").read_bytes())
+    for arguments, message in (
+        ([tmp_path / "nothing"], "nothing: expected the folder of a run, found no run.json in it"),
+        ([begun], "begun: the run is not finished: it has no summary.json"),
+        ([runs / "length", runs / "length"], "length: given twice as a run"),
+    ):
+        done = prb_process("report", *arguments, "--out", "page.html", cwd=tmp_path)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert message in done.stderr
+    with pytest.raises(RunError, match=r"page\.txt: expected a name that ends in \.html"):
+        report(runs / "length", out=tmp_path / "page.txt")
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_learning_curves_of_a_training_run(tmp_path):
+    out = tmp_path / "trained"
+    out.mkdir()
+    record = {
+        "kind": "prb_jax training",
+        "inputs": {},
+        "command": ["prb", "train", "a b.py", "--out", "trained"],
+    }
+    (out / "train.json").write_text(json.dumps(record))
+    write(
+        out / "metrics.jsonl",
+        ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9)),
+    )
+    report(out, out=tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "The training run is not finished" in text
+    assert "over 8 steps" in text
+    assert "prb train &#39;a b.py&#39; --out trained" in text
+
+
+def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
+    long = {"chosen": "word & " * 200, "rejected": "<b> " * 400}
+    rows = [row | {"user_id": f"u{i % 5000}"} for i, row in enumerate(records(10_000, **long))]
+    write(tmp_path / "pairs.jsonl", rows)
+    prb.evaluate("baseline:random", tmp_path / "pairs.jsonl", out=tmp_path / "run", progress=False)
+    page = report(tmp_path / "run", out=tmp_path / "page.html")
+    assert page.stat().st_size < 3_000_000
+    text = page.read_text(encoding="utf-8")
+    assert "The 1,000 lowest and the 1,000 highest of 5,000 rows." in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_in_a_browser(runs):
+    """The page renders without a complaint, sorts by mouse and keyboard, filters, and follows the dark."""
+    with open_page(runs / "page.html", dark=True) as page:
+        table = "[...document.querySelectorAll('table')].find((t) => t.caption.textContent === 'Users')"
+        column = f"[...{table}.tBodies[0].rows].filter((r) => !r.hidden).map((r) => Number(r.cells[1].textContent))"
+        counts = page.evaluate(column)
+        assert len(counts) == 4  # one user has a hostile name
+        page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').focus()")
+        page.key("Enter")
+        assert page.evaluate(column) == sorted(counts, reverse=True)
+        assert page.evaluate(f"{table}.tHead.rows[0].cells[1].getAttribute('aria-sort')") == "descending"
+        page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').click()")
+        assert page.evaluate(column) == sorted(counts)
+
+        pairs = "document.querySelector('[data-pairs]')"
+        shown = f"[...{pairs}.querySelectorAll('.pair')].filter((p) => p.checkVisibility())"
+        assert page.evaluate(f"{shown}.length") == 60
+        choose = (
+            "(name, value) => { const s = document.querySelector(`[data-filter=${name}]`); s.value = value; "
+        )
+        choose += "s.dispatchEvent(new Event('change')); return s.selectedIndex; }"
+        assert page.evaluate(f"({choose})('subset', 'travel')") > 0
+        assert page.evaluate(f"new Set({shown}.map((p) => p.dataset.subset)).size") == 1
+        assert page.evaluate(f"{shown}.length") == 30
+        assert page.evaluate(f"({choose})('user', 'user b')") > 0
+        assert (
+            page.evaluate(f"{shown}.map((p) => p.dataset.user + p.dataset.subset)") == ["user btravel"] * 10
+        )
+        assert page.evaluate(f"{pairs}.querySelector('output').textContent") == "10 of 60 shown"
+        page.evaluate(f"({choose})('subset', '')"), page.evaluate(f"({choose})('user', '')")
+        hostile = visible(HOSTILE)
+        assert page.evaluate(f"({choose})('user', {json.dumps(hostile)})") > 0
+        assert page.evaluate(f"{shown}.map((p) => p.dataset.user)") == [hostile]
+
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+        page.evaluate("document.querySelector('[data-theme-switch]').click()")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        nameless = "[...document.querySelectorAll('svg, table, [role=region]')].filter((e) => !(e.ariaLabel "
+        nameless += "|| e.caption || document.getElementById(e.getAttribute('aria-labelledby')))).length"
+        assert page.evaluate(nameless) == 0
+        assert page.evaluate("document.querySelectorAll('svg').length") >= 8
+        ids = page.evaluate("[...document.querySelectorAll('main > article > h2, caption')].map((e) => e.id)")
+        assert len(ids) == len(set(ids))
+        assert page.complaints == []
+        assert page.requests == [(runs / "page.html").as_uri()]
