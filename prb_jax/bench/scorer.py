@@ -15,17 +15,19 @@ import numpy as np
 from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
+from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
 
@@ -83,6 +85,12 @@ def load_for_bench(
     score_fn = make_score_fn(
         config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
     )
+    stream_fn, shown = None, stream_attention_name(config, mesh=devices, dtype=kind, wanted=attention)
+    if shown is not None:
+        paged = shown == PAGED_ATTENTION
+        stream_fn = make_stream_fn(
+            config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, paged=paged
+        )
     if isinstance(model, DecoderConfig):
 
         def make() -> Params:
@@ -99,23 +107,25 @@ def load_for_bench(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
         score_fn=score_fn,
+        stream_fn=stream_fn,
         mesh=devices,
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=choose_attention(devices, kind, attention, scored=config).name,
+        attention=shown or choose_attention(devices, kind, attention, scored=config).name,
     )
 
 
 def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
     """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
     padded = 0
-    before = cast(Any, model.score_fn)._cache_size()
+    program = cast(Any, model.stream_fn or model.score_fn)
+    before = program._cache_size()
 
     def dispatch(batch: Any) -> jax.Array:
         nonlocal padded
-        padded += batch.prefix.size + batch.responses.size
-        return model.score_fn(model.params, model.place(batch))
+        padded += sum(x.size for x in _token_arrays(batch))
+        return model.dispatch(batch)
 
     scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
     start = time.perf_counter()
@@ -124,9 +134,13 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         cast(Sequence[Comparison], workload.trees),
         encode=lambda trees: list(cast(Sequence[Tree], trees)),
         dispatch=dispatch,
-        options=model.shape_options(batch_tokens),
+        options=model.batch_options(batch_tokens),
     ):
         for index, row in zip(scored.indices, scored.scores, strict=True):
             scores[index] = row
     seconds = time.perf_counter() - start
-    return TreePass(seconds, padded, cast(Any, model.score_fn)._cache_size() - before, scores)
+    return TreePass(seconds, padded, program._cache_size() - before, scores)
+
+
+def _token_arrays(batch: Batch) -> tuple[Any, ...]:
+    return (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)

@@ -1,4 +1,4 @@
-"""One decoder for every supported family, run by configuration, over trees.
+"""One decoder for every supported family, run by configuration, over batches of trees or packed streams.
 
 The module holds parameters only; it is used as a plain tree: ``nnx.split`` once, then pure functions of
 ``(params, batch)`` under ``jax.jit``. All layers are stacked on a leading axis and run by
@@ -24,8 +24,9 @@ from jax.sharding import Mesh
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.choice import Attention, choose_attention
+from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
+from prb_jax.models.attention.streams import attend_from_stream_reads
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
 from prb_jax.models.layers import gated, rms_norm, rotate
@@ -34,6 +35,7 @@ from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.streams import StreamBatch
 
 Params = dict[str, Any]
 
@@ -136,6 +138,26 @@ class Decoded:
     values: jax.Array
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Rows of tokens as the layers see them; only attention knows how the tokens of a row hang together.
+
+    Attributes:
+        tokens, positions: int32 [B, T].
+        longest: no two tokens that see each other are this far apart.
+        attend: of (q, k, v, window, softcap), from all tokens.
+        attend_from_places: the same from the places that are read; None where there is no such program.
+        apart: the last layer is computed at those places alone.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    longest: int
+    attend: Attention
+    attend_from_places: Attention | None = None
+    apart: bool = False
+
+
 def decode_tree(
     params: Params, batch: TreeBatch, *, places: jax.Array | None = None, **options: Any
 ) -> jax.Array:
@@ -147,16 +169,38 @@ def decode_tree(
         places: int32 [B, K], one in every response: only their states are returned, [B, K, D]. A model of
             a single layer then computes queries, attention and mlp at these places only.
     """
-    return _decode(params, batch, places=places, **options)[0]
+    return _decode_trees(params, batch, places=places, **options)[0]
 
 
 def decode_tree_keeping(params: Params, batch: TreeBatch, **options: Any) -> Decoded:
     """As :func:`decode_tree`, with the keys and values of every layer."""
-    states, (keys, values) = _decode(params, batch, keep=True, **options)
+    states, (keys, values) = _decode_trees(params, batch, keep=True, **options)
     return Decoded(states, keys, values)
 
 
-def _decode(
+def decode_stream(params: Params, batch: StreamBatch, *, reads_only: bool, **options: Any) -> jax.Array:
+    """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
+
+    Arguments as of :func:`prb_jax.readouts.score_tree.score_stream`, and
+
+    Args:
+        reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
+            alone. Otherwise [S, N, D], of all tokens.
+    """
+    mesh = options.get("mesh")
+    tokens = jnp.asarray(batch.tokens)
+    rows = _Rows(
+        tokens=tokens,
+        positions=jnp.asarray(batch.positions),
+        longest=tokens.shape[1],
+        attend=attention_over(batch, mesh),
+        attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
+        apart=True,
+    )
+    return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
+
+
+def _decode_trees(
     params: Params,
     batch: TreeBatch,
     *,
@@ -164,70 +208,103 @@ def _decode(
     dtype: jnp.dtype,
     attention: Attention | None = None,
     mesh: Mesh | None = None,
-    lora_scale: float = 1.0,
-    remat: str = "none",
     soft_prompt: jax.Array | None = None,
     places: jax.Array | None = None,
-    keep: bool = False,
+    **options: Any,
 ) -> tuple[jax.Array, Any]:
     layout = layout_of(batch)
+    shape = {"layout": layout, "prefix_lengths": jnp.asarray(batch.prefix_lengths)}
+    chosen = choose_attention(mesh, dtype).attend if attention is None else attention
+    rows = _Rows(
+        tokens=tree_tokens(batch),
+        positions=tree_positions(batch),
+        longest=layout.prefix + layout.response_length,
+        attend=functools.partial(chosen, **shape),
+        attend_from_places=functools.partial(attend_from_reads, places=places, **shape),
+        # With more layers the last one, taken out of the stack, would cost a copy of the stack's gradient.
+        apart=config.num_hidden_layers == 1 and attention is None,
+    )
+    if soft_prompt is None:
+        change = None
+    else:
+        change = functools.partial(_with_soft_prompt, soft_prompt=soft_prompt, **shape)
+    return _decode(
+        params, rows, config=config, dtype=dtype, mesh=mesh, places=places, change_embedding=change, **options
+    )
+
+
+def _decode(
+    params: Params,
+    rows: _Rows,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    remat: str = "none",
+    places: jax.Array | None = None,
+    change_embedding: Callable[[jax.Array], jax.Array] | None = None,
+    keep: bool = False,
+) -> tuple[jax.Array, Any]:
     if mesh is not None:
-        check_tokens(mesh, layout.tokens)
+        check_tokens(mesh, rows.tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
-    attend_trees = choose_attention(mesh, dtype).attend if attention is None else attention
-    positions = tree_positions(batch)
-    x = jnp.take(params["embed"], tree_tokens(batch), axis=0).astype(dtype)
-    if soft_prompt is not None:
-        x = _with_soft_prompt(x, soft_prompt, layout, jnp.asarray(batch.prefix_lengths))
+    x = jnp.take(params["embed"], rows.tokens, axis=0).astype(dtype)
+    if change_embedding is not None:
+        x = change_embedding(x)
     if config.embedding_scale is not None:
         # The factor is rounded to the activations' dtype, as Gemma was trained.
         x = x * jnp.asarray(config.embedding_scale, dtype)
     x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
-    angles = rotary_angles(positions, full_rope)
-    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
+    angles = rotary_angles(rows.positions, full_rope)
+    sliding_angles = angles if sliding_rope is None else rotary_angles(rows.positions, sliding_rope)
     window = config.sliding_window
-    if window is not None and window >= layout.prefix + layout.response_length:
-        window = None  # no two tokens that see each other are that far apart
-    layer = functools.partial(
-        _layer,
-        config=config,
-        layout=layout,
-        prefix_lengths=jnp.asarray(batch.prefix_lengths),
-        constrain=constrain,
-        lora_scale=lora_scale,
-    )
+    if window is not None and window >= rows.longest:
+        window = None
+    layer = functools.partial(_layer, config=config, constrain=constrain, lora_scale=lora_scale)
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
 
-    # With more layers the last one could be cut down likewise, for 1/L of the time, but only by taking
-    # its weights out of the stack, which copies the stack.
-    if places is not None and config.num_hidden_layers == 1 and attention is None:
-        slides_only = any(slides)
-        attend = functools.partial(attend_from_reads, places=places, window=window if slides_only else None)
-        only = functools.partial(
-            layer, angles=sliding_angles if slides_only else angles, attend=attend, places=places
-        )
-        weights = jax.tree.map(lambda leaf: leaf[0], params["layers"])
-        return rematerialised(lambda x, w: only(x, gather(w))[0], remat, gathers=gathers)(x, weights), None
+    def run(sliding: bool, x: jax.Array, weights: Params, places: jax.Array | None = None) -> Any:
+        attend = rows.attend if places is None else rows.attend_from_places
+        assert attend is not None
+        attend = functools.partial(attend, window=window if sliding else None)
+        return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend, places=places)
 
     def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, Any]:
         weights, is_sliding = inputs
         weights = gather(weights)
 
-        def run(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            attend = functools.partial(attend_trees, window=window if sliding else None)
-            x, kept = layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend)
-            return x, kept if keep else None
+        def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
+            x, found = run(sliding, x, weights)
+            return x, found if keep else None
 
         if mixed:
-            return lax.cond(is_sliding, lambda y: run(True, y), lambda y: run(False, y), x)
-        return run(any(slides), x)
+            return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
+        return kept(any(slides), x)
 
-    inputs = (params["layers"], jnp.asarray(slides))
-    x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
-    return x if places is None else take_places(x, places), kept
+    if places is None or not rows.apart:
+        inputs = (params["layers"], jnp.asarray(slides))
+        x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
+        return x if places is None else take_places(x, places), kept
+
+    # The stack is read through indices: one without its last layer would be a copy of it.
+    def at(index: jax.Array | int) -> Params:
+        return jax.tree.map(
+            lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), params["layers"]
+        )
+
+    def indexed(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+        return body(x, (at(inputs[0]), inputs[1]))
+
+    count = config.num_hidden_layers - 1
+    if count:
+        inputs = (jnp.arange(count), jnp.asarray(slides[:count]))
+        x, _ = lax.scan(rematerialised(indexed, remat, gathers=gathers), x, inputs)
+    last = rematerialised(lambda x, w: run(slides[-1], x, gather(w), places)[0], remat, gathers=gathers)
+    return last(x, at(count)), None
 
 
 def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
@@ -260,7 +337,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
 
 
 def _with_soft_prompt(
-    x: jax.Array, soft_prompt: jax.Array, layout: TreeLayout, prefix_lengths: jax.Array
+    x: jax.Array, *, soft_prompt: jax.Array, layout: TreeLayout, prefix_lengths: jax.Array
 ) -> jax.Array:
     """x [B, T, D] with the first S tokens of every prefix replaced by soft_prompt [B, S, D]."""
     tokens = soft_prompt.shape[1]
@@ -276,8 +353,6 @@ def _layer(
     w: Params,
     *,
     config: DecoderConfig,
-    layout: TreeLayout,
-    prefix_lengths: jax.Array,
     angles: tuple[jax.Array, jax.Array],
     attend: Attention,
     constrain: Constrain,
@@ -314,7 +389,7 @@ def _layer(
     q = rotate(q, *query_angles, scale=config.attention_scale)
     k = rotate(k, *angles)
     q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
-    y = attend(q, k, v, layout=layout, prefix_lengths=prefix_lengths, softcap=config.attn_logit_softcapping)
+    y = attend(q, k, v, softcap=config.attn_logit_softcapping)
     y = project(y.reshape(rows, tokens, heads * head_dim), name="o")
     if config.post_norms:
         y = norm(y, w["post_attention_norm"])

@@ -1,6 +1,6 @@
 """The head of a model: what every head does, and the two that transformers has classes for.
 
-A head names its tensors and computes float32 values [B, K, n] from :class:`TreeStates`. The heads of other open
+A head names its tensors and computes float32 values [B, K, n] from `States`. The heads of other open
 reward models are in :mod:`prb_jax.readouts.heads` and :mod:`prb_jax.readouts.gated`.
 """
 
@@ -17,7 +17,7 @@ from jax import lax
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
 from prb_jax.models.layers import matmul_precision
-from prb_jax.models.tree_states import TreeStates
+from prb_jax.models.states import States
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -68,7 +68,7 @@ class Head(Protocol):
         """A run of ids without which a conversation cannot be read; empty where every one can."""
         ...
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         """Values float32 [B, K, n]; n is 1 but for a linear head with several labels.
 
         Args:
@@ -119,7 +119,7 @@ class Linear(ReadsAnything):
     def tensors(self) -> tuple[HeadTensor, ...]:
         return ()
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)
 
 
@@ -161,7 +161,7 @@ class Vocabulary(ReadsAnything):
     def tensors(self) -> tuple[HeadTensor, ...]:
         return ()
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         logits = dense(states.read(), params["score"])
         if self.softcap is not None:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
@@ -192,7 +192,7 @@ class LanguageHead(ReadsAnything):
     def tensors(self) -> tuple[HeadTensor, ...]:
         return ()
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         matrix = params["embed"].T if self.tied else params["lm_head"]
         logits = dense(states.read(), matrix)
         return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)

@@ -67,17 +67,30 @@ class TreeStates:
         states = self._at(jnp.maximum(jnp.where(last < width, last, own), 0))
         return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
 
-    def everywhere(self) -> jax.Array:
-        """float32 [B, P + K * R, D]: the state of every token."""
-        return self.norm(self.hidden.astype(jnp.float32))
+    def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """A value of every place of each conversation, in order, and where ``token`` stands.
 
-    def marked(self, token: int) -> tuple[jax.Array, jax.Array]:
-        """Where ``token`` stands, padding left out: bool [B, P] in the prefix, [B, K, R] in the responses."""
+        Args:
+          token: an id.
+          value: float32 states [..., D] to values [...].
+
+        Returns:
+          float32 and bool [B, K, P + R]; False at padding.
+        """
         batch, width = self.batch, self.batch.prefix.shape[1]
+        rows, responses, length = batch.responses.shape
+        values = value(self.norm(self.hidden.astype(jnp.float32)))
         first = width - jnp.asarray(batch.prefix_lengths)[:, None]
-        prefix = (jnp.asarray(batch.prefix) == token) & (jnp.arange(width)[None] >= first)
-        inside = jnp.arange(batch.responses.shape[2]) < jnp.asarray(batch.response_lengths)[:, :, None]
-        return prefix, (jnp.asarray(batch.responses) == token) & inside
+        in_prefix = (jnp.asarray(batch.prefix) == token) & (jnp.arange(width)[None] >= first)
+        inside = jnp.arange(length) < jnp.asarray(batch.response_lengths)[:, :, None]
+        in_response = (jnp.asarray(batch.responses) == token) & inside
+
+        def joined(of_prefix: jax.Array, of_responses: jax.Array) -> jax.Array:
+            shared = jnp.broadcast_to(of_prefix[:, None], (rows, responses, width))
+            return jnp.concatenate([shared, of_responses], axis=2)
+
+        own = values[:, width:].reshape(rows, responses, length)
+        return joined(values[:, :width], own), joined(in_prefix, in_response)
 
     def _at(self, index: jax.Array) -> jax.Array:
         states = jnp.take_along_axis(self.hidden, index[:, :, None], axis=1)

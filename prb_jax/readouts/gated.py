@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import HeadTensor, Shapes, dense
-from prb_jax.models.tree_states import TreeStates
+from prb_jax.models.states import States
 from prb_jax.readouts.heads import check_outputs
 from prb_jax.readouts.layers import Stack
 
@@ -108,7 +108,7 @@ class Gated:
             found.append(HeadTensor(key=self.scale, shape=(1,)))
         return tuple(found)
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         tensors, last = params["head"], states.read()
         numbers = self.objectives(tensors, last)
         numbers = numbers.reshape(*numbers.shape[:-1], -1, int(self.per_objective))

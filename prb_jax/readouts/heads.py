@@ -1,6 +1,6 @@
 """The read-outs of open reward models as small declarative pieces.
 
-A head names its tensors and computes float32 values [B, K, n] from :class:`TreeStates`. What it is made of
+A head names its tensors and computes float32 values [B, K, n] from `States`. What it is made of
 is declared in :mod:`prb_jax.readouts.registry` (the head of several objectives is in
 :mod:`prb_jax.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`).
 """
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
-from prb_jax.models.tree_states import TreeStates
+from prb_jax.models.states import States
 from prb_jax.readouts.layers import Stack
 
 
@@ -43,7 +43,7 @@ class Mlp(ReadsAnything):
     def tensors(self) -> tuple[HeadTensor, ...]:
         return self.stack.tensors()
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return self.stack(params["head"], states.read())
 
 
@@ -96,7 +96,7 @@ class Pooled(ReadsAnything):
             )
         )
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         tensors = params["head"]
         x = dense(states.read(), tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"])
         x = activate(x, self.activation)
@@ -136,16 +136,11 @@ class Steps:
     def needs(self) -> tuple[int, ...]:
         return (self.marker,)
 
-    def __call__(self, params: Mapping[str, Any], states: TreeStates) -> jax.Array:
-        in_prefix, in_response = states.marked(self.marker)
-        rows, responses, length = in_response.shape
-        width = in_prefix.shape[1]
-        logits = self.stack(params["head"], states.everywhere())
-        positive = jax.nn.softmax(logits, axis=-1)[..., 1]
-        shared = jnp.broadcast_to(positive[:, None, :width], (rows, responses, width))
-        steps = jnp.concatenate([shared, positive[:, width:].reshape(rows, responses, length)], axis=2)
-        shown = jnp.broadcast_to(in_prefix[:, None], (rows, responses, width))
-        shown = jnp.concatenate([shown, in_response], axis=2)
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        def positive(found: jax.Array) -> jax.Array:
+            return jax.nn.softmax(self.stack(params["head"], found), axis=-1)[..., 1]
+
+        steps, shown = states.along(self.marker, positive)
         if self.together == "last":
             index = jnp.max(jnp.where(shown, jnp.arange(shown.shape[2]), 0), axis=2, keepdims=True)
             return jnp.take_along_axis(steps, index, axis=2)

@@ -18,11 +18,13 @@ from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.pairs import score_pairs
-from prb_jax.readouts.score_tree import score_tree
+from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
+from prb_jax.trees.streams import StreamBatch, stream_batch_shardings
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
+StreamFn = Callable[[Params, StreamBatch], jax.Array]
 
 
 def make_score_fn(
@@ -61,3 +63,28 @@ def make_score_fn(
     return jax.jit(
         score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh)
     )
+
+
+def make_stream_fn(
+    config: DecoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str = "logit",
+    shardings: Mapping[str, Any] | None = None,
+    paged: bool = False,
+) -> StreamFn:
+    """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
+
+    Arguments as of :func:`make_score_fn`, and
+
+    Args:
+      paged: attention is that of :mod:`prb_jax.models.attention.paged`, and the batches have pages.
+    """
+    shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+
+    def score(params: Params, batch: StreamBatch) -> jax.Array:
+        return read_out(score_stream(params, batch, config=config, dtype=dtype, mesh=mesh), readout)
+
+    batches = stream_batch_shardings(mesh, windows=config.sliding_window is not None, paged=paged)
+    return jax.jit(score, in_shardings=(shardings, batches), out_shardings=replicated(mesh))

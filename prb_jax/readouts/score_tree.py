@@ -1,8 +1,9 @@
-"""One forward pass over trees, and what the head of the model reads out of it."""
+"""One forward pass over trees or packed streams, and what the head of the model reads out of it."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,15 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params, decode_tree
-from prb_jax.models.head import LanguageHead, Linear
+from prb_jax.models.decoder import Params, decode_stream, decode_tree
+from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.models.layers import rms_norm
+from prb_jax.models.stream_states import StreamStates
 from prb_jax.models.tree_states import TreeStates, read_places
+from prb_jax.readouts.gated import Gated
+from prb_jax.readouts.heads import Mlp
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 
 
 def score_tree(
@@ -47,8 +52,7 @@ def score_tree(
             factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
             first S ids have no influence.
     """
-    # These heads look at nothing else; a single layer then has less to do.
-    reads_only = isinstance(config.head, Linear | LanguageHead)
+    reads_only = _reads_only(config)
     x = decode_tree(
         params,
         batch,
@@ -61,11 +65,38 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    norm = functools.partial(
+    return config.head(params, TreeStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+
+
+def score_stream(
+    params: Params, batch: StreamBatch, *, config: DecoderConfig, dtype: jnp.dtype, mesh: Mesh | None = None
+) -> jax.Array:
+    """As :func:`score_tree` of packed streams: float32 [S, M, n], of each read place.
+
+    Args:
+        params: as of :func:`score_tree`.
+        batch: S streams with M read places each.
+        config: architecture.
+        dtype: of activations.
+        mesh: how activations are split; None for one device.
+    """
+    reads_only = _reads_only(config)
+    x = decode_stream(params, batch, config=config, dtype=dtype, mesh=mesh, reads_only=reads_only)
+    return config.head(params, StreamStates(x, batch, _last_norm(params, config), at_reads=reads_only))
+
+
+def _reads_only(config: DecoderConfig) -> bool:
+    """Whether the head looks at nothing but the read positions, so that the last layer has less to do."""
+    return isinstance(config.head, Linear | LanguageHead | Vocabulary | Mlp) or (
+        isinstance(config.head, Gated) and not config.head.needs
+    )
+
+
+def _last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
+    return functools.partial(
         rms_norm,
         weight=params["final_norm"],
         eps=config.rms_norm_eps,
         plus_one=config.norm_plus_one,
         scale_after_cast=config.norm_scale_after_cast,
     )
-    return config.head(params, TreeStates(x, batch, norm, at_reads=reads_only))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from jax.sharding import Mesh
 
 from prb_jax.sharding import mesh_shape
+from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.stream_blocks import BLOCK
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -30,3 +32,16 @@ def shape_options(
         multiple=MULTIPLE.get(platform, 16),
         attention_length=config.attention_length,
     )
+
+
+def stream_options(
+    config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None, *, paged: bool = False
+) -> StreamOptions:
+    """Return how streams are shaped for a decoder on these devices; arguments as of :func:`shape_options`.
+
+    Args:
+      paged: for the kernel that reads pages.
+    """
+    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    tokens = TOKENS_PER_SHARD.get(platform, 8_192) if batch_tokens is None else batch_tokens // shards
+    return StreamOptions(tokens=max(tokens, BLOCK), streams=shards, window=config.sliding_window, paged=paged)

@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding, load_prompts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_model
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
@@ -96,6 +96,7 @@ def load_opened(opened: OpenedModel) -> RewardModel:
     tokenizer, mesh, dtype = opened.tokenizer(), opened.mesh, jnp.dtype(opened.dtype)
     config, path = opened.config, opened.folder.path
     quantize, attention, prompts = opened.options.quantize, opened.options.attention, None
+    stream_fn = None
     if isinstance(opened.body, EncoderFolder):
         score_fn = make_score_fn(config, mesh=mesh, dtype=dtype, readout=opened.labels)
         loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
@@ -109,12 +110,23 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         score_fn = make_score_fn(
             config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings, attention=attention
         )
+        shown_attention = stream_attention_name(config, mesh=mesh, dtype=dtype, wanted=attention)
+        if shown_attention is not None:
+            stream_fn = make_stream_fn(
+                config,
+                mesh=mesh,
+                dtype=dtype,
+                readout=opened.labels,
+                shardings=shardings,
+                paged=shown_attention == PAGED_ATTENTION,
+            )
         saved = load_prompts(path, width=config.hidden_size)
         loaded = load_params(
             path, config, dtype=dtype, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
         )
         params = loaded.params
-        shown_attention = choose_attention(mesh, dtype, attention, scored=config).name
+        if shown_attention is None:
+            shown_attention = choose_attention(mesh, dtype, attention, scored=config).name
         if saved is not None:
             embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}
@@ -130,6 +142,7 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         ),
         params=params,
         score_fn=score_fn,
+        stream_fn=stream_fn,
         mesh=mesh,
         dtype=opened.dtype,
         readout=opened.readout,

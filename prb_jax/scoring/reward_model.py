@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -14,8 +14,10 @@ from jax.sharding import Mesh
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
+from prb_jax.models.attention.choice import PAGED_ATTENTION
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import shape_options
+from prb_jax.scoring.batch_shapes import shape_options, stream_options
+from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
@@ -24,6 +26,7 @@ from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import Bucket, ShapeOptions, round_up
 from prb_jax.trees.tree import Tree
 
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.decoder import Params
-    from prb_jax.readouts.score_fn import ScoreFn
+    from prb_jax.readouts.score_fn import ScoreFn, StreamFn
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,6 +51,9 @@ class RewardModel:
       score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
         :class:`prb_jax.trees.batches.TreeBatch`; what it gives for absent rows and responses is
         meaningless. It compiles once for each shape (B, P, K, R).
+      stream_fn: the same for packed streams, rewards float32 [S, M] of a
+        :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
+        CPUs and TPUs. It compiles once for each shape (S, N, M).
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
@@ -59,6 +67,7 @@ class RewardModel:
     reader: Reader
     params: Params = field(repr=False)
     score_fn: ScoreFn = field(repr=False)
+    stream_fn: StreamFn | None = field(default=None, repr=False)
     mesh: Mesh
     dtype: str
     readout: str
@@ -133,7 +142,7 @@ class RewardModel:
             as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.
           protocol: "default" or "paper"; that of the training, or "default".
           max_length: longest conversation in tokens; that of the training, or the protocol's and the model's own.
-          batch_tokens: padded tokens computed at a time.
+          batch_tokens: tokens computed at a time, about.
 
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
@@ -217,21 +226,33 @@ class RewardModel:
         return stream_scores(
             comparisons,
             encode=functools.partial(self.reader.encode, view=self.reader.view(options)),
-            dispatch=self._dispatch,
-            options=self.shape_options(batch_tokens),
+            dispatch=self.dispatch,
+            options=self.batch_options(batch_tokens),
             skip=skip,
         )
 
-    def _dispatch(self, batch: TreeBatch) -> jax.Array:
-        with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
-            return self.score_fn(self.params, self.place(batch))
+    def dispatch(self, batch: Batch) -> jax.Array:
+        """Start scoring a batch of the host and return its scores, not yet computed."""
+        if isinstance(batch, TreeBatch):
+            with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
+                return self.score_fn(self.params, self.place(batch))
+        assert self.stream_fn is not None
+        with compiling(self.stream_fn, batch.tokens.shape, batch.reads.shape):
+            return self.stream_fn(self.params, self.place(batch))
+
+    def batch_options(self, batch_tokens: int | None = None) -> ShapeOptions | StreamOptions:
+        """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
+        if self.stream_fn is None:
+            return self.shape_options(batch_tokens)
+        paged = self.attention == PAGED_ATTENTION
+        return stream_options(self.decoder, self.mesh, batch_tokens, paged=paged)
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""
         return shape_options(self.config, self.mesh, batch_tokens)
 
-    def place(self, batch: TreeBatch) -> TreeBatch:
-        """Return a batch of the host with its rows dealt over the mesh."""
+    def place(self, batch: AnyBatch) -> AnyBatch:
+        """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
         return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
 
     def identity(self) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.scoring.dealing import Batch, Dealer, Dealt, dealer_of
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree
 
 FIRST_WINDOW = 512
@@ -29,19 +30,16 @@ FIRST_WINDOW = 512
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-SAMPLE = 512
-"""Comparisons whose lengths decide the shapes."""
-
 IN_FLIGHT = 2
 """Batches given to the device and not yet read back: one that runs, one that waits."""
 
-Dispatch = Callable[[TreeBatch], jax.Array]
+Dispatch = Callable[[Batch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
 class _Pending:
-    indices: tuple[int, ...]
+    dealt: Dealt
     trees: list[Tree]
     scores: jax.Array
 
@@ -52,17 +50,12 @@ def windows(count: int) -> list[range]:
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], count]) if start < stop]
 
 
-def sample_indices(count: int) -> list[int]:
-    """Evenly spaced members of the input, at most :data:`SAMPLE`."""
-    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})
-
-
 def stream_scores(
     comparisons: Sequence[Comparison],
     *,
     encode: Encode,
     dispatch: Dispatch,
-    options: ShapeOptions,
+    options: ShapeOptions | StreamOptions,
     skip: Skip = lambda indices: False,
     divide: bool = True,
 ) -> Iterator[ScoredBatch]:
@@ -71,8 +64,8 @@ def stream_scores(
     Args:
       comparisons: what to score.
       encode: comparisons to trees.
-      dispatch: starts scoring a batch and returns its scores [B, K], not yet computed.
-      options: how batches are shaped.
+      dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
+      options: how batches are shaped: streams or buckets.
       skip: tells of a batch's indices that they need no scores. It is asked for whole windows first,
         whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
@@ -93,7 +86,8 @@ def stream_scores(
                 return encode([comparisons[index] for index in indices])
             return encode_part(comparisons, indices, encode)
 
-        shapes, known = _choose_shapes(len(comparisons), part_of, options, skip)
+        dealer = dealer_of(options)
+        known = _choose_shapes(dealer, parts, part_of, skip)
         wanted = [part for part in parts if not skip(part)]
         encoded: deque[Future[Part]] = deque()
         upcoming = iter(wanted)
@@ -112,12 +106,11 @@ def stream_scores(
                     zip(_missing(part, known), gather_parts(encoded.popleft().result()), strict=True)
                 )
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
-                for dealt in shapes.deal([tree.shape for tree in trees], part):
+                for dealt in dealer.deal(trees, part):
                     if skip(dealt.members):
                         continue
-                    rows = [trees[index - part.start] for index in dealt.members]
-                    batch = make_batch(rows, dealt.bucket, batch=dealt.rows)
-                    waiting.append(_Pending(dealt.members, rows, dispatch(batch)))
+                    members = [trees[index - part.start] for index in dealt.members]
+                    waiting.append(_Pending(dealt, members, dispatch(dealt.make())))
                     while len(waiting) > IN_FLIGHT:
                         yield _finish(waiting.popleft())
             while waiting:
@@ -128,21 +121,16 @@ def stream_scores(
 
 
 def _choose_shapes(
-    count: int, part_of: Callable[[Sequence[int]], Part], options: ShapeOptions, skip: Skip
-) -> tuple[Shapes, dict[int, Tree]]:
-    """Shapes from a sample, and the sample's trees, which need not be encoded again."""
+    dealer: Dealer, parts: Sequence[range], part_of: Callable[[Sequence[int]], Part], skip: Skip
+) -> dict[int, Tree]:
+    """Let the dealer choose shapes from a sample; returns the sample's trees, which need not be encoded again."""
+    count = parts[-1].stop
     if skip(range(count)):
-        return Shapes({}, options), {}
-    sample = sample_indices(count)
+        return {}
+    sample = dealer.sample(count, parts[0])
     trees = gather_parts(part_of(sample))
-    # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-    repeat = max(1, min(count, WINDOW) // len(sample))
-    shapes = choose_shapes(
-        [tree.shape for tree in trees] * repeat,
-        options=options,
-        together=[sample] if len(windows(count)) == 1 else (),
-    )
-    return shapes, dict(zip(sample, trees, strict=True))
+    dealer.begin(trees, count=min(count, WINDOW), windows=len(parts))
+    return dict(zip(sample, trees, strict=True))
 
 
 def _missing(part: range, known: Mapping[int, Tree]) -> list[int]:
@@ -150,11 +138,11 @@ def _missing(part: range, known: Mapping[int, Tree]) -> list[int]:
 
 
 def _finish(pending: _Pending) -> ScoredBatch:
-    """Waits for a batch and takes out the real rows and responses."""
-    scores = np.asarray(pending.scores, np.float32)
+    """Waits for a batch and takes out the scores of its comparisons."""
     return ScoredBatch(
-        indices=pending.indices,
-        scores=[scores[row, : len(tree.responses)].copy() for row, tree in enumerate(pending.trees)],
+        indices=pending.dealt.members,
+        scores=pending.dealt.take(np.asarray(pending.scores, np.float32)),
         tokens=[tree.tokens for tree in pending.trees],
         truncation=[tree.truncation for tree in pending.trees],
+        computed=pending.dealt.computed,
     )

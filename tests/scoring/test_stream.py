@@ -13,13 +13,12 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
+from prb_jax.scoring.dealing import SAMPLE, sample_indices
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import (
     FIRST_WINDOW,
     IN_FLIGHT,
-    SAMPLE,
     WINDOW,
-    sample_indices,
     stream_scores,
     windows,
 )

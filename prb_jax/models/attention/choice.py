@@ -14,10 +14,18 @@ from jax.sharding import Mesh
 from prb_jax.errors import CheckpointError, PrbWarning, quote
 from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
+from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
+
+STREAM_ATTENTION = "block-wise XLA over packed streams"
+"""What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
+
+PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
+"""What :mod:`prb_jax.models.attention.paged` is called in logs and reports."""
 
 
 CUDNN = "cuDNN"
@@ -88,6 +96,37 @@ def choose_attention(
     order = "head by head" if in_turn else "all heads at once"
     attend = functools.partial(blockwise_attention, sequential=in_turn)
     return AttentionChoice(f"block-wise XLA, {order}", attend, refused)
+
+
+def stream_attention_name(
+    config: DecoderConfig, *, mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto"
+) -> str | None:
+    """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
+    :data:`PAGED_ATTENTION` on TPUs in bfloat16 where the kernel takes the model's heads; None where trees are scored
+    in buckets, with :func:`choose_attention`.
+
+    Args:
+        config: the model.
+        mesh, dtype, wanted: as of :func:`choose_attention`; a kernel that was asked for is one over buckets.
+    """
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu":
+        return STREAM_ATTENTION
+    # Of the key-value heads of a device, keys and values fill whole rows of the kernel's tiles.
+    kv_heads = config.num_key_value_heads // mesh.shape["tensor"]
+    tiled = kv_heads in (1, 2, 4) or kv_heads % 8 == 0
+    whole = mesh.shape["sequence"] == 1
+    taken = platform == "tpu" and dtype == jnp.bfloat16 and wanted == "auto" and tiled and whole
+    return PAGED_ATTENTION if taken else None
+
+
+def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
+    """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
+    if batch.pages is None:
+        return functools.partial(stream_attention, batch=batch, mesh=mesh)
+    from prb_jax.models.attention.paged import paged_attention
+
+    return functools.partial(paged_attention, table=batch.pages, mesh=mesh)
 
 
 def wanted_attention(

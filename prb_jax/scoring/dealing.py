@@ -1,0 +1,147 @@
+"""How trees become batches: packed streams, or buckets of fixed shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from prb_jax.errors import short_repr
+from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.packing import (
+    DealtStreams,
+    StreamOptions,
+    StreamShape,
+    choose_stream_shape,
+    deal_streams,
+)
+from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree
+
+Batch = TreeBatch | StreamBatch
+
+SAMPLE = 512
+"""Comparisons whose lengths decide the shapes of buckets."""
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """One batch before it is made.
+
+    Attributes:
+      members: the index of each comparison in it.
+      computed: tokens that are computed for them, without padding.
+      make: gives the arrays.
+      take: gives the scores of each member, from those of the batch.
+    """
+
+    members: tuple[int, ...]
+    computed: int
+    make: Callable[[], Batch]
+    take: Callable[[np.ndarray], list[np.ndarray]]
+
+    __repr__ = short_repr
+
+
+class Dealer(Protocol):
+    """Deals window after window of trees into batches; what it does depends on the input and options alone."""
+
+    def sample(self, count: int, first_window: range) -> Sequence[int]:
+        """Return the comparisons, of ``count``, whose trees decide the shapes."""
+        ...
+
+    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
+        """Choose the shapes from the trees of the sample, which speak for ``count`` in so many windows."""
+        ...
+
+    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
+        """Yield the batches of a window, the largest first."""
+        ...
+
+
+def dealer_of(options: ShapeOptions | StreamOptions) -> Dealer:
+    """Return a dealer for one run over a list of comparisons."""
+    return _Buckets(options) if isinstance(options, ShapeOptions) else _Streams(options)
+
+
+class _Streams:
+    """Packs a window's trees into streams; those that begin alike share their beginning."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.options = options
+        self.shape = StreamShape(options.tokens, options.tokens)
+
+    def sample(self, count: int, first_window: range) -> Sequence[int]:
+        return first_window
+
+    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
+        self.shape = choose_stream_shape(trees, self.options, whole=windows == 1)
+
+    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
+        for dealt in deal_streams(trees, self.shape, self.options):
+            yield self._dealt(trees, indices, dealt)
+
+    def _dealt(self, trees: Sequence[Tree], indices: Sequence[int], dealt: DealtStreams) -> Dealt:
+        def make() -> StreamBatch:
+            options = self.options
+            return make_stream_batch(
+                trees, dealt, streams=options.streams, window=options.window, paged=options.paged
+            )
+
+        def take(scores: np.ndarray) -> list[np.ndarray]:
+            rows = []
+            for row, stream in zip(scores, dealt.streams, strict=False):
+                counts = [len(trees[member].responses) for member in stream.members]
+                rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
+            return rows
+
+        members = [member for stream in dealt.streams for member in stream.members]
+        return Dealt(
+            members=tuple(indices[member] for member in members),
+            computed=sum(stream.tokens for stream in dealt.streams),
+            make=make,
+            take=take,
+        )
+
+
+class _Buckets:
+    """Pads trees to a few fixed shapes, which a sample of the input decides."""
+
+    def __init__(self, options: ShapeOptions) -> None:
+        self.options = options
+        self.shapes = Shapes({}, options)
+
+    def sample(self, count: int, first_window: range) -> Sequence[int]:
+        return sample_indices(count)
+
+    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
+        # A sample speaks for the whole, so the number of compiles is weighed against all rows.
+        repeat = max(1, count // len(trees))
+        self.shapes = choose_shapes(
+            [tree.shape for tree in trees] * repeat,
+            options=self.options,
+            together=[range(len(trees))] if windows == 1 else (),
+        )
+
+    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
+        for dealt in self.shapes.deal([tree.shape for tree in trees], range(len(trees))):
+            yield self._dealt([trees[member] for member in dealt.members], indices, dealt)
+
+    def _dealt(self, rows: Sequence[Tree], indices: Sequence[int], dealt: DealtBatch) -> Dealt:
+        def take(scores: np.ndarray) -> list[np.ndarray]:
+            return [scores[row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
+
+        return Dealt(
+            members=tuple(indices[member] for member in dealt.members),
+            computed=sum(tree.tokens for tree in rows),
+            make=lambda: make_batch(rows, dealt.bucket, batch=dealt.rows),
+            take=take,
+        )
+
+
+def sample_indices(count: int) -> list[int]:
+    """Evenly spaced members of the input, at most :data:`SAMPLE`."""
+    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})

@@ -1,0 +1,205 @@
+"""Which trees go into which stream: whole ones first, the largest first, each where it first fits.
+
+All choices are functions of the lengths, the ids of the prefixes and the options alone. So a continued run forms
+the same streams and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prb_jax.errors import short_repr
+from prb_jax.trees.grouping import SortedTrees, Unit, divide, sort_trees
+from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.tree import Tree
+
+READS_STEP = 16
+"""Read places of a stream are a multiple of this."""
+
+LARGEST = 4
+"""A stream is made at most this many times as long as usual so that a large tree stays whole."""
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How streams are shaped.
+
+    Attributes:
+      tokens: of a stream, about.
+      streams: of a batch: one for each part that the mesh splits it into.
+      block: a stream's length is a multiple of this.
+      window: of the model's sliding layers, if it has any.
+      paged: attention is a kernel's that reads pages, see :mod:`prb_jax.trees.stream_pages`.
+      share: beginnings that comparisons have in common are computed once.
+      fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: what a server
+        has compiled before its first request.
+    """
+
+    tokens: int
+    streams: int = 1
+    block: int = BLOCK
+    window: int | None = None
+    paged: bool = False
+    share: bool = True
+    fixed: tuple[StreamShape, ...] = ()
+
+
+@dataclass(frozen=True, order=True)
+class StreamShape:
+    """The static shape of a stream: N tokens and M places where heads read."""
+
+    tokens: int
+    reads: int
+
+
+@dataclass(frozen=True)
+class PackedStream:
+    """The trees of one stream, in the order in which they stand there.
+
+    Attributes:
+      members: positions in the list of trees that was packed, in the order of their prefixes.
+      shared: how many tokens each one begins with that the one before has computed already.
+      tokens: of all, shared ones once.
+    """
+
+    members: tuple[int, ...]
+    shared: tuple[int, ...]
+    tokens: int
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True)
+class DealtStreams:
+    """A batch: its shape, and its streams, at most as many as the options say."""
+
+    shape: StreamShape
+    streams: tuple[PackedStream, ...]
+
+    __repr__ = short_repr
+
+
+def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:
+    """Return the shape of streams that computes least for these trees.
+
+    Args:
+      trees: all trees, or the first of many.
+      options: how long streams are, about.
+      whole: these trees are all there are; otherwise more of their kind follow.
+    """
+    if options.fixed:
+        return options.fixed[-1]
+    found = sort_trees(trees, share=options.share)
+    largest = int(found.tokens.max(initial=1))
+    lengths = _lengths(largest, options)
+    least = options.tokens
+    if whole:  # few trees fill shorter streams
+        total = int((found.tokens - found.shared).sum())
+        least = max(min(options.tokens // 2, -(-total // options.streams)), largest)
+    lengths = [length for length in lengths if length >= least] or lengths[-1:]
+    best: tuple[int, int, int] | None = None
+    for length in lengths:
+        units = divide(found, most_tokens=length, most_reads=length)
+        bins = _first_fit(units, StreamShape(length, length))
+        computed = -(-len(bins) // options.streams) * options.streams * length
+        reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
+        if best is None or computed < best[0]:
+            best = computed, length, reads
+    assert best is not None
+    spare = 1 if whole else 2
+    return StreamShape(best[1], min(best[1], round_up(spare * best[2], READS_STEP)))
+
+
+def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptions) -> list[DealtStreams]:
+    """Pack trees into streams and these into batches, the longest first.
+
+    A tree that fits no stream of this shape gets one of its own, of a coarse size: few distinct ones arise.
+
+    Args:
+      trees: in any order.
+      shape: of the streams.
+      options: as for :func:`choose_stream_shape`.
+    """
+    found = sort_trees(trees, share=options.share)
+    units = divide(found, most_tokens=shape.tokens, most_reads=shape.reads)
+    fitting = [unit for unit in units if unit.tokens <= shape.tokens and unit.reads <= shape.reads]
+    by_shape: dict[StreamShape, list[PackedStream]] = {}
+    for unit in units:
+        if unit.tokens > shape.tokens or unit.reads > shape.reads:
+            own = StreamShape(
+                coarse_length(max(unit.tokens, shape.tokens), options.block),
+                max(shape.reads, 1 << (unit.reads - 1).bit_length()),
+            )
+            by_shape.setdefault(own, []).append(_packed(found, [unit]))
+    for numbers in _first_fit(fitting, shape):
+        used = [fitting[number] for number in numbers]
+        least = next(
+            (
+                each
+                for each in options.fixed
+                if sum(unit.tokens for unit in used) <= each.tokens
+                and sum(unit.reads for unit in used) <= each.reads
+            ),
+            shape,
+        )
+        by_shape.setdefault(least, []).append(_packed(found, used))
+    dealt: list[DealtStreams] = []
+    for each in sorted(by_shape, reverse=True):
+        streams = by_shape[each]
+        for start in range(0, len(streams), options.streams):
+            dealt.append(DealtStreams(each, tuple(streams[start : start + options.streams])))
+    return dealt
+
+
+def coarse_length(tokens: int, block: int) -> int:
+    """Round up to a step of a sixteenth to an eighth of the length, and to whole blocks."""
+    return round_up(tokens, max(block, 1 << max(tokens.bit_length() - 4, 0)))
+
+
+def _lengths(largest: int, options: StreamOptions) -> list[int]:
+    """The lengths of streams that are tried: about the usual one, and longer for larger trees."""
+    top = 2 * options.tokens
+    if top < largest <= LARGEST * options.tokens:
+        top = coarse_length(largest, options.block)
+    length, tried = options.block, []
+    while length < top:
+        tried.append(length)
+        length = coarse_length(length + 1, options.block)
+    return [*tried, max(top, options.block)]
+
+
+def _first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[int]]:
+    """Bins of units: the largest unit first, into the first bin with room for its tokens and its reads."""
+    order = sorted(range(len(units)), key=lambda number: (-units[number].tokens, number))
+    room = np.empty((len(units), 2), np.int64)
+    bins: list[list[int]] = []
+    for number in order:
+        need = units[number].tokens, units[number].reads
+        open_ = (room[: len(bins)] >= need).all(axis=1)
+        place = int(open_.argmax()) if open_.any() else len(bins)
+        if place == len(bins):
+            bins.append([])
+            room[place] = shape.tokens, shape.reads
+        bins[place].append(number)
+        room[place] -= need
+    return bins
+
+
+def _packed(trees: SortedTrees, units: Sequence[Unit]) -> PackedStream:
+    """A stream of these units; units that were cut apart share their beginning again where they meet."""
+    members: list[int] = []
+    shared: list[int] = []
+    last = -1
+    for unit in sorted(units, key=lambda each: each.start):
+        for place in range(unit.start, unit.stop):
+            # What two trees share is the least of what neighbours between them share.
+            run = 0 if last < 0 else int(trees.shared[last + 1 : place + 1].min())
+            members.append(int(trees.order[place]))
+            shared.append(run)
+            last = place
+    tokens = int(sum(trees.tokens[place] for unit in units for place in range(unit.start, unit.stop)))
+    return PackedStream(tuple(members), tuple(shared), tokens - sum(shared))

@@ -1,0 +1,84 @@
+"""Which blocks of a stream's tokens meet in attention: the tables of a program that walks through blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+BLOCK = 128
+"""Tokens of a block of queries, and of a small block of keys."""
+
+WIDE = 4
+"""Blocks of keys that lie side by side and that all queries see wholly make one wide block, of so many."""
+
+
+def block_tables(
+    until: np.ndarray, positions: np.ndarray, used: int, *, window: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for every block of queries, the blocks of keys of which one of its queries sees something.
+
+    Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
+
+    Args:
+      until: int32 [N], N a multiple of :data:`BLOCK`.
+      positions: int32 [N].
+      used: tokens of the stream; what follows is padding.
+      window: None for no window.
+
+    Returns:
+      int32 [N / BLOCK, N / BLOCK], the numbers of blocks of keys: first the wide ones (the number of their first
+      block), from which nothing has to be masked, then the others; and int32 [N / BLOCK, 2], how many there are of
+      both kinds. A block of padding has none.
+    """
+    count = len(until) // BLOCK
+    numbers = np.arange(count)
+    starts = numbers * BLOCK
+    last = until.reshape(count, BLOCK).max(axis=1)
+    first = until.reshape(count, BLOCK).min(axis=1)
+    real = (used + BLOCK - 1) // BLOCK
+    # [queries, keys]: something is seen; everything is seen by everyone.
+    some = (starts[None] <= starts[:, None]) & (last[None] > starts[:, None])
+    every = (starts[None] < starts[:, None]) & (first[None] >= starts[:, None] + BLOCK)
+    if window is not None:
+        near, whole = _within_window(until, positions, real, window)
+        some, every = some & near, every & whole
+    table = np.zeros((count, count), np.int32)
+    counts = np.zeros((count, 2), np.int32)
+    for query in range(real):
+        wide = _runs(every[query])
+        inside = np.zeros(count, bool)
+        for offset in range(WIDE):
+            inside[wide + offset] = True
+        small = np.flatnonzero(some[query] & ~inside)
+        table[query, : len(wide)] = wide
+        table[query, len(wide) : len(wide) + len(small)] = small
+        counts[query] = len(wide), len(small)
+    return table, counts
+
+
+def _runs(every: np.ndarray) -> np.ndarray:
+    """Where wide blocks begin: as many as fit into each run of blocks that are seen wholly."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], every.astype(np.int8), [0]])))
+    found = [np.arange(low, high - WIDE + 1, WIDE) for low, high in edges.reshape(-1, 2)]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _within_window(
+    until: np.ndarray, positions: np.ndarray, real: int, window: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool [queries, keys] twice: some pair of tokens that see each other is within the window; all pairs are."""
+    count = len(until) // BLOCK
+    places = np.arange(len(until))
+    near, whole = np.zeros((count, count), bool), np.zeros((count, count), bool)
+    for query in range(real):
+        low, high = query * BLOCK, (query + 1) * BLOCK
+        # Keys before the block: queries of the trees that begin within it see none of them. The nearest of the
+        # others bounds the distance from below.
+        own = positions[low:high]
+        begins = np.flatnonzero(own == 0)
+        before = own[: begins[0]] if len(begins) else own
+        nearest = positions.copy()
+        nearest[:low] = before.min(initial=np.iinfo(np.int32).max)
+        seen = (until > low) & (places < high)
+        near[query] = (seen & (nearest - positions < window)).reshape(count, BLOCK).any(axis=1)
+        whole[query] = (own.max() - positions < window).reshape(count, BLOCK).all(axis=1)
+    return near, whole

@@ -1,0 +1,194 @@
+"""The arrays of packed streams: trees back to back without a gap, in a fixed number of tokens.
+
+A stream is a forest in which every conversation is a path. Its tokens stand in the order in which one walks
+through the trees (a common beginning, then each of what follows it, one after the other), so that whatever follows
+a token in any conversation lies in one run of places behind it, which ends at ``until``. This one number says who
+sees whom:
+
+    the token at place i sees the token at place j   if and only if   j <= i < until[j]
+
+(and, in layers with a sliding window, if ``positions[i] - positions[j] < window``). It holds for any depth: a
+profile, its questions, and the responses to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import short_repr
+from prb_jax.sharding import batch_sharding
+from prb_jax.trees.packing import DealtStreams, PackedStream, StreamShape
+from prb_jax.trees.stream_blocks import block_tables
+from prb_jax.trees.stream_pages import PageTable, page_table
+from prb_jax.trees.tree import Tree
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockTable:
+    """Which blocks of a stream meet, see :func:`prb_jax.trees.stream_blocks.block_tables`. int32 arrays.
+
+    Attributes:
+      keys: [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys.
+      counts: [S, N / BLOCK, 2], how many of them are wide, and how many are not.
+    """
+
+    keys: np.ndarray | jax.Array
+    counts: np.ndarray | jax.Array
+
+    __repr__ = short_repr
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StreamBatch:
+    """S streams of N tokens with M read places each. A JAX pytree of int32 arrays.
+
+    Padding stands at the end of a stream: token 0 at position 0, which only sees itself. Unused read places are 0.
+
+    Attributes:
+      tokens: [S, N] token ids.
+      positions: [S, N], of each token in its conversation.
+      until: [S, N]: a token is seen from its own place up to this one, exclusive.
+      previous: [S, N], the place of the token before it in its conversation; -1 for a first one.
+      reads: [S, M], places of the tokens whose states give the scores.
+      ends: [S, M], places of the last tokens of the same conversations.
+      blocks: which blocks meet in attention; None where it reads pages.
+      window_blocks: the same in layers with a sliding window; None for a model without any too.
+      pages: the pages that a kernel reads; None where attention goes block by block.
+    """
+
+    tokens: np.ndarray | jax.Array
+    positions: np.ndarray | jax.Array
+    until: np.ndarray | jax.Array
+    previous: np.ndarray | jax.Array
+    reads: np.ndarray | jax.Array
+    ends: np.ndarray | jax.Array
+    blocks: BlockTable | None
+    window_blocks: BlockTable | None
+    pages: PageTable | None = None
+
+    __repr__ = short_repr
+
+
+def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
+    """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
+    flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
+    names = ("tokens", "positions", "until", "previous", "reads", "ends")
+    arrays: dict[str, Any] = dict.fromkeys(names, flat)
+    blocks: Any = BlockTable
+    pages: Any = PageTable
+    return StreamBatch(
+        **arrays,
+        blocks=None if paged else blocks(table, table),
+        window_blocks=blocks(table, table) if windows and not paged else None,
+        pages=pages(tokens=table, pages=table, keys=flat, starts=flat, runs=flat) if paged else None,
+    )
+
+
+def make_stream_batch(
+    trees: Sequence[Tree], dealt: DealtStreams, *, streams: int, window: int | None, paged: bool = False
+) -> StreamBatch:
+    """Lay the trees of a batch out.
+
+    Args:
+      trees: what was packed.
+      dealt: which of them stand in which stream.
+      streams: S; those that are missing hold nothing but padding.
+      window: of the model's sliding layers, if it has any.
+      paged: with the pages of a kernel instead of the tables of blocks.
+
+    Raises:
+      ValueError: more streams than S, or trees that do not fit.
+    """
+    if len(dealt.streams) > streams:
+        raise ValueError(f"{len(dealt.streams)} streams do not fit a batch of {streams}")
+    empty = PackedStream((), (), 0)
+    laid = [_lay(trees, each, dealt.shape) for each in dealt.streams]
+    laid += [_lay(trees, empty, dealt.shape)] * (streams - len(laid))
+
+    def table(window: int | None) -> BlockTable:
+        found = [block_tables(each["until"], each["positions"], used, window=window) for each, used in laid]
+        keys, counts = zip(*found, strict=True)
+        return BlockTable(np.stack(keys), np.stack(counts))
+
+    def pages() -> PageTable:
+        runs = dealt.shape.reads
+        found = [page_table(each["previous"], each["positions"], used, runs=runs) for each, used in laid]
+        return PageTable(**{name: np.stack([each[name] for each in found]) for name in found[0]})
+
+    arrays: dict[str, Any] = {name: np.stack([each[name] for each, _ in laid]) for name in laid[0][0]}
+    return StreamBatch(
+        **arrays,
+        blocks=None if paged else table(None),
+        window_blocks=None if paged or window is None else table(window),
+        pages=pages() if paged else None,
+    )
+
+
+def _lay(
+    trees: Sequence[Tree], stream: PackedStream, shape: StreamShape
+) -> tuple[dict[str, np.ndarray], int]:
+    """The arrays of one stream, and how many tokens it has."""
+    if (
+        stream.tokens > shape.tokens
+        or sum(len(trees[index].responses) for index in stream.members) > shape.reads
+    ):
+        raise ValueError(f"trees of {stream.tokens} tokens do not fit a stream of {shape}")
+    tokens, positions = np.zeros((2, shape.tokens), np.int32)
+    until = np.arange(1, shape.tokens + 1, dtype=np.int32)
+    previous = np.full(shape.tokens, -1, np.int32)
+    reads, ends = np.zeros((2, shape.reads), np.int32)
+    at = read = 0
+    path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)
+    length = 0  # tokens of the open beginning
+
+    def place_of(position: int) -> int:
+        """Where the token at this position of the open beginning stands."""
+        start, place = next(run for run in reversed(path) if run[0] <= position)
+        return place + position - start
+
+    def close(keep: int) -> None:
+        """Nothing that follows continues the open beginning behind its first ``keep`` tokens."""
+        nonlocal length
+        while length > keep:
+            start, place = path[-1]
+            low = max(start, keep)
+            until[place + low - start : place + length - start] = at
+            length = low
+            if low == start:
+                path.pop()
+
+    def write(ids: np.ndarray, position: int) -> int:
+        """Append a run of tokens that continues the open beginning at ``position``; returns its first place."""
+        nonlocal at
+        first, at = at, at + len(ids)
+        tokens[first:at] = ids
+        positions[first:at] = np.arange(position, position + len(ids))
+        previous[first:at] = np.arange(first - 1, at - 1)
+        previous[first] = place_of(position - 1) if position else -1
+        return first
+
+    for index, shared in zip(stream.members, stream.shared, strict=True):
+        tree = trees[index]
+        close(shared)
+        if len(tree.prefix) > shared:
+            first = write(tree.prefix[shared:], shared)
+            path.append((shared, first))
+            length = len(tree.prefix)
+        for response, offset in zip(tree.responses, tree.read, strict=True):
+            first = write(response, len(tree.prefix))
+            until[first:at] = at
+            reads[read], ends[read] = first + offset, at - 1
+            read += 1
+    close(0)
+    arrays = {
+        "tokens": tokens, "positions": positions, "until": until, "previous": previous, "reads": reads, "ends": ends,
+    }  # fmt: skip
+    return arrays, at
