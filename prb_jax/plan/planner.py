@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import jax
-import jax.numpy as jnp
 
 from prb_jax.errors import MeshError, quote
 from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
-from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
+from prb_jax.plan.program import Program, executed_flops, scoring_program, training_program
+from prb_jax.plan.shapes import BatchShape
 from prb_jax.sharding import crossing_axis, make_mesh
 from prb_jax.training import TUNINGS, Tuning
 
@@ -159,7 +158,7 @@ def plan_on(
     if crossing := crossing_axis(mesh):
         sizes += f",dcn={crossing}"
     found = _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
-    return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
+    return replace(found, attention=program.attention)
 
 
 def roofline(
@@ -226,7 +225,7 @@ def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
         matmul_flops=executed_flops(
             traced.jaxpr, visited=program.visited, int8=place.chip.bf16_flops / place.chip.int8_ops
         ),
-        memory_bytes=costs.memory_bytes,
+        memory_bytes=costs.memory_bytes + program.kernel_bytes,
         link_bytes=costs.link_bytes,
     )
     sides: dict[Bound, float] = {side: seconds for side, seconds in whole.items() if side in known}

@@ -21,7 +21,8 @@ from prb_jax.plan import Plan, plan, sweep
 from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
 from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
-from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.program import executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.shapes import BatchShape
 from prb_jax.plan.tables import plan_table, sweep_table
 from prb_jax.sharding import make_mesh
 
@@ -310,8 +311,9 @@ class TestOnTpus:
             describe_slice("v5e:3x7")
 
     @pytest.mark.parametrize("head_dim", [64, 128, 256])
-    def test_attention_is_the_splash_kernel_forward_and_backward(self, head_dim: int):
-        """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T."""
+    def test_attention_is_a_kernel_forward_and_backward(self, head_dim: int):
+        """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T: streams by
+        pages are scored, trees by the splash kernel trained on."""
         config = parse_config(
             {**shape_config("gemma2-27b"), "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim, "vocab_size": 512,
@@ -321,9 +323,10 @@ class TestOnTpus:
         shape = BatchShape(batch=2, prefix=1664, responses=3, response_length=128)  # T = 2,048
         scoring = scoring_program(config, shape, mesh=mesh, dtype="bfloat16")
         training = training_program(config, shape, mesh=mesh, dtype="bfloat16", tuning="full", remat="none")
-        for program, kernels in ((scoring, {"fwd"}), (training, {"fwd", "dq", "dkv"})):
+        for program, kernels, paged in ((scoring, set(), True), (training, {"fwd", "dq", "dkv"}, False)):
             text = program.function.trace(*program.arguments).lower().compile().as_text()
             assert set(re.findall(r"splash_mha_(\w+?)_", text)) == kernels
+            assert ("ragged_paged_attention_kernel" in text) == paged
             assert 'custom_call_target="tpu_custom_call"' in text
             assert not re.search(r"\[(\d+,)*2048,2048\]", text)
 
@@ -409,7 +412,7 @@ class TestLargeModels:
         assert set(found.collectives) == {"all-gather", "all-to-all"}
         moved = sum(each.bytes for each in found.collectives.values())
         assert 0.9 < moved / self.weights < 1.1
-        assert found.attention == "splash kernel (Pallas)"
+        assert found.attention == "ragged paged kernel (Pallas) over packed streams"
         assert found.estimated_mfu is not None
         assert found.estimated_mfu > 0.9
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import Mesh, PartitionSpec
@@ -79,8 +80,23 @@ def kernel_arguments(
     q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, columns))) if columns else x for x in (q, k, v))
     # Of each kv head, keys and values stand side by side.
     both = jnp.stack([k, v], axis=2).reshape(tokens, -1, q.shape[-1])
-    keys, pages, starts, runs = (jnp.asarray(x) for x in (table.keys, table.pages, table.starts, table.runs))
-    return q, both[jnp.asarray(table.tokens)], keys, pages, starts, runs
+    of_sequences: Any = table.keys, table.pages, table.starts, table.runs
+    return q, both[jnp.asarray(table.tokens)], *of_sequences
+
+
+def visited_blocks(table: PageTable) -> int:
+    """Return how many blocks of keys the kernel visits for the first stream of a table, in NumPy, and each kv head.
+
+    A block of queries visits, for every run that it holds tokens of, all keys of the run's conversation.
+    """
+    starts, keys = np.asarray(table.starts[0]), np.asarray(table.keys[0])
+    queries = -(-starts[1:] // QUERIES) - starts[:-1] // QUERIES
+    return int((queries * -(-keys // _keys_of_block(table)))[: int(table.runs[0, 0])].sum())
+
+
+def _keys_of_block(table: PageTable) -> int:
+    page, pages = table.tokens.shape[-1], table.pages.shape[-1]
+    return page * max(1, min(KEYS // page, pages))
 
 
 def _attend(
@@ -88,7 +104,7 @@ def _attend(
 ) -> jax.Array:
     """As :func:`paged_attention`, on one device."""
     tokens, head_dim = q.shape[1], q.shape[-1]
-    page, pages = table.tokens.shape[-1], table.pages.shape[-1]
+    pages = _keys_of_block(table) // table.tokens.shape[-1]
 
     def stream(args: tuple[jax.Array, jax.Array, jax.Array, PageTable]) -> jax.Array:
         table = args[-1]
@@ -96,7 +112,7 @@ def _attend(
             *kernel_arguments(*args),
             sliding_window=window,
             soft_cap=softcap,
-            num_kv_pages_per_block=max(1, min(KEYS // page, pages)),
+            num_kv_pages_per_block=pages,
             num_queries_per_block=min(QUERIES, tokens),
             vmem_limit_bytes=FAST_MEMORY,
         )

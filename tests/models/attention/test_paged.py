@@ -16,12 +16,20 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
     ref_ragged_paged_attention,
 )
 
+from prb_jax.models.attention import paged
+from prb_jax.models.attention.choice import stream_attention_name
 from prb_jax.models.attention.paged import kernel_arguments, paged_attention
 from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import _nothing_kept
+from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.sharding import make_mesh, partition_spec
+from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
 from prb_jax.trees.stream_pages import PageTable, page_size, page_table
+from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.tree import build_tree
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, jit
+from tests.models.attention.test_triton import _Mesh
+from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 from tests.trees.forests import Forest, random_forest
 
 TOKENS = 384
@@ -123,3 +131,53 @@ def test_compiles_for_tpus(topology: str) -> None:
     with _nothing_kept(), jax.set_mesh(mesh):
         text = run.lower(q, k, k, table=table).compile().as_text()
     assert "ragged_paged_attention_kernel" in (text or "")
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trees that begin alike and one that does not, in one stream; every second layer with a window."""
+    changes = (
+        {}
+        if window is None
+        else {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+    )
+    config = small_config(**changes)
+    trees = random_trees(2)
+    trees.append(build_tree([[*trees[0].prefix[:9], *ids] for ids in ([20, 21], [30], [31, 32])]))
+    options = StreamOptions(tokens=128, window=window, paged=True)
+    (dealt,) = deal_streams(trees, StreamShape(128, 16), options)
+    params = initial_params(config)
+
+    def by_reference(
+        q: jax.Array, *arguments: Any, sliding_window: int | None, soft_cap: float | None, **_: Any
+    ):
+        found = ref_ragged_paged_attention(q, *arguments, sliding_window=sliding_window, soft_cap=soft_cap)
+        return jnp.pad(found, ((0, len(q) - len(found)), (0, 0), (0, 0)), constant_values=jnp.nan)
+
+    monkeypatch.setattr(paged, "ragged_paged_attention", by_reference)
+    batch = make_stream_batch(trees, dealt, streams=1, window=window, paged=True)
+    by_pages = jit(lambda params: score_stream(params, batch, config=config, dtype=jnp.dtype("float32")))
+    in_buckets = jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
+    ours = np.asarray(by_pages(params))[0, :, 0]
+    theirs = np.asarray(in_buckets(params, batch_of(trees)))[..., 0]
+    (stream,) = dealt.streams
+    expected = [theirs[member, : len(trees[member].responses)] for member in stream.members]
+    np.testing.assert_allclose(ours[:7], np.concatenate(expected), atol=1e-5, rtol=0)
+    assert len(np.unique(ours[:7])) == 7
+
+
+def test_chosen_for_scoring_on_tpus() -> None:
+    def chosen(platform: str, dtype: str = "bfloat16", wanted: str = "auto", kv_heads: int = 2, **shape: int):
+        mesh: Any = _Mesh(platform, **shape)
+        config = small_config(num_key_value_heads=kv_heads, num_attention_heads=kv_heads)
+        return stream_attention_name(config, mesh=mesh, dtype=jnp.dtype(dtype), wanted=wanted)
+
+    for kv_heads in (1, 2, 4, 8, 16):
+        assert chosen("tpu", kv_heads=kv_heads) == "ragged paged kernel (Pallas) over packed streams"
+    # Heads that do not fill the kernel's tiles, float32, a kernel over buckets, tokens split over devices.
+    assert chosen("tpu", kv_heads=6) is None
+    assert chosen("tpu", "float32") is None
+    assert chosen("tpu", wanted="kernel") is None
+    assert chosen("tpu", sequence=2) is None
+    assert chosen("gpu") is None
+    assert chosen("cpu") == chosen("cpu", "float32") == "block-wise XLA over packed streams"
