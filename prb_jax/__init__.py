@@ -16,9 +16,12 @@ from prb_jax.version import __version__
 if TYPE_CHECKING:
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.load import load_policy
+    from prb_jax.generation.policy import Policy, Sample
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
+    from prb_jax.reports.push import push
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
@@ -42,8 +45,12 @@ _HOMES = {
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "report": "prb_jax.reports.page",
+    "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
+    "load_policy": "prb_jax.generation.load",
+    "Policy": "prb_jax.generation.policy",
+    "Sample": "prb_jax.generation.policy",
     "compare": "prb_jax.reports.comparison",
     "leaderboard": "prb_jax.reports.leaderboard",
     "split": "prb_jax.sources.split",
@@ -58,18 +65,22 @@ __all__ = [
     "Evaluation",
     "MeshError",
     "Message",
+    "Policy",
     "Post",
     "PrbError",
     "PrbWarning",
     "RewardModel",
     "RubricAspect",
     "RunError",
+    "Sample",
     "TrainResult",
     "__version__",
     "compare",
     "evaluate",
     "leaderboard",
     "load",
+    "load_policy",
+    "push",
     "read_comparisons",
     "report",
     "split",

@@ -18,9 +18,11 @@ from prb_jax.commands import (
     personas,
     plan,
     prepare,
+    push,
     quickstart,
     rank_profiles,
     report,
+    sample,
     split,
     train,
 )
@@ -35,8 +37,8 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, compare, leaderboard, report, train, convert, inspect, personas, prepare, split, rank_profiles,
-    quickstart, bench, plan, completion,
+    evaluate, compare, leaderboard, report, push, train, sample, convert, inspect, personas, prepare, split,
+    rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ ORDER = (
     ("scoring",),
     ("retrieval",),
     ("training",),
+    ("generation",),
     ("reports",),
     ("inspection",),
     ("plan",),

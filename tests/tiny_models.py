@@ -147,7 +147,7 @@ def write_tiny_model(
     import transformers
 
     tiny = TINY_FAMILIES[family]
-    config = _config(tiny, rope=rope, num_labels=num_labels, **config_overrides)
+    config = tiny_config(tiny, rope=rope, num_labels=num_labels, **config_overrides)
     model = getattr(transformers, tiny.model_class)(config).eval()
 
     generator = torch.Generator().manual_seed(seed)
@@ -182,7 +182,7 @@ def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **con
     from prb_jax.models.config.decoder import parse_config
 
     tiny = TINY_FAMILIES[family]
-    raw = json.loads(_config(tiny, **config_overrides).to_json_string(use_diff=False))
+    raw = json.loads(tiny_config(tiny, **config_overrides).to_json_string(use_diff=False))
     config = parse_config(raw | {"architectures": [tiny.model_class]}, where=family)
     rng = np.random.default_rng(seed)
 
@@ -196,7 +196,7 @@ def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **con
     return save_params(params, config, folder)
 
 
-def _config(tiny: TinyFamily, *, rope: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
+def tiny_config(tiny: TinyFamily, *, rope: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
     """The configuration as transformers has it."""
     import transformers
 

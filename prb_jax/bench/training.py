@@ -166,7 +166,7 @@ def bench_training(
       prefix_tokens, response_tokens: mean lengths.
       rounds: steps of each side after the first.
       batch_tokens: padded tokens of a microbatch of ours.
-      remat: see :func:`prb_jax.models.decoder.rematerialised`.
+      remat: see :func:`prb_jax.models.decoder_layer.rematerialised`.
       against: "trl" or None.
       against_pairs: pairs of a microbatch of theirs.
       mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.

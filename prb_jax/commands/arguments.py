@@ -85,12 +85,8 @@ def add_verb(
 
 
 def add_model_options(sub: Parser) -> None:
-    """Add the options that say how a model is opened; `model_options` returns them."""
-    sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
-    sub.add_argument(
-        "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
-    )
-    sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
+    """Add the options that say how a reward model is opened; `model_options` returns them."""
+    add_policy_options(sub)
     sub.add_argument(
         "--readout",
         metavar="NAME",
@@ -99,9 +95,23 @@ def add_model_options(sub: Parser) -> None:
     )
 
 
+def add_policy_options(sub: Parser) -> None:
+    """Add the options that say how any model is opened; `policy_options` returns them."""
+    sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
+    sub.add_argument(
+        "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
+    )
+    sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
+
+
 def model_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_model_options` as keywords of the library."""
-    return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template", "readout")}
+    return policy_options(options) | {"readout": options.readout}
+
+
+def policy_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_policy_options` as keywords of the library."""
+    return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
 
 
 def add_quantize(

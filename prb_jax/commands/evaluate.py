@@ -100,6 +100,9 @@ def add(verbs: Verbs) -> None:
         default=0,
         help="of the bootstrap and of --controls swap (default: 0)",
     )
+    sub.add_argument(
+        "--wandb", metavar="PROJECT", help="write the summary to this project of Weights & Biases too"
+    )
     add_no_progress(sub)
     add_distributed(sub)
     add_config(sub)
@@ -133,6 +136,7 @@ def run(options: argparse.Namespace) -> int:
             reference=False if options.no_reference else None,
             batch_tokens=options.batch_tokens,
             progress=not options.no_progress,
+            wandb=options.wandb,
             command=options.command,
             **model_options(options),
         )

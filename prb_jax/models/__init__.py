@@ -12,7 +12,7 @@ AttentionName = Literal["auto", "blockwise", "kernel"]
 """See :func:`prb_jax.models.attention.choice.choose_attention`."""
 
 Remat = Literal["none", "dots", "full"]
-"""What the backward pass computes again: see :func:`prb_jax.models.decoder.rematerialised`."""
+"""What the backward pass computes again: see :func:`prb_jax.models.decoder_layer.rematerialised`."""
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)

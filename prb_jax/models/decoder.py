@@ -21,23 +21,23 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.errors import quote
-from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
 from prb_jax.models.attention.streams import attend_from_stream_reads
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.gathering import GATHERED, gatherer, splits_weights
-from prb_jax.models.layers import gated, rms_norm, rotate
-from prb_jax.models.lora import adapted_project
+from prb_jax.models.decoder_layer import (
+    Params,
+    decoder_layer,
+    embedded,
+    rematerialised,
+    scaled_embedding,
+)
+from prb_jax.models.gathering import gatherer, splits_weights
 from prb_jax.models.rope import rotary_angles
-from prb_jax.sharding import Constrain, check_tokens, constrainer
+from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.streams import StreamBatch
-
-Params = dict[str, Any]
 
 
 class DecoderLayers(nnx.Module):
@@ -249,12 +249,10 @@ def _decode(
     if mesh is not None:
         check_tokens(mesh, rows.tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
-    x = jnp.take(params["embed"], rows.tokens, axis=0).astype(dtype)
+    x = embedded(params, rows.tokens, dtype)
     if change_embedding is not None:
         x = change_embedding(x)
-    if config.embedding_scale is not None:
-        # The factor is rounded to the activations' dtype, as Gemma was trained.
-        x = x * jnp.asarray(config.embedding_scale, dtype)
+    x = scaled_embedding(x, config)
     x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
@@ -262,8 +260,8 @@ def _decode(
     sliding_angles = angles if sliding_rope is None else rotary_angles(rows.positions, sliding_rope)
     window = config.sliding_window
     if window is not None and window >= rows.longest:
-        window = None
-    layer = functools.partial(_layer, config=config, constrain=constrain, lora_scale=lora_scale)
+        window = None  # no two tokens that see each other are that far apart
+    layer = functools.partial(decoder_layer, config=config, constrain=constrain, lora_scale=lora_scale)
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
 
@@ -307,35 +305,6 @@ def _decode(
     return last(x, at(count)), None
 
 
-def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
-    """A layer's body that keeps less for its backward pass, and computes the same.
-
-    Args:
-        body: of the scan over layers.
-        policy: ``none`` keeps all that derivatives need; ``dots`` the results of matrix products and of
-            attention; ``full`` nothing but the layer's input.
-        gathers: the body brings weights together that are split over devices; no policy keeps them whole.
-
-    Raises:
-        ValueError: an unknown policy.
-    """
-    policies = jax.checkpoint_policies
-    if policy == "none" and not gathers:
-        return body
-    if policy == "none":
-        return jax.checkpoint(
-            body, prevent_cse=False, policy=policies.save_anything_except_these_names(GATHERED)
-        )
-    if policy == "full":
-        return jax.checkpoint(body, prevent_cse=False)
-    if policy == "dots":
-        kept = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
-        )
-        return jax.checkpoint(body, prevent_cse=False, policy=kept)
-    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
-
-
 def _with_soft_prompt(
     x: jax.Array, *, soft_prompt: jax.Array, layout: TreeLayout, prefix_lengths: jax.Array
 ) -> jax.Array:
@@ -346,57 +315,3 @@ def _with_soft_prompt(
     replaced = ((index >= 0) & (index < tokens))[:, :, None]
     prefix = jnp.where(replaced, own, x[:, : layout.prefix])
     return jnp.concatenate([prefix, x[:, layout.prefix :]], axis=1)
-
-
-def _layer(
-    x: jax.Array,
-    w: Params,
-    *,
-    config: DecoderConfig,
-    angles: tuple[jax.Array, jax.Array],
-    attend: Attention,
-    constrain: Constrain,
-    lora_scale: float,
-    places: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given.
-
-    Returns:
-        The states, and the layer's keys and values [B, T, G, H].
-    """
-    norm = functools.partial(
-        rms_norm,
-        eps=config.rms_norm_eps,
-        plus_one=config.norm_plus_one,
-        scale_after_cast=config.norm_scale_after_cast,
-    )
-    rows, tokens, _ = x.shape
-    line = "tokens" if places is None else None
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-
-    project = functools.partial(adapted_project, weights=w, scale=lora_scale)
-    y = norm(x, w["input_norm"])
-    k = project(y, name="k").reshape(rows, tokens, kv_heads, head_dim)
-    v = project(y, name="v").reshape(rows, tokens, kv_heads, head_dim)
-    query_angles = angles
-    if places is not None:
-        x, y = take_places(x, places), take_places(y, places)
-        query_angles = tuple(take_places(angle, places) for angle in angles)
-        tokens = places.shape[1]
-    q = project(y, name="q").reshape(rows, tokens, heads, head_dim)
-    if config.qk_norm:  # before rope
-        q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
-    q = rotate(q, *query_angles, scale=config.attention_scale)
-    k = rotate(k, *angles)
-    q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
-    y = attend(q, k, v, softcap=config.attn_logit_softcapping)
-    y = project(y.reshape(rows, tokens, heads * head_dim), name="o")
-    if config.post_norms:
-        y = norm(y, w["post_attention_norm"])
-    x = constrain(x + y, ("batch", line, None))
-
-    y = norm(x, w["mlp_norm"])
-    y = project(gated(project(y, name="gate"), project(y, name="up"), config.hidden_activation), name="down")
-    if config.post_norms:
-        y = norm(y, w["post_mlp_norm"])
-    return constrain(x + y, ("batch", line, None)), (k, v)

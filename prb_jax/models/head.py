@@ -194,7 +194,24 @@ class LanguageHead(ReadsAnything):
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         matrix = params["embed"].T if self.tied else params["lm_head"]
-        logits = dense(states.read(), matrix)
+        return self._capped(dense(states.read(), matrix))
+
+    def next_token(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
+        """The logits float32 [..., V] after normed states [..., D]; factors in the dtype of the states.
+
+        The sampler's way: a matrix in bfloat16 is not made wide once a token.
+        """
+        matrix, over = (params["embed"], 1) if self.tied else (params["lm_head"], 0)
+        logits = lax.dot_general(
+            states,
+            matrix.astype(states.dtype),
+            (((states.ndim - 1,), (over,)), ((), ())),
+            precision=matmul_precision(states.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return self._capped(logits)
+
+    def _capped(self, logits: jax.Array) -> jax.Array:
         return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
 

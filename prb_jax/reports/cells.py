@@ -31,6 +31,16 @@ def any_cell(value: Any) -> Cell:
     )
 
 
+def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the summaries within a summary, by the name to show: the model, its controls, the baselines."""
+    said = {"blind": "shown no profile", "swap": "shown another user's profile"}
+    controls = {
+        f"{name}, {said.get(control, control)}": figures
+        for control, figures in (summary.get("controls") or {}).items()
+    }
+    return {name: summary, **controls, **(summary.get("baselines") or {})}
+
+
 def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: str) -> PageTable:
     """Return the table of the main figures of some summaries, by name."""
     rows = [
@@ -53,3 +63,17 @@ def _is_interval(value: Any) -> bool:
     return (
         isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
     )
+
+
+def last_figures(summary: Mapping[str, Any]) -> PageTable:
+    """Return the table of the last figures of a finished training run."""
+    rows = []
+    for name, part in (
+        ("training, last tenth", summary.get("last_tenth")),
+        ("validation of the exported model", summary.get("validation")),
+    ):
+        if isinstance(part, dict):
+            cells = [figure_cell(part.get(key), form="{:.4f}") for key in ("loss", "accuracy", "margin")]
+            rows.append([Cell(name), *cells])
+    note = f"{summary.get('steps'):,} steps; the model of step {summary.get('exported_step'):,} was exported."
+    return PageTable("Last figures", ("", "loss", "accuracy", "margin"), rows, note=note)

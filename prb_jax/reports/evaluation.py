@@ -10,11 +10,12 @@ from typing import Any
 
 from prb_jax.metrics.accuracy import group_counts, outcomes
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
-from prb_jax.reports.cells import any_cell, figure_cell, headline
+from prb_jax.reports.cells import any_cell, figure_cell, headline, scorers
 from prb_jax.reports.drawings import draw_users
 from prb_jax.reports.pairs import pairs_to_read
 from prb_jax.reports.scores import length_blocks, posts_blocks, score_blocks
-from prb_jax.reports.table import NONE
+from prb_jax.reports.style import NONE, signed
+from prb_jax.reports.table import gains
 from prb_jax.reports.texts import Texts
 from prb_jax.runs.finished import FinishedRun
 
@@ -52,19 +53,21 @@ def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str,
 def _result(run: FinishedRun) -> Iterator[Block]:
     summary = run.summary
     definitions = summary.get("definitions") or {}
-    baselines: Mapping[str, Mapping[str, Any]] = summary.get("baselines") or {}
     model = str(summary.get("model", run.path.name))
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
-    yield headline({model: summary, **baselines}, title="The model and the baselines", note=note)
+    shown = scorers(summary, name=model)
+    yield headline(shown, title="The model, its controls and the baselines", note=note)
+    for gain in gains(summary.get("controls") or {}):
+        yield Paragraph(f"{gain[0].upper()}{gain[1:]}.")
     differences = [
         [
             Cell(f"{model} minus {name}"),
-            figure_cell(figures.get("difference"), figures.get("difference_ci95")),
+            Cell(signed(figures["difference"], figures.get("difference_ci95")), figures["difference"]),
         ]
-        for name, figures in baselines.items()
-        if "difference" in figures and name != model
+        for name, figures in shown.items()
+        if figures.get("difference") is not None and name != model
     ]
     if differences:
         yield PageTable(

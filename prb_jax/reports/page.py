@@ -15,10 +15,10 @@ from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
-from prb_jax.reports.cells import figure_cell, headline
-from prb_jax.reports.comparison import signed
+from prb_jax.reports.cells import figure_cell, headline, last_figures
 from prb_jax.reports.drawings import draw_curves
 from prb_jax.reports.evaluation import evaluation_chapter, manifest
+from prb_jax.reports.style import signed
 from prb_jax.reports.texts import TextReader
 from prb_jax.runs.finished import FinishedRun, read_finished
 
@@ -167,7 +167,7 @@ def _training(folder: Path, name: str, number: int) -> Chapter:
     else:
         blocks.append(Paragraph("No step is recorded yet.", True))
     if is_finished(folder):
-        blocks.append(_training_table(read_summary(folder)))
+        blocks.append(last_figures(read_summary(folder)))
     made: list[Block] = []
     command = record.get("command")
     if isinstance(command, list) and command:
@@ -175,19 +175,6 @@ def _training(folder: Path, name: str, number: int) -> Chapter:
     made += manifest(record, _TRAINING)
     sections = [Section("Learning curves", blocks), Section("How it was made", made)]
     return Chapter(f"{name}: training", f"training-{number}", sections)
-
-
-def _training_table(summary: dict[str, Any]) -> PageTable:
-    rows = []
-    for name, part in (
-        ("training, last tenth", summary.get("last_tenth")),
-        ("validation of the exported model", summary.get("validation")),
-    ):
-        if isinstance(part, dict):
-            cells = [figure_cell(part.get(key), form="{:.4f}") for key in ("loss", "accuracy", "margin")]
-            rows.append([Cell(name), *cells])
-    note = f"{summary.get('steps'):,} steps; the model of step {summary.get('exported_step'):,} was exported."
-    return PageTable("Last figures", ("", "loss", "accuracy", "margin"), rows, note=note)
 
 
 def _render(chapters: Sequence[Chapter], *, title: str) -> str:

@@ -101,7 +101,7 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             notes.append(
                 f"{_label(name)}: {left_out:,} comparisons too long and left out, see left_out.jsonl"
             )
-        notes += [f"{_label(name)}: {escape(note)}" for note in _gains(summary.get("controls") or {})]
+        notes += [f"{_label(name)}: {escape(note)}" for note in gains(summary.get("controls") or {})]
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
             if "difference" in figures:
@@ -110,8 +110,8 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What the controls say of the model, a sentence each."""
+def gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what the controls say of the model, a sentence each."""
     said = {
         "blind": "knowing this user gains {}, against no profile",
         "swap": "this user's profile gains {}, against that of another user",

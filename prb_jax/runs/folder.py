@@ -5,6 +5,7 @@
                   each time that the run was started; they may differ, results do not depend on them.
 ``scores.jsonl``  one row for each comparison. Appended in the order of completion, a whole row at a
                   time; when the last one is there, rewritten once in the order of the input.
+``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed.
 ``summary.json``  written last: a folder that has it is finished.
 
 Every file but the growing ``scores.jsonl`` is written to a temporary name and renamed. A kill can
@@ -31,6 +32,7 @@ from prb_jax.processes.agreement import differences
 RUN = "run.json"
 SCORES = "scores.jsonl"
 SUMMARY = "summary.json"
+COMPUTED = "computed.jsonl"
 KIND = "prb_jax evaluation"
 _ROW = {item.name for item in fields(ScoredRow)}
 _SECONDS_BETWEEN_SYNCS = 1.0
@@ -76,6 +78,8 @@ def open_run(
             if rows:
                 check_same_inputs(path, found["inputs"], wanted)
             found = None  # it stopped before its first score: there is nothing to keep
+            with writing(path / COMPUTED):
+                (path / COMPUTED).unlink(missing_ok=True)
         record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
         with writing(path / SCORES):
             scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -123,6 +127,47 @@ def append_rows(run: RunFolder, rows: Iterable[ScoredRow]) -> None:
             os.fsync(run._scores)
             run._synced[0] = now
     run.rows.update((row.id, row) for row in new)
+
+
+def append_computed(run: RunFolder, *, member: str, tokens: int) -> None:
+    """Note how many tokens the batch with this comparison takes, before its rows are added.
+
+    A batch that is computed again has the same line again, which counts once.
+
+    Raises:
+      RunError: the line cannot be written.
+    """
+    path = run.path / COMPUTED
+    with writing(path), path.open("ab") as file:
+        # A torn line of a session that was killed stays alone.
+        file.write(b"\n" + json.dumps([member, tokens]).encode() + b"\n")
+
+
+def computed_tokens(run: RunFolder) -> int | None:
+    """Return the tokens computed for all rows of a run; None where its scorer does not tell.
+
+    Raises:
+      RunError: the file cannot be read.
+    """
+    path = run.path / COMPUTED
+    if not path.exists():  # a finished run says it in its summary
+        known = read_json(run.path / SUMMARY, error=RunError, optional=True)
+        tokens = known.get("tokens") if isinstance(known, dict) else None
+        return tokens.get("computed") if isinstance(tokens, dict) else None
+    with writing(path):
+        lines = path.read_bytes().split(b"\n")[:-1]
+    found: dict[str, int] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError):  # empty, or torn: its batch was computed again
+            member, tokens = json.loads(line)
+            found[member] = tokens
+    return sum(found.values())
+
+
+def forget_computed(run: RunFolder) -> None:
+    """Remove the file of :func:`append_computed`, whose sum stands in the summary."""
+    with writing(run.path / COMPUTED):
+        (run.path / COMPUTED).unlink(missing_ok=True)
 
 
 def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:

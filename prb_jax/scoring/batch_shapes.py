@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from prb_jax.sharding import mesh_shape
 from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.shapes import ShapeOptions, round_up
 from prb_jax.trees.stream_blocks import BLOCK
 
 if TYPE_CHECKING:
@@ -44,4 +44,6 @@ def stream_options(
     """
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     tokens = TOKENS_PER_SHARD.get(platform, 8_192) if batch_tokens is None else batch_tokens // shards
-    return StreamOptions(tokens=max(tokens, BLOCK), streams=shards, window=config.sliding_window, paged=paged)
+    return StreamOptions(
+        tokens=round_up(max(tokens, 1), BLOCK), streams=shards, window=config.sliding_window, paged=paged
+    )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import check_folder
+from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
 from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer
 from prb_jax.scoring.read_inputs import Data, read_inputs
@@ -40,6 +45,7 @@ def evaluate(
     reference: bool | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
+    wandb: str | None = None,
     command: Sequence[str] = (),
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
@@ -77,10 +83,11 @@ def evaluate(
         the other is freed, and its run folder is `out`/unquantized.
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
+      wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.
       command: the command line, for the record.
 
     Raises:
-      RunError: `out` cannot be used, is full, or holds another run.
+      RunError: `out` cannot be used, is full, or holds another run; wandb is asked for and cannot be used.
       DataError: the data cannot be used, or changed while it was being scored.
       CheckpointError, MeshError: the model cannot be loaded.
     """
@@ -107,10 +114,28 @@ def evaluate(
         progress=progress,
         command=command,
     )
-    on_first_process(lambda: None if out is None else check_folder(out))
-    return run_evaluation(
+    logs: list[Any] = []
+
+    def prepare() -> None:
+        if out is not None:
+            check_folder(out)
+        if wandb is not None:
+            logs.append(_start_wandb(wandb, options))
+
+    on_first_process(prepare)
+    result = run_evaluation(
         read_inputs(data, subset=subset, limit=limit),
         open_scorer=functools.partial(open_scorer, model, name=name, recorded=out is not None),
         contents=functools.partial(model_contents, model, revision),
         options=options,
     )
+    for log in logs:
+        log_summary(log, result.summary)
+    return result
+
+
+def _start_wandb(project: str, options: EvaluateOptions) -> Any:
+    if options.out is None:
+        raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
+    settings = {"command": shlex.join(options.command), **asdict(options.view), "limit": options.limit}
+    return start_wandb(project, options.out, settings, option=f"--wandb {project}")

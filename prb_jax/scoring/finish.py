@@ -9,7 +9,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.runs.folder import SUMMARY, finish_scores
+from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
@@ -24,6 +24,10 @@ from prb_jax.trees.tree import Truncation
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
+TOKENS_DEFINITION = (
+    "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
+    "that begin alike share their beginning (computed); the difference (saved)"
+)
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
 
@@ -69,6 +73,10 @@ def finish_run(
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
         summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
+    if (computed := computed_tokens(folder)) is not None:
+        alone = sum(row.tokens for row in rows)
+        summary["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
+        summary["definitions"] = summary["definitions"] | {"tokens": TOKENS_DEFINITION}
     if controls:
         summary["controls"] = dict(controls)
         summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
@@ -89,6 +97,7 @@ def finish_run(
     if identity.control is None:
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
+    forget_computed(folder)
     return rows, summary
 
 

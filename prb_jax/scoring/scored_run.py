@@ -12,7 +12,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.runs.folder import RunFolder, append_rows, open_run
+from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.scored import Scorer
 from prb_jax.trees.tree import Truncation
@@ -59,9 +59,12 @@ class ScoredRun:
         for batch in _batches(
             scorer, comparisons, self.rows, shown=seen, label=label, progress=progress, options=options
         ):
+            rows, computed = batch.rows, batch.computed
             if self.folder is not None:
-                append_rows(self.folder, batch)
-            self.rows.update((row.id, row) for row in batch)
+                if computed is not None:
+                    append_computed(self.folder, member=batch.first, tokens=computed)
+                append_rows(self.folder, rows)
+            self.rows.update((row.id, row) for row in rows)
 
 
 @contextlib.contextmanager
@@ -83,6 +86,15 @@ def open_scored_run(
         yield ScoredRun(opened[0] if opened else None, rows)
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """The new rows of one batch, the id of its first comparison, and the tokens that it took."""
+
+    rows: list[ScoredRow]
+    first: str
+    computed: int | None
+
+
 def _batches(
     scorer: Scorer,
     comparisons: Sequence[Comparison],
@@ -92,7 +104,7 @@ def _batches(
     label: str,
     progress: bool,
     options: Mapping[str, Any],
-) -> Generator[list[ScoredRow]]:
+) -> Generator[_Batch]:
     """The rows of one batch after another, without the batches whose rows are all known."""
     finished = [comparison.id in known for comparison in comparisons]
     batches = scorer.stream(shown, skip=lambda indices: all(finished[index] for index in indices), **options)
@@ -106,7 +118,7 @@ def _batches(
                 )
                 if not finished[index]
             ]
-            yield rows
+            yield _Batch(rows, comparisons[batch.indices[0]].id, batch.computed)
             display.advance(len(rows), sum(row.tokens for row in rows))
 
 

@@ -93,31 +93,37 @@ class ChatTokenizer(TokenizerIds):
         added = self.tokenizer.get_added_vocab()
         return max((i for token, i in self.tokenizer.get_vocab().items() if token not in added), default=-1)
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """The template's text for each conversation, without a generation prompt.
+    def render(
+        self, conversations: Sequence[Sequence[Message]], *, generation_prompt: bool = False
+    ) -> list[str]:
+        """The template's text for each conversation.
+
+        Args:
+          conversations: to be rendered.
+          generation_prompt: asks the template to open the assistant's turn; not every template does.
 
         Raises:
           RenderError: the template refuses a conversation; its `conversation` tells which.
         """
         spoken = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
-        if self.response_suffix:
+        if self.response_suffix and not generation_prompt:
             for messages in spoken:
                 last = messages[-1]
                 last["content"] = last["content"].removesuffix(self.response_suffix) + self.response_suffix
         try:
-            return self._apply(spoken)
+            return self._apply(spoken, generation_prompt)
         except Exception:
             # One bad conversation fails the whole call: find it, to be able to name it.
             for number, messages in enumerate(spoken):
                 try:
-                    self._apply([messages])
+                    self._apply([messages], generation_prompt)
                 except Exception as error:
                     raise RenderError(number, messages, self.name, error) from error
             raise
 
-    def _apply(self, spoken: list[list[dict[str, str]]]) -> list[str]:
+    def _apply(self, spoken: list[list[dict[str, str]]], generation_prompt: bool) -> list[str]:
         render, special = compile_template(self.template.text), self.tokenizer.special_tokens_map
-        given = {**special, "tools": None, "documents": None, "add_generation_prompt": False}
+        given = {**special, "tools": None, "documents": None, "add_generation_prompt": generation_prompt}
         return [render(messages=messages, **given) for messages in spoken]
 
     def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -152,7 +158,7 @@ class ChatTokenizer(TokenizerIds):
             encoded.append([self._ended(np.concatenate([head, next(ids)])) for _ in group])
         for group in encoded:
             for sequence in group:
-                self._check_one_bos(sequence)
+                self.check_one_bos(sequence)
         return encoded
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -179,7 +185,8 @@ class ChatTokenizer(TokenizerIds):
             return ids
         return np.append(ids, np.int32(self.ends_with))
 
-    def _check_one_bos(self, ids: np.ndarray) -> None:
+    def check_one_bos(self, ids: np.ndarray) -> None:
+        """Raise CheckpointError where the template wrote BOS twice at the start."""
         bos = self.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos:
             raise CheckpointError(

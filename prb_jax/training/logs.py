@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
+from prb_jax.runs.weights_and_biases import start_wandb
 from prb_jax.training.event_file import EventFile
 from prb_jax.training.settings import LogSettings
 
@@ -43,7 +43,10 @@ class MetricsLog:
             raise _gap(self.path, last + 1, step)
         with writing(self.path), whole_file(self.path) as file:
             file.writelines(json.dumps(row).encode() + b"\n" for row in self.rows)
-        self._wandb = _start_wandb(options.wandb, out, settings or {}) if options.wandb else None
+        self._wandb = None
+        if options.wandb:
+            option = f"log.wandb={options.wandb}"
+            self._wandb = start_wandb(options.wandb, out, settings or {}, option=option)
         with writing(self.path):
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
             self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
@@ -116,17 +119,3 @@ def _tag(name: str) -> str:
     """TensorBoard groups by what stands before the slash."""
     first, _, rest = name.partition("_")
     return f"validation/{rest}" if first == "validation" else f"train/{name}"
-
-
-def _start_wandb(project: str, out: Path, settings: Mapping[str, Any]) -> Any:
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise RunError(
-            f"log.wandb={project}: wandb is not installed: pip install wandb, or log.wandb=none"
-        ) from error
-    # The same folder is the same run, also after a kill.
-    identity = f"{out.name}-{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:8]}"
-    return wandb.init(
-        project=project, name=out.name, id=identity, dir=str(out), config=dict(settings), resume="allow"
-    )

@@ -60,7 +60,7 @@ class RewardObjective:
         dtype: of activations.
         loss: what is minimised.
         lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
-        remat: see :func:`prb_jax.models.decoder.rematerialised`.
+        remat: see :func:`prb_jax.models.decoder_layer.rematerialised`.
         attention: one of :data:`prb_jax.models.ATTENTIONS`.
         method: of personalisation.
 

@@ -17,6 +17,7 @@ from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.progress import Display, show_progress
+from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, flat_settings, load_settings
@@ -100,7 +101,7 @@ def train(
     """
     settings = load_settings(config, overrides, data_given=data is not None)
     path = Path(out)
-    on_first_process(lambda: check_training_folder(out))
+    on_first_process(lambda: _check_wanted(path, settings.log.wandb))
     # Nothing more is shared before the processes are compared: another one may not train at all.
     check_agreement(shared_settings(settings))
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
@@ -124,6 +125,12 @@ def train(
         trainer = make_trainer(settings, start, mesh=mesh, data=found.train, out=path, lengths=lengths)
         run = _Run(settings, path, mesh, found, trainer)
         return run.go(progress=progress)
+
+
+def _check_wanted(out: Path, wandb: str | None) -> None:
+    check_training_folder(out)
+    if wandb is not None:
+        check_wandb(f"log.wandb={wandb}")
 
 
 @dataclass(eq=False)

@@ -169,7 +169,7 @@ def _lengths(largest: int, options: StreamOptions) -> list[int]:
     while length < top:
         tried.append(length)
         length = coarse_length(length + 1, options.block)
-    return [*tried, max(top, options.block)]
+    return [*tried, round_up(top, options.block)]
 
 
 def _first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[int]]:

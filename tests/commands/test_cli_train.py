@@ -105,26 +105,6 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
     assert (out / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
 
 
-@pytest.mark.timeout(600)
-def test_sigterm_saves_and_another_mesh_continues(model, data, environment, whole, tmp_path):
-    out = tmp_path / "moved"
-    process = start(train(model, data, out), environment)
-    wait_for_step(process, out, 4)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 75, said
-    assert "SIGTERM: saved at step" in said
-    assert "the same command continues the run" in said
-    assert not (out / "model").exists()
-    eight = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    done = run(train(model, data, out, "mesh=data=2,fsdp=2,tensor=2"), eight)
-    assert done.returncode == 0, done.stderr
-    for name in NUMBERS:
-        np.testing.assert_allclose(curve(out, name), curve(whole, name), rtol=1e-5, atol=1e-5)
-    sessions = json.loads((out / "train.json").read_text())["sessions"]
-    assert [session["devices"]["count"] for session in sessions] == [1, 8]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_devices_give_the_same_curve(model, data, environment, whole, tmp_path):
@@ -153,16 +133,20 @@ def processes(
 
 
 @pytest.mark.timeout(900)
-def test_two_processes_give_the_same_curve_and_stop_together(model, data, environment, whole, tmp_path):
+def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
+    model, data, environment, whole, tmp_path
+):
     out = tmp_path / "two"
-    arguments = train(model, data, out, "--distributed")
-    both = processes(arguments, environment)
+    both = processes(train(model, data, out, "--distributed"), environment)
     wait_for_step(both[0], out, 4)
     both[1].send_signal(signal.SIGTERM)  # told to one of them only
     said = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [75, 75], said
     assert "SIGTERM: saved at step" in said[0]
-    both = processes(arguments, environment)
+    assert "the same command continues the run" in said[0]
+    assert not (out / "model").exists()
+    four = environment | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    both = processes(train(model, data, out, "--distributed", "mesh=data=2,fsdp=2,tensor=2"), four)
     said = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     for name in NUMBERS:
@@ -171,6 +155,8 @@ def test_two_processes_give_the_same_curve_and_stop_together(model, data, enviro
     for name, tensor in one.items():
         np.testing.assert_allclose(two[name], tensor, atol=1e-5)
     assert (out / "model" / "tokenizer.json").exists()
+    sessions = json.loads((out / "train.json").read_text())["sessions"]
+    assert [session["devices"]["count"] for session in sessions] == [2, 8]
 
 
 @pytest.mark.timeout(300)

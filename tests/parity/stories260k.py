@@ -119,16 +119,20 @@ def write_tokenizer(pieces: list[bytes], folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def write_model(source: Path, folder: Path) -> Path:
-    """The checkpoint in ``folder``: trained weights, a random score head, a tokenizer with a template."""
+def write_model(source: Path, folder: Path, *, causal: bool = False) -> Path:
+    """The checkpoint in ``folder``: trained weights, a random score head, a tokenizer with a template.
+
+    ``causal`` writes the language model instead, as it was trained.
+    """
     from safetensors.numpy import save_file
 
     stories = read_weights(source / "stories260K.bin")
     folder.mkdir(parents=True, exist_ok=True)
     score = np.random.default_rng(0).normal(size=(1, stories.dim)).astype(np.float32)
-    save_file(
-        hugging_face_tensors(stories, score=score), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    tensors = hugging_face_tensors(stories, score=score)
+    if causal:
+        del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "torch_dtype": "float32",
         "hidden_size": stories.dim, "intermediate_size": stories.hidden, "hidden_act": "silu",
@@ -138,6 +142,8 @@ def write_model(source: Path, folder: Path) -> Path:
         "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
         "id2label": {"0": "reward"},
     }  # fmt: skip
+    if causal:
+        config["architectures"] = ["LlamaForCausalLM"]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     write_tokenizer(read_pieces(source / "tok512.bin"), folder)
     return folder

@@ -1,5 +1,7 @@
 """Every architecture and rope type against transformers: one tree against K separate forwards."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,11 @@ import pytest
 from prb_jax.checkpoints.load import load_params
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
-from prb_jax.readouts.score_tree import score_tree
+from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch
+from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
 from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.dense import reference_attention
 from tests.parity.oracle import transformers_scores
@@ -48,8 +52,26 @@ def test_float32_scores_equal_transformers(family, responses, tmp_path):
     lengths = [17, 30, 9, 24][:responses]
     trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
     ours = tree_scores(folder, trees, Bucket(160, responses, 32), batch=3)
+    packed = packed_scores(folder, trees) if responses == 4 else {}
     for row, tree in enumerate(trees):
-        np.testing.assert_allclose(ours[row], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
+        expected = oracle(folder, tree)
+        np.testing.assert_allclose(ours[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+        if row in packed:
+            np.testing.assert_allclose(packed[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+def packed_scores(folder, trees) -> dict[int, np.ndarray]:
+    config = load_config(folder)
+    params = load_params(folder, config, dtype=jnp.dtype("float32"), head_dtype=jnp.float32).params
+    (dealt,) = deal_streams(trees, StreamShape(512, 16), StreamOptions(tokens=512))
+    batch = make_stream_batch(trees, dealt, streams=1, window=config.sliding_window)
+    run = jax.jit(lambda p, b: score_stream(p, b, config=config, dtype=jnp.dtype("float32")))
+    scores, members = np.asarray(run(params, batch))[0], dealt.streams[0].members
+    counts = np.cumsum([0, *(len(trees[member].responses) for member in members)])
+    return {
+        member: scores[low:high]
+        for member, (low, high) in zip(members, itertools.pairwise(counts), strict=True)
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -260,3 +260,16 @@ def test_in_a_browser(runs):
         assert len(ids) == len(set(ids))
         assert page.complaints == []
         assert page.requests == [(runs / "page.html").as_uri()]
+
+
+def test_controls_stand_beside_the_model(tmp_path):
+    data = write(tmp_path / "pairs.jsonl", records(12, profile=[{"id": "1", "category": "", "text": "good"}]))
+
+    def knows(comparison):
+        return [float(len(comparison.profile)) * (k == 0) for k in range(2)]
+
+    result = prb.evaluate(knows, data, out=tmp_path / "run", name="knows", controls="blind", progress=False)
+    assert result.summary["controls"]["blind"]["accuracy"] == 0.0
+    text = Elements(report(tmp_path / "run", out=tmp_path / "page.html")).texts["main"]
+    assert "knows, shown no profile" in text
+    assert "Knowing this user gains +1.000" in text

@@ -32,11 +32,11 @@ def only_on_cpus() -> None:
 def test_it_is_loaded_evaluated_and_recorded(folder: Path, model: RewardModel, tmp_path: Path) -> None:
     only_on_cpus()
     asked = prb.load(folder, attention="blockwise")
-    assert asked.attention == model.attention == "block-wise XLA, head by head"
+    assert asked.attention == model.attention == "block-wise XLA over packed streams"
     labelled = [prb.Comparison(id="a", question="?", chosen="yes", rejected="no")]
     prb.evaluate(folder, labelled, out=tmp_path, attention="blockwise", progress=False)
     (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
-    assert session["attention"] == "block-wise XLA, head by head"
+    assert session["attention"] == "block-wise XLA over packed streams"
 
 
 def test_it_reaches_the_program() -> None:

@@ -23,6 +23,7 @@ from prb_jax.scoring.stream import (
     windows,
 )
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
@@ -258,3 +259,38 @@ def test_a_finished_run_tokenises_nothing() -> None:
     machine = Machine()
     assert machine.run(1500, skip=lambda indices: True) == []
     assert machine.events == []
+
+
+def test_streams_score_every_comparison_once_and_share_what_begins_alike() -> None:
+    """Over several windows, with a dealer of streams; a continued run packs the same streams."""
+    shared = list(range(10, 90))
+    trees = {n: build_tree([[*shared, 90 + n % 7, n % 11, k] for k in range(2 + n % 2)]) for n in range(1100)}
+
+    def score(batch: Any) -> Any:
+        """The sum of the tokens that each read place sees."""
+        place = np.arange(batch.tokens.shape[1])
+        read = batch.reads[:, :, None]
+        seen = (place <= read) & (read < batch.until[:, None])
+        return jnp.asarray((batch.tokens[:, None] * seen).sum(axis=2), jnp.float32)
+
+    def run(skip: Any = lambda indices: False) -> list[ScoredBatch]:
+        return list(
+            stream_scores(
+                [comparison(number) for number in range(1100)],
+                encode=lambda some: [trees[int(one.id)] for one in some],
+                dispatch=score, options=StreamOptions(tokens=1024, streams=2), skip=skip,
+            )
+        )  # fmt: skip
+
+    batches = run()
+    assert sorted(index for batch in batches for index in batch.indices) == list(range(1100))
+    for batch in batches:
+        for index, row, tokens in zip(batch.indices, batch.scores, batch.tokens, strict=True):
+            wanted = [trees[index].sequence(k).sum() for k in range(len(trees[index].responses))]
+            np.testing.assert_array_equal(row, np.asarray(wanted, np.float32))
+            assert tokens == trees[index].tokens
+    computed = sum(batch.computed or 0 for batch in batches)
+    assert computed < 0.2 * sum(tree.tokens for tree in trees.values())
+    done = set(batches[0].indices)
+    again = run(lambda indices: all(index in done for index in indices))
+    assert [batch.indices for batch in again] == [batch.indices for batch in batches[1:]]

@@ -165,7 +165,8 @@ def _attend_head(
             jnp.full(rows, MASKED / 10, jnp.float32),
             *(jnp.zeros(s, jnp.float32) for s in (rows, (head_dim, rows))),
         )
-        carry = lax.fori_loop(0, wides, partial(step, wide=True), carry)
+        if len(until) >= WIDE * BLOCK:
+            carry = lax.fori_loop(0, wides, partial(step, wide=True), carry)
         _, total, result = lax.fori_loop(wides, wides + smalls, partial(step, wide=False), carry)
         return lax.dynamic_update_index_in_dim(out, (result / total).astype(q.dtype), number, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -22,6 +21,10 @@ from tests.models.attention.dense import reference_attention
 from tests.tiny_models import TINY_FAMILIES
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+SIZES = {
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1,
+}  # fmt: skip
 LAYOUT = TreeLayout(12, 3, 7)
 LENGTHS = jnp.asarray([12, 5, 0])
 INSIDE = np.asarray([[6, 0, 3], [1, 5, 2], [0, 0, 0]])
@@ -53,11 +56,7 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
     import transformers
 
     tiny = TINY_FAMILIES[family]
-    sizes = {
-        "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1,
-    }  # fmt: skip
-    arguments = {**sizes, **tiny.arguments, "num_hidden_layers": 1, "architectures": [tiny.model_class]}
+    arguments = {**SIZES, **tiny.arguments, "num_hidden_layers": 1, "architectures": [tiny.model_class]}
     arguments.pop("layer_types", None)
     getattr(transformers, tiny.config_class)(**arguments).save_pretrained(tmp_path)
     config = load_config(tmp_path)
@@ -83,10 +82,10 @@ def test_with_more_layers_the_places_are_taken_from_the_whole(tmp_path) -> None:
     import transformers
 
     tiny = TINY_FAMILIES["qwen3"]
-    arguments = {**tiny.arguments, "vocab_size": 96, "num_hidden_layers": 2, "num_labels": 1}
+    arguments = {**SIZES, **tiny.arguments, "num_hidden_layers": 2}
     model = getattr(transformers, tiny.config_class)(**arguments, architectures=[tiny.model_class])
     model.save_pretrained(tmp_path)
-    config = dataclasses.replace(load_config(tmp_path))
+    config = load_config(tmp_path)
     params = init_params(config)
     batch = make_batch([build_tree([[5, 6, 7, 8], [5, 6, 9]])], Bucket(4, 2, 4), batch=1)
     places = jnp.asarray([[5, 8]], jnp.int32)

@@ -1,0 +1,40 @@
+"""`prb push`: publish the model of a run."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "push",
+        run,
+        about="upload the model of a run to the Hugging Face hub, with a card made from the run",
+        after_interrupt="nothing was published: all files are one commit",
+    )
+    sub.add_argument(
+        "run_folder", metavar="RUN", help="folder of `prb train`, or of `prb evaluate` of a local model"
+    )
+    sub.add_argument("repository", metavar="ORG/NAME", help="on the hub; made where there is none")
+    sub.add_argument(
+        "--evaluations",
+        metavar="RUN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="evaluations of this model, whose tables the card gets",
+    )
+    sub.add_argument("--private", action="store_true", help="a new repository is private")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Upload, and print where."""
+    from prb_jax.reports.push import push
+
+    address = push(
+        options.run_folder, options.repository, evaluations=options.evaluations, private=options.private
+    )
+    print(f"published at {address}")
+    return 0

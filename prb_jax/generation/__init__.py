@@ -1,0 +1,1 @@
+"""Generation: texts sampled from a causal language model, and all that is done with such texts."""

@@ -1,0 +1,185 @@
+"""The compiled programs of a policy for one shape of rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from prb_jax.generation import steps
+from prb_jax.generation.choose import Rules
+from prb_jax.generation.steps import Program, Prompts, Rows, Stops
+from prb_jax.models.decoder import Params
+from prb_jax.runs.progress import compiling
+from prb_jax.sharding import mesh_shape, partition_spec, replicated
+from prb_jax.trees.shapes import round_up
+
+ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
+"""Rows for each part that the mesh splits them into, where it is not said."""
+
+READ_TOKENS = {"cpu": 512, "gpu": 16_384, "tpu": 16_384}
+"""Padded tokens of prompts that are read at a time, for each part; a single prompt may have more."""
+
+FILLER = {"cpu": 1, "gpu": 16, "tpu": 128}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The static sizes of a sampler.
+
+    Attributes:
+      trees, samples: B and S: rows are B * S.
+      prompt_columns: P, for all tokens of a prompt but the last.
+      columns: M, tokens of a sample.
+      parts: into how many the mesh splits the trees.
+      read_tokens: see :data:`READ_TOKENS`.
+    """
+
+    trees: int
+    samples: int
+    prompt_columns: int
+    columns: int
+    parts: int = 1
+    read_tokens: int = READ_TOKENS["cpu"]
+
+    def reading(self, length: int) -> tuple[int, int]:
+        """Return the columns in which a prompt of ``length`` tokens is read, and how many are read together."""
+        columns = min(prompt_columns(length), self.prompt_columns)
+        together = max(1, self.read_tokens // columns)
+        return columns, self.parts * min(together, self.trees // self.parts)
+
+
+def prompt_columns(length: int) -> int:
+    """Return the columns for a prompt of ``length`` tokens, its last one apart: four sizes in each doubling."""
+    real = max(length - 1, 16)
+    return round_up(real, max(16, 1 << (real.bit_length() - 3)))
+
+
+def choose_shape(
+    program: Program, *, longest: int, samples: int, tokens: int, prompts: int, rows: int | None = None
+) -> Shape:
+    """Return the sizes for a task.
+
+    Args:
+      program: of the policy.
+      longest: tokens of the longest prompt.
+      samples: of each prompt.
+      tokens: most tokens of a sample.
+      prompts: how many there are.
+      rows: B * S, about; chosen from the machine if not given.
+    """
+    mesh = program.mesh
+    platform = "cpu" if mesh is None else mesh.devices.flat[0].platform
+    parts = 1 if mesh is None else mesh_shape(mesh).batch_shards
+    wanted = max(1, (rows or parts * ROWS.get(platform, 16)) // parts)  # of each part
+    together = min(samples, wanted)
+    trees = min(max(1, wanted // together), -(-prompts // parts))
+    multiple = 1 if mesh is None else mesh.shape["sequence"]
+    return Shape(
+        trees=parts * trees,
+        samples=together,
+        prompt_columns=round_up(prompt_columns(longest), multiple),
+        columns=round_up(tokens, 16),
+        parts=parts,
+        read_tokens=READ_TOKENS.get(platform, 512),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Programs:
+    """What runs on the devices. Build with :func:`make_programs`.
+
+    Attributes:
+      shape: static sizes.
+      empty: () -> (prompts, rows), all of them empty.
+      read: (params, prompts, tokens [F, P + 1], lengths [F], numbers [F], trees [F]) -> prompts; reads new ones.
+      restart: (rows, prompts, which [B, S], numbers [B, S]) -> rows; begins samples.
+      run: (params, prompts, rows, ...) -> rows; see :func:`prb_jax.generation.steps.run_steps`.
+      end: (rows, which [B, S]) -> rows; ends samples.
+    """
+
+    shape: Shape
+    empty: Callable[[], tuple[Prompts, Rows]]
+    read: Callable[..., Prompts]
+    restart: Callable[..., Rows]
+    run: Callable[..., Rows]
+    end: Callable[[Rows, np.ndarray], Rows]
+
+
+@functools.lru_cache(maxsize=16)
+def make_programs(program: Program, shape: Shape) -> Programs:
+    """Return the compiled programs; the same ones for equal arguments, so that nothing is compiled twice."""
+    of_prompts, of_rows = _shardings(program)
+    jit = jax.jit
+    whole = None if program.mesh is None else replicated(program.mesh)
+    sharded: dict[str, Any] = {} if whole is None else {"out_shardings": of_rows}
+    sharded_prompts: dict[str, Any] = {} if whole is None else {"out_shardings": of_prompts}
+
+    def read(params: Params, held: Prompts, tokens: Any, lengths: Any, numbers: Any, trees: Any) -> Prompts:
+        return steps.put_prompts(held, steps.read_prompts(program, params, tokens, lengths, numbers), trees)
+
+    def make() -> tuple[Prompts, Rows]:
+        return (
+            steps.empty_prompts(program, trees=shape.trees, columns=shape.prompt_columns),
+            steps.empty_rows(program, trees=shape.trees, samples=shape.samples, columns=shape.columns),
+        )
+
+    both: dict[str, Any] = {} if whole is None else {"out_shardings": (of_prompts, of_rows)}
+    read_jit = jit(read, donate_argnums=(1,), **sharded_prompts)
+    run_jit = jit(functools.partial(steps.run_steps, program), donate_argnums=(2,), **sharded)
+
+    def shown_read(params: Params, held: Prompts, tokens: np.ndarray, *rest: Any) -> Prompts:
+        with compiling(read_jit, tokens.shape):
+            return read_jit(params, held, tokens, *rest)
+
+    def shown_run(
+        params: Params, prompts: Prompts, rows: Rows, *, rules: Rules, stops: Stops, **rest: Any
+    ) -> Rows:
+        with compiling(run_jit, rows.tokens.shape, prompts.cache.columns):
+            return run_jit(params, prompts, rows, rules=rules, stops=stops, **rest)
+
+    return Programs(
+        shape=shape,
+        empty=jit(make, **both),
+        read=shown_read,
+        restart=jit(steps.restart, donate_argnums=(0,), **sharded),
+        run=shown_run,
+        end=jit(steps.ended, donate_argnums=(0,), **sharded),
+    )
+
+
+def _shardings(program: Program) -> tuple[Any, Any]:
+    """How prompts and rows are dealt over the mesh; None without one."""
+    mesh = program.mesh
+    if mesh is None:
+        return None, None
+
+    def split(*axes: str | None) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(axes))
+
+    layers = program.config.num_hidden_layers
+    prefix = (split("batch", "heads", "tokens", None),) * layers
+    suffix = (split("batch", None, "heads", None, None),) * layers
+    trees, rows, wide = split("batch"), split("batch", None), split("batch", None, None)
+    prompts = Prompts(
+        cache=steps.PrefixCache(prefix, prefix, trees),  # pyright: ignore[reportArgumentType]
+        last=trees,  # pyright: ignore[reportArgumentType]
+        numbers=trees,  # pyright: ignore[reportArgumentType]
+        seen=split("batch", None),  # pyright: ignore[reportArgumentType]
+    )
+    kept = Rows(
+        cache=steps.SuffixCache(suffix, suffix, rows),  # pyright: ignore[reportArgumentType]
+        next=rows,  # pyright: ignore[reportArgumentType]
+        numbers=rows,  # pyright: ignore[reportArgumentType]
+        seen=wide,  # pyright: ignore[reportArgumentType]
+        done=rows,  # pyright: ignore[reportArgumentType]
+        tokens=wide,  # pyright: ignore[reportArgumentType]
+        logprobs=wide,  # pyright: ignore[reportArgumentType]
+        sampled_logprobs=wide,  # pyright: ignore[reportArgumentType]
+    )
+    return prompts, kept

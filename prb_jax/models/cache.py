@@ -1,0 +1,290 @@
+"""Keys and values of tokens already read, and the decoder run one token further.
+
+A *prefix cache* holds the prompt of each tree. It is computed once and only read from then on, by all samples of the
+tree. A *suffix cache* holds what each sample adds, in a fixed number of columns. A new token attends to both: the two
+attentions are merged by their maxima and sums (log-sum-exp), so neither is copied next to the other.
+
+Caches are kept as one array a layer, and the layers are run one after another instead of by a scan: a scan would copy
+the weights and caches of a layer out of its stack for every token.
+
+Letters: B trees, S samples of each, P prefix columns, M suffix columns, L layers, N heads, G kv heads, H head dim, D
+model.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.errors import short_repr
+from prb_jax.models.attention.choice import Attention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import decode_tree_keeping
+from prb_jax.models.decoder_layer import Params, decoder_layer, embedded, scaled_embedding
+from prb_jax.models.gathering import gatherer
+from prb_jax.models.layers import matmul_precision, rms_norm
+from prb_jax.models.rope import rotary_angles
+from prb_jax.sharding import Constrain, constrainer
+from prb_jax.trees.batches import TreeBatch
+
+Arrays = tuple[jax.Array, ...]
+
+_HIDDEN = -1e30  # below every score, and still a number: nothing is subtracted from minus infinity
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PrefixCache:
+    """The prompts of B trees, right-aligned.
+
+    Attributes:
+      keys, values: of each layer [B, G, P, H], keys after the rotary embedding.
+      lengths: int32 [B], real tokens.
+    """
+
+    keys: Arrays
+    values: Arrays
+    lengths: jax.Array
+
+    __repr__ = short_repr
+
+    @property
+    def columns(self) -> int:
+        """P."""
+        return self.keys[0].shape[2]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SuffixCache:
+    """What S samples of each tree added to it, left-aligned.
+
+    Attributes:
+      keys, values: of each layer [B, S, G, M, H].
+      lengths: int32 [B, S], tokens written so far.
+    """
+
+    keys: Arrays
+    values: Arrays
+    lengths: jax.Array
+
+    __repr__ = short_repr
+
+
+def empty_prefix(config: DecoderConfig, *, trees: int, columns: int, dtype: jnp.dtype) -> PrefixCache:
+    """Return a cache of B = ``trees`` empty prompts."""
+    shape = (trees, config.num_key_value_heads, columns, config.head_dim)
+    blank = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return PrefixCache(blank, tuple(jnp.zeros(shape, dtype) for _ in blank), jnp.zeros((trees,), jnp.int32))
+
+
+def empty_suffix(
+    config: DecoderConfig, *, trees: int, samples: int, columns: int, dtype: jnp.dtype
+) -> SuffixCache:
+    """Return a cache of B * S = ``trees * samples`` samples without a token."""
+    shape = (trees, samples, config.num_key_value_heads, columns, config.head_dim)
+    blank = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    lengths = jnp.zeros((trees, samples), jnp.int32)
+    return SuffixCache(blank, tuple(jnp.zeros(shape, dtype) for _ in blank), lengths)
+
+
+def fill_prefix(
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    attention: Attention | None = None,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+    filler: int = 1,
+) -> PrefixCache:
+    """Read prompts: the cache of tokens int32 [B, P], right-aligned, ``lengths`` [B] of them real.
+
+    Args:
+      filler: columns behind the prompts, which are computed and left out: kernels want multiples.
+      params, config, dtype, attention, mesh, lora_scale: as of :func:`prb_jax.readouts.score_tree.score_tree`.
+    """
+    rows, columns = tokens.shape
+    zeros = jnp.zeros((rows, 1), jnp.int32)
+    batch = TreeBatch(tokens, lengths, jnp.zeros((rows, 1, filler), jnp.int32), zeros, zeros)
+    decoded = decode_tree_keeping(
+        params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh, lora_scale=lora_scale
+    )
+    keys, values = (x[:, :, :columns].transpose(0, 1, 3, 2, 4) for x in (decoded.keys, decoded.values))
+    return PrefixCache(tuple(keys), tuple(values), lengths)
+
+
+def layers_of(params: Params) -> tuple[Params, ...]:
+    """Return the parameters of each layer, cut out of their stacks: once for many tokens."""
+    stacked = params["layers"]
+    depth = next(iter(stacked.values())).shape[0]
+    return tuple({name: leaf[number] for name, leaf in stacked.items()} for number in range(depth))
+
+
+def extend(
+    params: Params,
+    layers: tuple[Params, ...],
+    tokens: jax.Array,
+    prefix: PrefixCache,
+    suffix: SuffixCache,
+    *,
+    config: DecoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    lora_scale: float = 1.0,
+) -> tuple[jax.Array, SuffixCache]:
+    """Run every sample one token further.
+
+    Args:
+      params: for the embedding and the last norm.
+      layers: of :func:`layers_of`.
+      tokens: int32 [B, S], the next token of each sample.
+      prefix, suffix: what it follows; a full suffix (``lengths`` = M) is not written to.
+      config, dtype, mesh, lora_scale: as of :func:`fill_prefix`.
+
+    Returns:
+      Normed states [B, S, D] in ``dtype``, and the suffix with the tokens in it.
+    """
+    split = constrainer(mesh)
+    gather = gatherer(mesh)
+
+    def constrain(x: jax.Array, axes: Any) -> jax.Array:
+        # Samples of a tree stay together: the second axis is no axis of tokens here.
+        return split(x, [None if axis == "tokens" else axis for axis in axes])
+
+    x = constrain(scaled_embedding(embedded(params, tokens, dtype), config), ("batch", None, None))
+    positions = prefix.lengths[:, None] + suffix.lengths
+    full_rope, sliding_rope = config.rope
+    angles = rotary_angles(positions, full_rope)
+    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
+    keys, values = [], []
+    for number, weights in enumerate(layers):
+        slides = config.layer_windows[number]
+        attend = functools.partial(
+            _attend,
+            prefix=(prefix.keys[number], prefix.values[number], prefix.lengths),
+            suffix=(suffix.keys[number], suffix.values[number], suffix.lengths),
+            window=config.sliding_window if slides else None,
+            constrain=constrain,
+        )
+        x, (k, v) = decoder_layer(
+            x,
+            gather(weights),
+            config=config,
+            angles=sliding_angles if slides else angles,
+            attend=attend,
+            constrain=constrain,
+            lora_scale=lora_scale,
+        )
+        keys.append(_written(suffix.keys[number], k, suffix.lengths))
+        values.append(_written(suffix.values[number], v, suffix.lengths))
+    states = rms_norm(
+        x.astype(jnp.float32),
+        params["final_norm"],
+        eps=config.rms_norm_eps,
+        plus_one=config.norm_plus_one,
+        scale_after_cast=config.norm_scale_after_cast,
+    ).astype(dtype)
+    return states, SuffixCache(tuple(keys), tuple(values), suffix.lengths + 1)
+
+
+def _written(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Array:
+    """The cache [B, S, G, M, H] with new [B, S, G, H] at column ``lengths`` [B, S] of each sample."""
+    trees, samples = lengths.shape
+    tree, sample = jnp.arange(trees)[:, None], jnp.arange(samples)[None]
+    return cache.at[tree, sample, :, lengths].set(new.astype(cache.dtype), mode="drop")
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    prefix: tuple[jax.Array, jax.Array, jax.Array],
+    suffix: tuple[jax.Array, jax.Array, jax.Array],
+    window: int | None,
+    softcap: float | None,
+    constrain: Constrain,
+) -> jax.Array:
+    """Attention of one new token a sample to its prefix, to its suffix and to itself: [B, S, N, H].
+
+    Args:
+      q: [B, S, N, H], scaled; k and v [B, S, G, H] are the token's own.
+      prefix: keys and values [B, G, P, H] and lengths [B].
+      suffix: keys and values [B, S, G, M, H] and lengths [B, S].
+      window: as of the layer.
+      softcap: scores s become ``softcap * tanh(s / softcap)``.
+      constrain: states how the queries are split over devices.
+    """
+    (pk, pv, prefix_lengths), (sk, sv, lengths) = prefix, suffix
+    trees, samples, heads, head_dim = q.shape
+    kv_heads, columns, places = k.shape[2], pk.shape[2], sk.shape[3]
+    group = heads // kv_heads
+    grouped = q.reshape(trees, samples, kv_heads, group, head_dim)
+    by_tree = grouped.transpose(0, 2, 1, 3, 4).reshape(trees, kv_heads, samples * group, head_dim)
+    by_tree = constrain(by_tree, ("batch", "heads", None, None))
+
+    def capped(scores: jax.Array) -> jax.Array:
+        return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+
+    # Of the prefix: [B, G, S, group, P]. Its last token stands one place before the suffix.
+    column = jnp.arange(columns)
+    seen = jnp.broadcast_to((column >= columns - prefix_lengths[:, None])[:, None], (trees, samples, columns))
+    if window is not None:
+        seen = seen & (lengths[:, :, None] + columns - column < window)
+    before = capped(_product(by_tree, pk, (3,), (3,), batch=2))
+    before = before.reshape(trees, kv_heads, samples, group, columns)
+    before = jnp.where(seen[:, None, :, None], before, _HIDDEN)
+
+    # Of the suffix: [B, S, G, group, M], and of the token itself: [B, S, G, group].
+    place = jnp.arange(places)
+    written = place < lengths[:, :, None]
+    if window is not None:
+        written = written & (lengths[:, :, None] - place < window)
+    added = capped(_product(grouped, sk, (4,), (4,), batch=3))
+    added = jnp.where(written[:, :, None, None], added, _HIDDEN)
+    own = capped(
+        jnp.einsum(
+            "bsgnh,bsgh->bsgn",
+            grouped,
+            k,
+            preferred_element_type=jnp.float32,
+            precision=matmul_precision(q.dtype),
+        )
+    )
+
+    # Merged: with the largest score m of all three, each part is a sum of exp(score - m) and of values times it.
+    top_before = before.max(axis=-1).transpose(0, 2, 1, 3)
+    top = jnp.maximum(jnp.maximum(top_before, added.max(axis=-1)), own)
+    weights_before = jnp.exp(before - top.transpose(0, 2, 1, 3)[..., None])
+    weights_added = jnp.exp(added - top[..., None])
+    weight_own = jnp.exp(own - top)
+    total = weights_before.sum(axis=-1).transpose(0, 2, 1, 3) + weights_added.sum(axis=-1) + weight_own
+    flat = weights_before.reshape(trees, kv_heads, samples * group, columns).astype(pv.dtype)
+    mixed = _product(flat, pv, (3,), (2,), batch=2)
+    mixed = mixed.reshape(trees, kv_heads, samples, group, head_dim).transpose(0, 2, 1, 3, 4)
+    mixed = mixed + _product(weights_added.astype(sv.dtype), sv, (4,), (3,), batch=3)
+    mixed = mixed + weight_own[..., None] * v[:, :, :, None].astype(jnp.float32)
+    return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)
+
+
+def _product(
+    a: jax.Array, b: jax.Array, over_a: tuple[int, ...], over_b: tuple[int, ...], *, batch: int
+) -> jax.Array:
+    """float32 product over these axes, the first ``batch`` axes shared."""
+    shared = tuple(range(batch))
+    return lax.dot_general(
+        a,
+        b,
+        ((over_a, over_b), (shared, shared)),
+        precision=matmul_precision(a.dtype),
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,57 @@
+"""Open a causal language model: the policy that texts are sampled from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from prb_jax.checkpoints.locate import ModelFolder, locate
+from prb_jax.checkpoints.safetensors_reader import index_folder
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.decoder import parse_config, read_raw_config
+from prb_jax.models.config.encoder import is_encoder
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.head import LanguageHead
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.registry import ModelRow
+from prb_jax.readouts.resolve import ResolvedModel
+
+LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
+"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+
+
+def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
+    """Open a ``*ForCausalLM``; headers of weights are read, and no weights.
+
+    Args:
+      model: a folder or hub id.
+      options: the user's choices; ``readout`` has no meaning here.
+
+    Raises:
+      CheckpointError: it is no causal language model, or cannot be used as it is.
+    """
+    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    where = str(folder.path / "config.json")
+    raw = read_raw_config(folder.path)
+    if is_encoder(raw):
+        raise CheckpointError(
+            f"{where}: expected a causal language model, found the encoder {raw['model_type']}"
+        )
+    config = parse_config(raw, where=where)
+    expected, found = FAMILIES[config.model_type].language_model, config.architectures[:1]
+    if found != (expected,):
+        raise CheckpointError(
+            f"{where}: architectures: expected {quote(expected)}, found {quote(found[0] if found else None)}: a policy "
+            "needs a causal head, which gives logits of the whole vocabulary"
+        )
+    stored = {name: tensor.shape for name, tensor in index_folder(folder.path).tensors.items()}
+    facts = {
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+    head = LanguageHead().bound(stored, facts, where=str(folder.path), what=LANGUAGE_MODEL.name)
+    body = ResolvedModel(replace(config, head=head), LANGUAGE_MODEL)
+    return OpenedModel(
+        folder=folder, options=options, body=body, row=LANGUAGE_MODEL, labels="logit", labels_named=True
+    )

@@ -1,0 +1,148 @@
+"""`prb push`: the model of a run to the Hugging Face hub, with a card made from the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.checkpoints.locate import fingerprint, locate
+from prb_jax.errors import CheckpointError, RunError, quote
+from prb_jax.reports.card import TrainedRun, model_card
+from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.runs.folder import RUN
+from prb_jax.training.folder import MODEL, TRAIN, is_finished, read_summary, read_training
+
+CARD = "README.md"
+
+_PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
+_REPOSITORY = re.compile(f"{_PART}/{_PART}")
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A folder with the files of a model, and the runs that tell of it."""
+
+    folder: Path
+    training: TrainedRun | None
+    evaluations: list[FinishedRun]
+
+
+def push(
+    run: str | Path, repository: str, *, evaluations: Sequence[str | Path] = (), private: bool = False
+) -> str:
+    """Upload the model of a run in one commit, with a card of its figures, its data and the commands.
+
+    The repository is made where there is none. The login is that of `hf auth login`, or of the variable HF_TOKEN.
+
+    Args:
+      run: a finished run of `prb train`; or one of `prb evaluate` whose model is a folder that is still there and
+        unchanged.
+      repository: "ORG/NAME".
+      evaluations: runs of `prb evaluate` of this model; the card gets their tables.
+      private: makes a new repository private.
+
+    Returns:
+      The address of the commit.
+
+    Raises:
+      RunError: the folder holds no finished run, or no model; an evaluation is of another model; the hub refuses.
+    """
+    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise RunError(f"repository: expected ORG/NAME, found {quote(repository)}")
+    found = _published(Path(run))
+    digests = fingerprint(found.folder)
+    for path in evaluations:
+        evaluation = read_finished(path)
+        if evaluation.record["inputs"].get("model", {}).get("files") != digests:
+            raise RunError(
+                f"{path}: evaluates another model than that of {run}: the digests of the files differ"
+            )
+        found.evaluations.append(evaluation)
+    card = model_card(
+        repository,
+        training=found.training,
+        evaluations=found.evaluations,
+        base_model=_base_model(found.training),
+    )
+    return _upload(found.folder, repository, card=card, private=private)
+
+
+def _published(path: Path) -> _Published:
+    if path.is_file():
+        raise RunError(f"{path}: expected the folder of a run, found a file; data are not pushed")
+    if (path / TRAIN).is_file():
+        record = read_training(path)
+        assert record is not None
+        if not is_finished(path) or not (path / MODEL).is_dir():
+            raise RunError(f"{path}: the training run is not finished, so there is no model in it yet")
+        return _Published(path / MODEL, TrainedRun(record, read_summary(path)), [])
+    if not (path / RUN).is_file():
+        raise RunError(
+            f"{path}: expected the folder of a run, found no {TRAIN} and no {RUN}; data are not pushed"
+        )
+    run = read_finished(path)
+    name, recorded = str(run.record.get("model")), run.record["inputs"].get("model", {})
+    if not isinstance(recorded.get("files"), dict):
+        raise RunError(
+            f"{path}: the run scored {name}, which has no files of a model: there is nothing to push"
+        )
+    if recorded.get("revision") is not None:
+        raise RunError(f"{path}: the run scored {name} of the hub: its model is there already")
+    if not Path(name).expanduser().is_dir():
+        raise RunError(f"{path}: the run scored {name}, and there is no such folder now")
+    folder = locate(name).path
+    if fingerprint(folder) != recorded["files"]:
+        raise RunError(f"{path}: the model {name} has changed since the run scored it")
+    return _Published(folder, _training_of(Path(name).expanduser()), [run])
+
+
+def _training_of(folder: Path) -> TrainedRun | None:
+    """The training run that a model folder is, or lies in."""
+    for place in (folder, folder.parent):
+        if (place / TRAIN).is_file() and is_finished(place) and (record := read_training(place)) is not None:
+            return TrainedRun(record, read_summary(place))
+    return None
+
+
+def _base_model(training: TrainedRun | None) -> str | None:
+    """The hub id of the starting model: its revision says that it is one."""
+    if training is None:
+        return None
+    record = training.record
+    name = record.get("model")
+    model = record["inputs"].get("model")
+    on_hub = isinstance(model, dict) and model.get("revision") is not None
+    return str(name) if on_hub and isinstance(name, str) and _REPOSITORY.fullmatch(name) else None
+
+
+def _upload(folder: Path, repository: str, *, card: str, private: bool) -> str:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
+    if not any(path.name == "config.json" for path in paths):
+        raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
+    operations: list[Any] = [CommitOperationAdd(path.name, str(path)) for path in paths]
+    operations.append(CommitOperationAdd(CARD, card.encode("utf-8")))
+    api = HfApi(library_name="prb_jax")
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        commit = api.create_commit(
+            repository, operations, commit_message="Model and card from a run of prb_jax"
+        )
+    except (
+        Exception
+    ) as error:  # errors of the hub, of its library and of the network; the chain keeps the details
+        raise RunError(f"{repository}: the hub did not take it: {_reason(error)}") from error
+    return str(commit.commit_url)
+
+
+def _reason(error: Exception) -> str:
+    """The first line that says something, and that a login is missing where it is."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"no right to write there (status {status}): `hf auth login`, or set HF_TOKEN"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""A run on Weights & Biases, if it is asked for: the same folder is the same run there, also after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import RunError
+
+
+def check_wandb(option: str) -> Any:
+    """Return the module `wandb`, before anything is computed.
+
+    Args:
+      option: as the user gave it, for the message.
+
+    Raises:
+      RunError: it is not installed.
+    """
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RunError(
+            f"{option}: wandb is not installed: pip install wandb, or leave the option out"
+        ) from error
+    return wandb
+
+
+def start_wandb(project: str, out: Path, settings: Mapping[str, Any], *, option: str) -> Any:
+    """Return a run of this project; its name is that of the folder, and so is its identity.
+
+    Args:
+      project: of Weights & Biases.
+      out: the run folder; local files of wandb lie in it.
+      settings: shown beside the figures.
+      option: as the user gave it, for the message.
+
+    Raises:
+      RunError: wandb is not installed, or refuses, as where nobody is logged in.
+    """
+    wandb = check_wandb(option)
+    identity = f"{out.name}-{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:8]}"
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        return wandb.init(
+            project=project, name=out.name, id=identity, dir=str(out), config=dict(settings), resume="allow"
+        )
+    except Exception as error:  # wandb has errors of its own for a missing login, network or project
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise RunError(f"{option}: wandb cannot start a run: {reason}") from error
+
+
+def log_summary(run: Any, summary: Mapping[str, Any]) -> None:
+    """Write the figures of a finished evaluation to its run of Weights & Biases, and end it.
+
+    Numbers are named by their path, as ``by_subset/food/accuracy``; the ends of an interval as ``ci95/low`` and
+    ``ci95/high``.
+    """
+    run.summary.update(_scalars(summary))
+    run.finish()
+
+
+def _scalars(value: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, part in value.items():
+        path = f"{prefix}{name}"
+        if isinstance(part, Mapping):
+            found |= _scalars(part, f"{path}/")
+        elif isinstance(part, list) and len(part) == 2 and all(isinstance(end, float) for end in part):
+            found |= {f"{path}/low": part[0], f"{path}/high": part[1]}
+        elif isinstance(part, int | float) and not isinstance(part, bool):
+            found[path] = part
+    return found

@@ -1,0 +1,102 @@
+"""The rules by which a token is drawn are those of transformers, as arrays: a change of a number compiles nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import prb_jax as prb
+from prb_jax.generation.choose import Rules, choose, filtered
+
+VOCABULARY = 97
+
+
+def logits_and_seen(rows: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal((1, rows, VOCABULARY)).astype(np.float32)
+    logits[0, 0, :4] = logits[0, 0].max()  # a tie for the first place
+    return logits, rng.random(logits.shape) < 0.2
+
+
+RULES = (
+    Rules(temperature=0.7),
+    Rules(top_k=5),
+    Rules(top_k=VOCABULARY + 9),
+    Rules(top_p=0.8),
+    Rules(top_p=1e-6),
+    Rules(min_p=0.1),
+    Rules(repetition_penalty=1.3),
+    Rules(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
+)
+
+
+def theirs(rules: Rules, logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Log-probabilities of transformers' processors, row by row."""
+    torch, t = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    found = []
+    for row, marks in zip(logits[0], seen[0], strict=True):
+        ids, scores = torch.tensor(np.flatnonzero(marks))[None], torch.tensor(row)[None]
+        scores = t.RepetitionPenaltyLogitsProcessor(float(rules.repetition_penalty))(ids, scores)
+        scores = t.TemperatureLogitsWarper(float(rules.temperature))(ids, scores)
+        if rules.top_k:
+            scores = t.TopKLogitsWarper(min(int(rules.top_k), VOCABULARY))(ids, scores)
+        scores = t.TopPLogitsWarper(float(rules.top_p))(ids, scores)
+        scores = t.MinPLogitsWarper(float(rules.min_p))(ids, scores)
+        found.append(scores.log_softmax(-1)[0].numpy())
+    return np.stack(found)[None]
+
+
+def test_rules_are_those_of_transformers_and_compile_once() -> None:
+    logits, seen = logits_and_seen()
+    program = jax.jit(filtered)
+    for rules in RULES:
+        kept = program(logits, seen, rules.checked())
+        ours, expected = np.asarray(jax.nn.log_softmax(kept)), theirs(rules, logits, seen)
+        if rules.top_p < 1:  # of tokens that tie at the threshold transformers keeps some, we keep all
+            ours, expected = ours[:, 1:], expected[:, 1:]
+        same = np.isfinite(ours) == np.isfinite(expected)
+        assert same.all(), rules
+        np.testing.assert_allclose(ours[np.isfinite(expected)], expected[np.isfinite(expected)], atol=2e-5)
+    assert program._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_draws_have_the_distribution_and_greedy_is_a_temperature() -> None:
+    logits, seen = logits_and_seen(rows=1)
+    size = 2000
+    rules = Rules(temperature=np.full((1, size), 0.8), top_k=12).checked()
+    keys = jax.random.split(jax.random.key(3), (1, size))
+    many = jnp.broadcast_to(logits, (1, size, VOCABULARY))
+    marks = jnp.broadcast_to(seen, many.shape)
+    chosen = jax.jit(choose)(many, keys, marks, rules)
+    alone = Rules(temperature=0.8, top_k=12).checked()
+    probabilities = np.asarray(jax.nn.softmax(filtered(logits, seen, alone)), np.float64)[0, 0]
+    counts = np.bincount(np.asarray(chosen.token)[0], minlength=VOCABULARY)
+    assert not counts[probabilities == 0].any()
+    kept = probabilities > 0
+    expected = size * probabilities[kept] / probabilities[kept].sum()
+    assert stats.chisquare(counts[kept], expected).pvalue > 0.01
+    tokens = np.asarray(chosen.token)[0]
+    np.testing.assert_allclose(chosen.sampled_logprob[0], np.log(probabilities[tokens]), atol=1e-5)
+    np.testing.assert_allclose(
+        chosen.logprob[0], np.asarray(jax.nn.log_softmax(logits))[0, 0, tokens], atol=1e-5
+    )
+    mixed = dataclasses.replace(rules, temperature=jnp.where(jnp.arange(size) % 2, 0.8, 0.0)[None])
+    half = jax.jit(choose)(many, keys, marks, mixed)
+    assert (np.asarray(half.token)[0, ::2] == logits[0, 0].argmax()).all()
+    np.testing.assert_array_equal(np.asarray(half.token)[0, 1::2], tokens[1::2])  # neighbours change nothing
+    assert (np.asarray(half.sampled_logprob)[0, ::2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
+     ("repetition_penalty", 0), ("top_k", -1), ("top_k", 1.5)],
+)  # fmt: skip
+def test_a_number_out_of_range_is_an_error_that_names_it(rule: str, value: float) -> None:
+    with pytest.raises(prb.DataError, match=f"^{rule}: expected"):
+        Rules(**{rule: value}).checked()

@@ -1,0 +1,175 @@
+"""`prb sample` and `Policy.sample`: what is written, continued, refused; a sample depends on nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.generation.sample import sample_data
+from prb_jax.generation.settings import SampleOptions
+from prb_jax.models.config.decoder import read_raw_config
+from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
+from tests.tiny_policies import write_policy
+
+END = 3  # <|end|> of the tiny tokenizer
+ROOT = Path(__file__).resolve().parents[2]
+MESHES = ("fsdp=2,tensor=2", "data=2,sequence=2")
+OPTIONS = SampleOptions(n=3, temperature=0.9, top_k=60, max_new_tokens=12, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy")
+    write_policy(path, "qwen3", eos=END, num_hidden_layers=2, max_position_embeddings=300)
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> prb.Policy:
+    return prb.load_policy(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    posts = [{"id": str(k), "text": f"I like walking number {k}, and vegetables."} for k in range(9)]
+    rows = [
+        {
+            "id": f"q{k}", "user_id": "u", "question": f"What should I cook {'tonight ' * k}?", "chosen": "Tea.",
+            "rejected": "No.", "profile": posts,
+        }
+        for k in range(11)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_run_is_written_continued_and_refused(
+    folder: Path, data: Path, policy: prb.Policy, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "prb_jax", "sample", str(folder), "--data", str(data), "--n", "3", "--temperature", "0.9",
+        "--top-k", "60", "--max-new-tokens", "12", "--seed", "5", "--rows", "6", "--out", str(out), "--no-progress",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "11 prompts, 3 samples of each" in done.stdout
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["sample"]) for row in rows] == [(f"q{k}", s) for k in range(11) for s in range(3)]
+    assert list(rows[0]) == [
+        "id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish"
+    ]  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["finish"] == {
+        end: sum(row["finish"] == end for row in rows) for end in {row["finish"] for row in rows}
+    }
+    assert summary["posts_dropped"]["prompts"] > 0  # 300 tokens hold some of the posts only
+    for row in rows:
+        assert len(row["prompt_token_ids"]) <= 300 - 12
+        assert (row["token_ids"][-1] == END) == (row["finish"] == "stop")
+        assert END not in row["token_ids"][:-1]
+        assert row["text"] == policy.decode(np.asarray(row["token_ids"]))
+    prompt = policy.decode(np.asarray(rows[0]["prompt_token_ids"]))
+    assert prompt.endswith("What should I cook ?\nassistant\n")  # the assistant's turn is open
+    assert "walking number 0" in prompt
+    assert "Tea." not in prompt
+
+    # Killed in the middle of a line: the same call continues, and the bytes are the same.
+    whole = (out / "samples.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (out / "summary.json").unlink()
+    (out / "samples.jsonl").write_bytes(b"".join(lines[9:20]) + lines[0][:40])
+    sample_data(policy, data, out=out, options=OPTIONS, rows=6, progress=False)
+    assert (out / "samples.jsonl").read_bytes() == whole
+    # Other batches: the same texts.
+    again = sample_data(policy, data, out=tmp_path / "again", options=OPTIONS, rows=2, progress=False)
+    texts = [json.loads(line)["token_ids"] for line in (again.out / "samples.jsonl").read_text().splitlines()]
+    assert texts == [row["token_ids"] for row in rows]
+    refused = subprocess.run([*command, "--min-p", "0.5"], capture_output=True, text=True, timeout=300)
+    assert refused.returncode == 2
+    assert "sampling.min_p: 0.0 -> 0.5" in refused.stderr
+
+
+def test_a_sample_depends_on_its_prompt_place_and_seed_alone(
+    folder: Path, policy: prb.Policy, tmp_path: Path
+) -> None:
+    found = policy.sample(PROMPTS, **SAMPLING)
+    assert len({tuple(each) for samples in tokens(found) for each in samples}) == 12  # all different
+    others = [[7, 8], PROMPTS[1], [9] * 60, PROMPTS[3]]
+    assert tokens(policy.sample(others, **SAMPLING))[1::2] == tokens(found)[1::2]
+    assert tokens(policy.sample(PROMPTS, **(SAMPLING | {"seed": 10}))) != tokens(found)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "tests.generation.mesh_samples", folder, tmp_path / "out.json", *MESHES]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for mesh, each in json.loads((tmp_path / "out.json").read_text()).items():
+        assert each == tokens(found), mesh
+
+
+def test_texts_conversations_and_comparisons_are_prompts(policy: prb.Policy) -> None:
+    question = "What should I cook?"
+    comparison = prb.Comparison(id="1", question=question, responses=["a", "b"])
+    given = [question, [{"role": "user", "content": question}], comparison]
+    found = policy.sample(given, temperature=0, max_new_tokens=4)
+    ids = [samples[0].prompt_token_ids.tolist() for samples in found]
+    assert ids[0] == ids[1] == ids[2]
+    assert found[0][0].text == found[2][0].text
+    assert found[0][0].logprob == pytest.approx(float(found[0][0].logprobs.sum()))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([5] * 296, {}, r"prompt 0: has 296 tokens; expected at most 292"),
+        ([400], {}, r"token ids of 0 to 399, found the id 400"),
+        ([], {}, r"prompt 0: expected a text"),
+        ([5], {"max_new_tokens": 300}, r"max_new_tokens: expected less than the 300 tokens"),
+        ([5], {"temperature": 0.0, "n": 2}, r"n: expected 1 at temperature 0, found 2"),
+        ([5], {"stop": [""]}, r"stop: expected texts"),
+        ([5], {"stop_ids": [400]}, r"stop_ids: expected ids of 0 to 399, found 400"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    policy: prb.Policy, prompt: list[int], options: dict, message: str
+) -> None:
+    with pytest.raises(prb.DataError, match=message):
+        policy.sample([prompt], **({"max_new_tokens": 8} | options))
+
+
+def test_a_policy_needs_a_causal_head_and_a_stop(tmp_path: Path, folder: Path) -> None:
+    from tests.tiny_models import write_model_without_torch
+
+    reward = write_model_without_torch(tmp_path / "reward", "qwen3")
+    with pytest.raises(
+        prb.CheckpointError, match="architectures: expected 'Qwen3ForCausalLM', found 'Qwen3ForSeq"
+    ):
+        prb.load_policy(reward)
+    with pytest.raises(prb.CheckpointError, match="is a causal language model, not a reward model"):
+        prb.load(folder)
+    endless = tmp_path / "endless"
+    endless.mkdir()
+    for file in folder.iterdir():
+        (endless / file.name).write_bytes(file.read_bytes())
+    (endless / "generation_config.json").unlink(missing_ok=True)
+    (endless / "config.json").write_text(json.dumps(read_raw_config(folder) | {"eos_token_id": None}))
+    settings = json.loads((endless / "tokenizer_config.json").read_text())
+    settings["eos_token"] = None
+    (endless / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(prb.DataError, match="no stop token"):
+        prb.load_policy(endless).sample([[5]], max_new_tokens=2)
+
+
+def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder: Path) -> None:
+    policy = prb.load_policy(folder, chat_template="plain")
+    comparison = prb.Comparison(id="1", question="What should I cook?", responses=["a", "b"])
+    (prompt,) = policy.encode([comparison], profile_posts=0, limit=100)
+    text = policy.tokenizer.tokenizer.decode(prompt.ids)
+    assert text == "<|bos|>User: What should I cook?\n\nAssistant: "

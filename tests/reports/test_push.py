@@ -1,0 +1,149 @@
+"""`prb push`: the files and the card that a hub gets, by a stand-in of its HTTP interface."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prb_jax.errors import RunError
+from prb_jax.reports.push import push
+from tests.reports.hub_stand_in import TOKEN, hub
+from tests.tiny_models import write_model_without_torch
+from tests.tiny_tokenizer import write_tokenizer
+
+
+def prb(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prb_jax", *map(str, arguments)]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")
+    }
+    environment |= {
+        "PYTHONPATH": os.getcwd(),
+        "HF_HOME": str(cwd / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        **variables,
+    }
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model, a run that scored it, and a finished training run that it came from."""
+    folder = tmp_path_factory.mktemp("push")
+    trained = folder / "trained"
+    write_tokenizer(write_model_without_torch(trained / "model", "qwen3", vocab_size=512))
+    record = {
+        "kind": "prb_jax training",
+        "command": ["prb", "train", "c.py", "data=my file.jsonl", "--out", "trained"],
+        "model": "org/base",
+        "inputs": {
+            "settings": {"steps": 7, "method": "user_blind"},
+            "model": {"revision": "abc"},
+            "data": {"train": 9},
+        },
+        "sessions": [{"settings": {"data": ["my file.jsonl"], "model": "org/base"}}],
+    }
+    (trained / "train.json").write_text(json.dumps(record))
+    last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
+    summary = {"steps": 7, "exported_step": 7, "last_tenth": last, "validation": None}
+    (trained / "summary.json").write_text(json.dumps(summary))
+    pairs = [
+        {
+            "id": str(i),
+            "user_id": f"u{i % 9}",
+            "question": "a | b",
+            "chosen": "word " * (1 + i % 3),
+            "rejected": "so",
+        }
+        for i in range(18)
+    ]
+    (folder / "pairs|.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    done = prb("evaluate", "trained", "--data", "pairs|.jsonl", "--out", "scored", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_is_published_with_its_card(folder):
+    with hub() as server:
+        variables = {"HF_ENDPOINT": server.address, "HF_TOKEN": TOKEN}
+        done = prb("push", "scored", "people/first", "--private", cwd=folder, **variables)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith(f"published at {server.address}/people/first/commit/")
+        assert server.private == {"people/first": True}
+        ((repository, _, files),) = server.commits
+        assert repository == "people/first"
+        model = folder / "trained" / "model"
+        card = files.pop("README.md").decode()
+        assert files == {path.name: path.read_bytes() for path in model.iterdir()}
+
+        summary = json.loads((folder / "scored" / "summary.json").read_text())
+        header, body = re.fullmatch("---\n(.*?)---\n(.*)", card, flags=re.DOTALL).groups()
+        found = yaml.safe_load(header)
+        assert (found["library_name"], found["base_model"]) == ("prb_jax", "org/base")
+        assert f"| this model | 18 | {summary['accuracy']:.3f}" in body
+        assert "baseline:length" in body
+        digest = json.loads((folder / "scored" / "run.json").read_text())["inputs"]["data"]["sources"][0][
+            "files"
+        ]
+        assert f"pairs\\|.jsonl ({digest['pairs|.jsonl'][:19]})" in body
+        assert "    prb evaluate trained --data 'pairs|.jsonl' --out scored" in body
+        assert "    prb train c.py 'data=my file.jsonl' --out trained" in body
+        assert "| training, last tenth | 0.5000 | 0.7500 | 0.2500 |" in body
+
+        again = prb("push", "trained", "people/first", "--evaluations", "scored", cwd=folder, **variables)
+        assert again.returncode == 0, again.stderr
+        assert server.commits[1][2]["README.md"].decode() == card
+
+        refused = prb("push", "trained", "people/first", cwd=folder, **variables | {"HF_TOKEN": "hf_other"})
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines() == [
+            "prb: error: people/first: the hub did not take it: no right to write there (status 401): "
+            "`hf auth login`, or set HF_TOKEN"
+        ]
+        assert len(server.commits) == 2
+
+
+def test_what_has_no_model_is_refused(folder, tmp_path):
+    done = prb(
+        "evaluate", "baseline:length", "--data", folder / "pairs|.jsonl", "--out", "plain", cwd=tmp_path
+    )
+    assert done.returncode == 0
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "train.json").write_bytes((folder / "trained" / "train.json").read_bytes())
+    for run, message in (
+        (tmp_path / "plain", "plain: the run scored baseline:length, which has no files of a model"),
+        (begun, "begun: the training run is not finished, so there is no model in it yet"),
+        (
+            folder / "pairs|.jsonl",
+            r"pairs|.jsonl: expected the folder of a run, found a file; data are not pushed",
+        ),
+        (
+            folder / "trained" / "model",
+            "model: expected the folder of a run, found no train.json and no run.json",
+        ),
+    ):
+        with pytest.raises(RunError, match=re.escape(message)):
+            push(run, "people/first")
+    with pytest.raises(RunError, match="expected ORG/NAME, found 'first'"):
+        push(folder / "trained", "first")
+    with pytest.raises(RunError, match="evaluates another model"):
+        push(folder / "trained", "people/first", evaluations=[tmp_path / "plain"])
+    other = shutil.copytree(folder / "scored", tmp_path / "scored")
+    with pytest.raises(RunError, match="the run scored trained, and there is no such folder now"):
+        push(other, "people/first")
+
+
+def test_no_network_is_one_line(folder):
+    done = prb(
+        "push", "trained", "people/first", cwd=folder, HF_ENDPOINT="http://127.0.0.1:1", HF_TOKEN=TOKEN
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("prb: error: people/first: the hub did not take it: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,165 @@
+"""Packed streams: every conversation is a path, who sees whom is one comparison, and no tree is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from prb_jax.trees.grouping import LEAST_SHARED, divide, sort_trees
+from prb_jax.trees.packing import StreamOptions, StreamShape, choose_stream_shape, deal_streams
+from prb_jax.trees.stream_blocks import BLOCK, WIDE
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree, build_tree
+
+
+def people(users: int, questions: int, *, seed: int = 0, profile: int = 200) -> list[Tree]:
+    """Trees of people who have several questions each, in no order; some have two with the same question."""
+    rng = np.random.default_rng(seed)
+    trees = []
+    for _ in range(users):
+        shown = rng.integers(3, 60, rng.integers(profile // 2, profile))
+        for _ in range(questions):
+            prompt = np.concatenate([shown, rng.integers(3, 60, rng.integers(1, 90))])
+            for _ in range(rng.integers(1, 3)):
+                parts = [rng.integers(3, 60, rng.integers(1, 40)) for _ in range(rng.integers(1, 4))]
+                trees.append(build_tree([np.concatenate([prompt, part]) for part in parts]))
+    return [trees[index] for index in rng.permutation(len(trees))]
+
+
+def laid(
+    trees: list[Tree], options: StreamOptions, shape: StreamShape
+) -> list[tuple[StreamBatch, list[list[int]]]]:
+    """Batches, and for each stream the trees in it."""
+    return [
+        (
+            make_stream_batch(trees, dealt, streams=options.streams, window=options.window),
+            [list(stream.members) for stream in dealt.streams],
+        )
+        for dealt in deal_streams(trees, shape, options)
+    ]
+
+
+def seen_by(batch: StreamBatch, stream: int, place: int) -> np.ndarray:
+    """Places that the token at this place sees, by the statement in the module."""
+    places = np.arange(batch.tokens.shape[1])
+    return places[(places <= place) & (place < batch.until[stream])]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_every_conversation_is_what_its_last_token_sees(share: bool, streams: int) -> None:
+    trees = [*people(6, 3), build_tree([[5]]), build_tree([[5, 6], [7]])]
+    options = StreamOptions(tokens=1024, streams=streams, share=share)
+    found: list[int] = []
+    for batch, members in laid(trees, options, StreamShape(1024, 48)):
+        assert batch.tokens.shape == (streams, 1024)
+        for stream, own in enumerate(members):
+            read = 0
+            for member in own:
+                tree = trees[member]
+                found.append(member)
+                for k, offset in enumerate(tree.read):
+                    path = seen_by(batch, stream, batch.ends[stream, read])
+                    np.testing.assert_array_equal(batch.tokens[stream, path], tree.sequence(k))
+                    np.testing.assert_array_equal(batch.positions[stream, path], np.arange(len(path)))
+                    np.testing.assert_array_equal(batch.previous[stream, path], [-1, *path[:-1]])
+                    assert batch.reads[stream, read] == path[len(tree.prefix) + offset]
+                    read += 1
+    assert sorted(found) == list(range(len(trees)))
+
+
+def test_what_begins_alike_is_computed_once() -> None:
+    """Whatever the order, and whoever asks: a person of 15 pairs needs their profile once."""
+    rng = np.random.default_rng(1)
+    profile = rng.integers(3, 60, 500)
+    trees = []
+    for number in range(15):
+        question = np.concatenate([profile, [60 + number], rng.integers(3, 60, 19)])
+        trees.append(build_tree([np.append(question, [k, 9, 9]) for k in range(2)]))
+    (batch,) = deal_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048))
+    assert batch.streams[0].tokens == 500 + 15 * (20 + 2 * 3)
+    alone = deal_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048, share=False))
+    assert sum(stream.tokens for each in alone for stream in each.streams) == sum(
+        tree.tokens for tree in trees
+    )
+    # Longer than a stream: the profile is repeated, once a stream.
+    short = deal_streams(trees, StreamShape(768, 32), StreamOptions(tokens=768))
+    split = [stream for each in short for stream in each.streams]
+    assert sum(stream.tokens for stream in split) == len(split) * 500 + 15 * (20 + 2 * 3)
+    assert len(split) == 2
+
+
+def test_a_short_common_opening_is_not_worth_it() -> None:
+    opening = list(range(3, 3 + LEAST_SHARED - 1))
+    trees = [build_tree([[*opening, n, n, 1], [*opening, n, n, 2]]) for n in range(70, 74)]
+    assert not sort_trees(trees).shared.any()
+
+
+def test_no_unit_is_larger_than_a_stream_unless_a_tree_is() -> None:
+    trees = [*people(3, 40, profile=300), *people(1, 1, profile=3000)]
+    found = sort_trees(trees)
+    units = divide(found, most_tokens=1024, most_reads=24)
+    assert [place for unit in units for place in range(unit.start, unit.stop)] == list(range(len(trees)))
+    for unit in units:
+        assert unit.stop - unit.start == 1 or (unit.tokens <= 1024 and unit.reads <= 24)
+    alone = sum(tree.tokens for tree in trees)
+    assert sum(unit.tokens for unit in units) < 0.6 * alone
+
+
+def test_a_tree_larger_than_a_stream_gets_one_of_its_own() -> None:
+    long = build_tree([[*range(3, 60)] * 30 + [k] for k in range(40)])
+    trees = [*people(2, 2), long]
+    dealt = deal_streams(trees, StreamShape(512, 16), StreamOptions(tokens=512, streams=2))
+    assert dealt[0].shape > StreamShape(1750, 40)
+    assert [stream.members for stream in dealt[0].streams] == [(len(trees) - 1,)]
+    assert {each.shape for each in dealt[1:]} == {StreamShape(512, 16)}
+
+
+def test_shapes_fit_the_data_and_the_same_data_give_the_same_streams() -> None:
+    trees = people(40, 4)
+    options = StreamOptions(tokens=4096, streams=2)
+    shape = choose_stream_shape(trees, options, whole=True)
+    dealt = deal_streams(trees, shape, options)
+    assert dealt == deal_streams(trees, shape, options)
+    assert {each.shape for each in dealt} == {shape}
+    computed = sum(each.shape.tokens * options.streams for each in dealt)
+    used = sum(stream.tokens for each in dealt for stream in each.streams)
+    assert used > 0.9 * computed
+    # One of many windows: longer ones may follow, so that there is room for them.
+    more = choose_stream_shape(trees, options, whole=False)
+    assert more.tokens >= options.tokens
+    assert more.reads > shape.reads
+    fixed = replace(options, fixed=(StreamShape(1024, 32), StreamShape(4096, 128)))
+    assert {each.shape for each in deal_streams(trees[:3], fixed.fixed[-1], fixed)} == {StreamShape(1024, 32)}
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 600])
+def test_the_tables_list_every_block_that_is_seen(window: int | None) -> None:
+    trees = [*people(5, 4), *people(1, 2, profile=1500, seed=2)]
+    options = StreamOptions(tokens=4096, streams=1, window=window)
+    for batch, _ in laid(trees, options, StreamShape(4096, 128)):
+        places = np.arange(4096)
+        until, positions = batch.until[0], batch.positions[0]
+        seen = (places[None] <= places[:, None]) & (places[:, None] < until[None])
+        table = batch.blocks
+        if window is not None:
+            seen &= positions[:, None] - positions[None] < window
+            assert batch.window_blocks is not None
+            table = batch.window_blocks
+        blocks = seen.reshape(4096 // BLOCK, BLOCK, -1, BLOCK)
+        real = 0
+        for query, (wide, small) in enumerate(table.counts[0]):
+            listed = table.keys[0, query, : wide + small]
+            reached = np.concatenate([*(first + np.arange(WIDE) for first in listed[:wide]), listed[wide:]])
+            assert len(set(reached.tolist())) == len(reached)
+            assert blocks[query, :, listed[:wide]].all() or not wide
+            needed = np.flatnonzero(blocks[query].any(axis=(0, 2)))
+            real += bool(wide + small)
+            if wide + small:
+                assert set(needed) <= set(reached.tolist())
+                assert len(reached) <= len(needed) + (0 if window is None else 4)
+            else:
+                assert set(needed) <= {query}  # padding sees itself
+        assert (table.counts[0, :real].sum(axis=1) > 0).all()
