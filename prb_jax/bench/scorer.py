@@ -18,6 +18,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.flops import stream_flops, tree_flops
 from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
@@ -28,6 +29,7 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 
@@ -37,13 +39,18 @@ class TreePass:
 
     Attributes:
       seconds: wall time from the first tree to the last score.
-      padded_tokens: tokens computed.
+      padded_tokens: tokens computed, padding too.
+      needed_tokens: of them, without padding; a beginning that several trees share counts once where it is computed
+        once.
+      flops: of these tokens, on paper.
       compiles: programs the scorer holds after the pass, less those before it.
       scores: of each tree, in order.
     """
 
     seconds: float
     padded_tokens: int
+    needed_tokens: int
+    flops: float
     compiles: int
     scores: list[np.ndarray]
 
@@ -118,13 +125,16 @@ def load_for_bench(
 
 def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
     """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
-    padded = 0
+    padded = needed = 0
+    flops = 0.0
     program = cast(Any, model.stream_fn or model.score_fn)
     before = program._cache_size()
 
     def dispatch(batch: Any) -> jax.Array:
-        nonlocal padded
+        nonlocal padded, flops
         padded += sum(x.size for x in _token_arrays(batch))
+        if isinstance(batch, StreamBatch):
+            flops += stream_flops(batch, model.decoder)
         return model.dispatch(batch)
 
     scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
@@ -136,10 +146,13 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         dispatch=dispatch,
         options=model.batch_options(batch_tokens),
     ):
+        needed += scored.computed or 0
         for index, row in zip(scored.indices, scored.scores, strict=True):
             scores[index] = row
     seconds = time.perf_counter() - start
-    return TreePass(seconds, padded, program._cache_size() - before, scores)
+    if model.stream_fn is None:
+        flops = tree_flops(workload.trees, model.decoder)
+    return TreePass(seconds, padded, needed, flops, program._cache_size() - before, scores)
 
 
 def _token_arrays(batch: Batch) -> tuple[Any, ...]:

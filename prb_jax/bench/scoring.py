@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Group
 
-from prb_jax.bench.rivals.transformers_scoring import BATCH, TransformersScorer, padded_batches
+from prb_jax.bench.rivals.transformers_cached import CachedScorer, trees_of_people
+from prb_jax.bench.rivals.transformers_scoring import (
+    BATCH,
+    PaddedRun,
+    TransformersScorer,
+    padded_batches,
+    torch_peak,
+)
 from prb_jax.bench.scorer import TreePass, bench_source, load_for_bench, score_pass
 from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import measured_peak, tree_flops
+from prb_jax.models.flops import measured_peak
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.trees.tree import build_tree
 
 if TYPE_CHECKING:
     from prb_jax.bench.rivals.vllm_scoring import VllmScorer
+
+    Rival = TransformersScorer | VllmScorer | CachedScorer
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,18 @@ class ScoringResult:
       attention: the implementation of attention.
       trees, responses: how many a pass scores.
       pairs_per_second: comparisons a second.
-      tokens_per_second: real tokens a second (the prefix counted once).
+      tokens_per_second: real tokens a second (what is computed once counted once).
       padding_waste: share of the computed tokens that is padding.
       compiles, compile_seconds: programs of this workload and the time until they were ready; with a
         warm compilation cache that is the time to load them.
       peak_share: FLOPs without padding, over time, over the measured matmul peak of ``dtype``, also where
         products are of eight-bit factors.
       peak_gflops: that peak.
-      against_pairs_per_second, speedup: the padded way, and how many times faster trees are.
+      against_peak_gflops: the same of the other library, where it was measured.
+      against_pairs_per_second, speedup: the other way, and how many times faster ours is.
       against_padding_waste: its padding.
+      against_people_pairs_per_second, people_speedup: the same of a script that computes a person's common beginning
+        once, where people have several questions.
       largest_difference: between the two ways' scores, over the conversations both scored;
         None where each has random weights of its own.
     """
@@ -64,6 +78,10 @@ class ScoringResult:
     largest_difference: float | None = None
     quantize: str | None = None
     attention: str | None = None
+    questions_per_user: int = 1
+    against_peak_gflops: float | None = None
+    against_people_pairs_per_second: float | None = None
+    people_speedup: float | None = None
 
     @property
     def kind(self) -> str:
@@ -86,8 +104,9 @@ def bench_scoring(
     dtype: str | None,
     quantize: str | None,
     attention: str,
+    questions_per_user: Sequence[int] = (1,),
 ) -> Iterator[ScoringResult]:
-    """Time passes of ours and, where asked for, of padded batches, in turn.
+    """Time passes of ours and, where asked for, of another way, in turn.
 
     Args:
       model: see :func:`prb_jax.bench.scorer.bench_source`.
@@ -96,21 +115,24 @@ def bench_scoring(
       prefix_tokens, response_tokens: mean lengths.
       rounds: timed passes of each side.
       batch_tokens: padded tokens of a batch of ours.
-      against: "transformers", "vllm" or None.
+      against: "transformers" (padded batches), "transformers-cached" (a common prefix once, with its cache), "vllm" or
+        None.
       against_sequences: conversations that the padded way scores a round.
       mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.load.load`.
+      questions_per_user: comparisons in a row that begin with the same profile, of each workload.
 
     Yields:
-      A result for each of `responses`.
+      A result for each of `responses` and `questions_per_user`.
     """
     source = bench_source(model)
     loaded = load_for_bench(source, mesh=mesh, dtype=dtype, quantize=quantize, attention=attention)
     rival = _rival(against, source, loaded)
     config = loaded.decoder
-    for count in responses:
+    for count, questions in itertools.product(responses, questions_per_user):
         workload = synthetic_workload(
             pairs or max(2, 64 // count),
             responses=count,
+            questions_per_user=questions,
             prefix_tokens=prefix_tokens,
             response_tokens=response_tokens,
             vocab_size=config.vocab_size,
@@ -120,10 +142,10 @@ def bench_scoring(
         yield _bench(loaded, workload, rival, rounds=rounds, batch_tokens=batch_tokens, sequences=sequences)
 
 
-def _rival(
-    against: str | None, source: Path | DecoderConfig, model: RewardModel
-) -> TransformersScorer | VllmScorer | None:
+def _rival(against: str | None, source: Path | DecoderConfig, model: RewardModel) -> Rival | None:
     given = source if isinstance(source, Path) else source.original
+    if against == "transformers-cached":
+        return CachedScorer(given, dtype=model.dtype)
     if against == "vllm":
         from prb_jax.bench.rivals.vllm_scoring import VllmScorer
 
@@ -134,7 +156,7 @@ def _rival(
 def _bench(
     model: RewardModel,
     workload: Workload,
-    rival: TransformersScorer | VllmScorer | None,
+    rival: Rival | None,
     *,
     rounds: int,
     batch_tokens: int | None,
@@ -145,20 +167,21 @@ def _bench(
     compile_seconds = time.perf_counter() - start
     peak = measured_peak(model.dtype)
 
-    batches = padded_batches(workload.trees)[: max(1, sequences // BATCH)] if rival else []
-    if rival:
-        rival.run([[ids[:64] for ids in batches[0]]])  # starts its threads
+    theirs_run = None if rival is None else _way_of(rival, workload, sequences=sequences)
     passes: list[TreePass] = []
     ratios: list[float] = []
     rates: list[float] = []
+    people: list[float] = []
     theirs = None
     for _ in range(rounds):
         passes.append(score_pass(model, workload, batch_tokens=batch_tokens))
-        if rival:
-            theirs = rival.run(batches)
+        if theirs_run:
+            theirs = theirs_run.run()
             # Comparisons a second, had it scored every response of the workload at this rate.
             rates.append(theirs.sequences / theirs.seconds / (workload.responses / len(workload.trees)))
             ratios.append(len(workload.trees) / passes[-1].seconds / rates[-1])
+            if theirs_run.by_person:
+                people.append(len(workload.trees) / theirs_run.by_person().seconds)
     seconds = statistics.median(each.seconds for each in passes)
     result: dict[str, Any] = {
         "workload": workload.name,
@@ -168,35 +191,68 @@ def _bench(
         "trees": len(workload.trees),
         "responses": workload.responses,
         "pairs_per_second": len(workload.trees) / seconds,
-        "tokens_per_second": workload.tokens / seconds,
-        "padding_waste": 1 - workload.tokens / cold.padded_tokens,
+        "tokens_per_second": cold.needed_tokens / seconds,
+        "padding_waste": 1 - cold.needed_tokens / cold.padded_tokens,
         "compiles": cold.compiles,
         "compile_seconds": max(0.0, compile_seconds - seconds),
-        "peak_share": tree_flops(workload.trees, model.decoder) / seconds / peak / model.mesh.size,
+        "peak_share": cold.flops / seconds / peak / model.mesh.size,
         "peak_gflops": peak / 1e9,
+        "questions_per_user": workload.questions_per_user,
     }
-    if rival is not None and theirs is not None:
+    if rival is not None and theirs is not None and theirs_run is not None:
         by_sequence = {
             ids.tobytes(): score
             for tree, scores in zip(workload.trees, cold.scores, strict=True)
             for ids, score in zip((tree.sequence(k) for k in range(len(tree.responses))), scores, strict=True)
         }
-        flat = [ids for batch in batches for ids in batch]
-        ours = np.array([by_sequence[np.asarray(ids, np.int32).tobytes()] for ids in flat])
+        ours = np.array([by_sequence[np.asarray(ids, np.int32).tobytes()] for ids in theirs_run.order])
         result |= {
             "against_pairs_per_second": statistics.median(rates),
             "speedup": statistics.median(ratios),
             "against_padding_waste": 1 - theirs.tokens / theirs.padded_tokens,
+            "against_peak_gflops": torch_peak(model.dtype) / 1e9,
+            "against_people_pairs_per_second": statistics.median(people) if people else None,
+            "people_speedup": statistics.median(
+                len(workload.trees) / each.seconds / rate for each, rate in zip(passes, people, strict=True)
+            )
+            if people
+            else None,
             "largest_difference": float(np.abs(ours - theirs.scores).max()) if rival.same_weights else None,
         }
     return ScoringResult(**result)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a rival scores a workload: a timed pass, the conversations in its order, and a pass person by person."""
+
+    run: Callable[[], PaddedRun]
+    order: list[np.ndarray]
+    by_person: Callable[[], PaddedRun] | None = None
+
+
+def _way_of(rival: Rival, workload: Workload, *, sequences: int) -> _Way:
+    if isinstance(rival, CachedScorer):
+        trees = workload.trees
+        people = trees_of_people(trees, workload.questions_per_user)
+        rival.run([build_tree([trees[0].sequence(0)[:64]])])  # starts its threads
+        return _Way(
+            run=lambda: rival.run(trees),
+            order=[tree.sequence(k) for tree in trees for k in range(len(tree.responses))],
+            by_person=(lambda: rival.run(people)) if workload.questions_per_user > 1 else None,
+        )
+    batches = padded_batches(workload.trees)[: max(1, sequences // BATCH)]
+    rival.run([[ids[:64] for ids in batches[0]]])  # starts its threads
+    return _Way(run=lambda: rival.run(batches), order=[ids for batch in batches for ids in batch])
 
 
 def line(result: ScoringResult) -> str:
     """Return one line for the terminal."""
     text = f"{result.kind}, {result.workload}: {result.pairs_per_second:.2f} comparisons/s"
     if result.speedup is not None:
-        text += f", {result.speedup:.2f}x of padded batches"
+        text += f", {result.speedup:.2f}x of the other way"
+    if result.people_speedup is not None:
+        text += f", {result.people_speedup:.2f}x of it person by person"
     return text
 
 

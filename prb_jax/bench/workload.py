@@ -8,10 +8,13 @@ import numpy as np
 
 from prb_jax.trees.tree import Tree, build_tree
 
-PREFIX_SPREAD = 0.35
-"""Standard deviation of the logarithm of prefix lengths: ten-post profiles differ by a factor of two."""
+PREFIX_SPREAD = 0.45
+"""Standard deviation of the logarithm of prefix lengths, as ten-post profiles have it."""
 
 RESPONSE_SPREAD = 0.25
+
+QUESTION_TOKENS = 40
+"""Of a prefix, its question, where a person has several; what stands before it is theirs."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,12 @@ class Workload:
     Attributes:
       name: what is shown.
       trees: one a comparison.
+      questions_per_user: so many in a row are one person's.
     """
 
     name: str
     trees: tuple[Tree, ...]
+    questions_per_user: int = 1
 
     @property
     def responses(self) -> int:
@@ -45,6 +50,7 @@ def synthetic_workload(
     response_tokens: int,
     vocab_size: int,
     longest: int,
+    questions_per_user: int = 1,
     seed: int = 0,
 ) -> Workload:
     """Random ids; lengths lognormal with the given means, at most ``longest`` for a conversation.
@@ -55,6 +61,8 @@ def synthetic_workload(
       prefix_tokens, response_tokens: mean lengths.
       vocab_size: ids are drawn from the upper part of 0..vocab_size - 1.
       longest: most tokens of a prefix with one response.
+      questions_per_user: so many trees in a row begin with the same profile, which is then followed by a question
+        of :data:`QUESTION_TOKENS` in each.
       seed: of lengths and ids.
     """
     rng = np.random.default_rng(seed)
@@ -66,14 +74,25 @@ def synthetic_workload(
         return np.clip(np.round(drawn * (mean / drawn.mean())), 2, most).astype(int)
 
     most_response = min(4 * response_tokens, longest // 2)
-    prefixes = lengths(count, prefix_tokens, PREFIX_SPREAD, longest - most_response)
-    trees = []
-    for prefix in prefixes:
-        shared = rng.integers(low, vocab_size, prefix)
+    people = -(-count // questions_per_user)
+    prefixes = lengths(people, prefix_tokens, PREFIX_SPREAD, longest - most_response)
+    trees: list[Tree] = []
+    shared = np.zeros(0, np.int64)
+    for number in range(count):
+        person, question = divmod(number, questions_per_user)
+        if question == 0:
+            shared = rng.integers(low, vocab_size, prefixes[person])
+        elif len(shared) > QUESTION_TOKENS:
+            shared = np.concatenate(
+                [shared[:-QUESTION_TOKENS], rng.integers(low, vocab_size, QUESTION_TOKENS)]
+            )
         each = lengths(responses, response_tokens, RESPONSE_SPREAD, most_response)
         ids = [rng.integers(low, vocab_size, n) for n in each]
-        for number, response in enumerate(ids):
+        for place, response in enumerate(ids):
             # Neighbours differ in their first token, so the prefix is exactly the shared part.
-            response[0] = number % 2
+            response[0] = place % 2
         trees.append(build_tree([np.concatenate([shared, response]) for response in ids]))
-    return Workload(f"K={responses}, {prefix_tokens}+{response_tokens} tokens", tuple(trees))
+    name = f"K={responses}, {prefix_tokens}+{response_tokens} tokens"
+    if questions_per_user > 1:
+        name += f", {questions_per_user} a user"
+    return Workload(name, tuple(trees), questions_per_user)

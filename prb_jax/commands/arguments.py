@@ -54,6 +54,11 @@ def positive(text: str) -> int:
     return number
 
 
+def positives(text: str) -> tuple[int, ...]:
+    """Return numbers above 0, as in "1,5,15"."""
+    return tuple(positive(part) for part in text.split(","))
+
+
 def not_negative(text: str) -> int:
     """Return a number that is 0 or more."""
     number = int(text)

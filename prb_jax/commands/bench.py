@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, Verbs, add_attention, add_quantize, add_verb, positive
+from prb_jax.commands.arguments import (
+    Parser,
+    Verbs,
+    add_attention,
+    add_quantize,
+    add_verb,
+    positive,
+    positives,
+)
 from prb_jax.commands.process import prepare_jax
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
@@ -28,11 +36,19 @@ def add(verbs: Verbs) -> None:
     _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2)")
     score.add_argument(
         "--against",
-        choices=("transformers", "vllm"),
-        help="also time padded batches of transformers or vLLM's classification path, and compare",
+        choices=("transformers", "transformers-cached", "vllm"),
+        help="also time padded batches of transformers, a script on transformers that computes a common prefix "
+        "once, or vLLM's classification path, and compare",
     )
     score.add_argument(
         "--responses", type=positive, nargs="+", default=[2], metavar="K", help="of a comparison"
+    )
+    score.add_argument(
+        "--questions-per-user",
+        type=positives,
+        default=(1,),
+        metavar="N,...",
+        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
     )
     score.add_argument(
         "--against-sequences",
@@ -124,6 +140,7 @@ def _score(options: argparse.Namespace) -> list[Any]:
             for result in bench_scoring(
                 options.model,
                 responses=options.responses,
+                questions_per_user=options.questions_per_user,
                 against_sequences=options.against_sequences,
                 quantize=form,
                 **_workload(options, dtype),

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from prb_jax.models.attention.blockwise import attention_flops
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import matmul_precision
 from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 
@@ -32,6 +34,20 @@ def tree_flops(trees: Sequence[Tree], config: DecoderConfig) -> float:
             total += attention_flops_of_layers(config, TreeLayout(prefix, 1, len(response)))
         shared = attention_flops_of_layers(config, TreeLayout(prefix, 0, 1))
         total -= (len(tree.responses) - 1) * shared
+    return total
+
+
+def stream_flops(batch: StreamBatch, config: DecoderConfig) -> float:
+    """What scoring these streams needs without their padding; all places of the last layer count."""
+    until, positions = np.asarray(batch.until), np.asarray(batch.positions, np.float64)
+    real = (until[:, :-1] > np.arange(1, until.shape[1])) | (positions[:, :-1] > 0)
+    tokens = int(real.sum()) + int((positions[:, -1] > 0).sum())
+    total = matrix_flops_per_token(config) * tokens
+    padding = until.size - tokens
+    for slides in config.layer_windows:
+        span = config.sliding_window if slides and config.sliding_window is not None else np.inf
+        pairs = float(np.minimum(positions + 1, span).sum()) - padding
+        total += 4.0 * pairs * config.num_attention_heads * config.head_dim
     return total
 
 

@@ -69,6 +69,26 @@ def import_torch() -> Any:
     return torch
 
 
+def torch_peak(dtype: str, *, seconds: float = 1.0) -> float:
+    """FLOP/s of the best of some large products of torch in ``dtype``, as
+    :func:`prb_jax.models.flops.measured_peak` is for JAX."""
+    torch = import_torch()
+    on_gpu = torch.cuda.is_available()
+    best = 0.0
+    for size in (4096, 8192) if on_gpu else (1024, 2048):
+        a = torch.randn(size, size, dtype=getattr(torch, dtype), device="cuda" if on_gpu else "cpu")
+        spent, fastest = 0.0, float("inf")
+        while spent < seconds:
+            start = time.perf_counter()
+            a @ a
+            if on_gpu:
+                torch.cuda.synchronize()
+            took = time.perf_counter() - start
+            fastest, spent = min(fastest, took), spent + took
+        best = max(best, 2.0 * size**3 / fastest)
+    return best
+
+
 class TransformersScorer:
     """A classifier of transformers, scoring padded batches on the CPU or the GPU."""
 
