@@ -39,6 +39,13 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--response-length", metavar="R", type=positive, default=128, help="tokens (default: 128)"
     )
+    sub.add_argument(
+        "--questions-per-user",
+        metavar="Q",
+        type=positive,
+        default=1,
+        help="trees in a row with the same profile: the prefix but for a question of 40 tokens (default: 1)",
+    )
     sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
     add_quantize(sub)
     sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -54,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
     if options.train and options.quantize:
         raise RunError("--quantize is for scoring only: leave it out with --train")
+    if options.train and options.questions_per_user > 1:
+        raise RunError("--questions-per-user is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
     # No device is used: a program for TPUs is compiled on the CPU.
@@ -73,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         "prefix": options.prefix,
         "responses": options.responses,
         "response_length": options.response_length,
+        "questions_per_user": options.questions_per_user,
         "dtype": options.dtype,
         "remat": options.remat or "none",
         "quantize": options.quantize,

@@ -92,6 +92,7 @@ def plan(
     prefix: int = 3840,
     responses: int = 2,
     response_length: int = 128,
+    questions_per_user: int = 1,
     batch: int | None = None,
     dtype: str = "bfloat16",
     remat: str = "none",
@@ -108,6 +109,8 @@ def plan(
       train: training instead of scoring.
       tuning: what is trained: "head", "lora" or "full".
       prefix, responses, response_length: P, K, R of the trees.
+      questions_per_user: of scoring: so many trees in a row begin with the same profile, all of the prefix but a
+        question of 40 tokens.
       batch: trees; two for each part that the mesh splits a batch into if not given.
       dtype: of activations, and of weights that are not trained.
       remat: what the backward pass computes again: "none", "dots" or "full".
@@ -120,8 +123,8 @@ def plan(
     """
     return plan_on(
         describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
-        prefix=prefix, responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
-        quantize=quantize,
+        prefix=prefix, responses=responses, response_length=response_length,
+        questions_per_user=questions_per_user, batch=batch, dtype=dtype, remat=remat, quantize=quantize,
     )  # fmt: skip
 
 
@@ -135,6 +138,7 @@ def plan_on(
     prefix: int,
     responses: int,
     response_length: int,
+    questions_per_user: int,
     batch: int | None,
     dtype: str,
     remat: str,
@@ -147,9 +151,17 @@ def plan_on(
         raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
     if train and quantize is not None:
         raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
+    if train and questions_per_user > 1:
+        raise MeshError(f"questions_per_user: {questions_per_user} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)
     rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
-    shape = BatchShape(batch=rows, prefix=prefix, responses=responses, response_length=response_length)
+    shape = BatchShape(
+        batch=rows,
+        prefix=prefix,
+        responses=responses,
+        response_length=response_length,
+        questions_per_user=questions_per_user,
+    )
     if train:
         program = training_program(config, shape, mesh=devices, dtype=dtype, tuning=tuning, remat=remat)
     else:

@@ -19,7 +19,7 @@ from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_tok
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.shapes import BatchShape
-from prb_jax.plan.streams import paged_stream, spared_flops
+from prb_jax.plan.streams import paged_stream, stream_flops
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.readouts.score_tree import _reads_only
@@ -78,16 +78,19 @@ def scoring_program(
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     options: dict[str, Any] = {"mesh": mesh, "dtype": kind, "readout": readout, "shardings": shardings}
-    flops, placed = forward_flops(config, shape), _placed(weights, shardings)
+    placed = _placed(weights, shardings)
     if stream_attention_name(config, mesh=mesh, dtype=kind) == PAGED_ATTENTION:
         function = make_stream_fn(config, paged=True, **options)
         batch, visited, read = paged_stream(config, shape, mesh=mesh)
-        if _reads_only(config):
-            flops -= spared_flops(config, shape)
+        flops = stream_flops(config, shape, mesh=mesh, reads_only=_reads_only(config))
         return Program(function, (placed, batch), flops, PAGED_ATTENTION, visited, read)
     attention = choose_attention(mesh, kind, scored=config).name
-    arguments = (placed, _batch(shape, mesh))
-    return Program(make_score_fn(config, **options), arguments, flops, attention, _visited(config, shape))
+    if shape.questions_per_user > 1:
+        raise MeshError(
+            f"questions_per_user: people's profiles are shared over packed streams, found {attention}"
+        )
+    function, arguments = make_score_fn(config, **options), (placed, _batch(shape, mesh))
+    return Program(function, arguments, forward_flops(config, shape), attention, _visited(config, shape))
 
 
 def training_program(
