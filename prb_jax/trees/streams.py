@@ -88,7 +88,7 @@ def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) ->
         **arrays,
         blocks=None if paged else blocks(table, table),
         window_blocks=blocks(table, table) if windows and not paged else None,
-        pages=pages(tokens=table, pages=table, keys=flat, starts=flat, runs=flat) if paged else None,
+        pages=pages(tokens=table, pages=table, keys=flat, starts=flat, sequences=flat) if paged else None,
     )
 
 

@@ -383,7 +383,7 @@ class TestOnTpus:
     def test_a_tiny_model(self, config_file, capsys):
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
-            "--response-length", "64", "--batch", "8", "--json",
+            "--response-length", "64", "--batch", "8", "--questions-per-user", "2", "--json",
         ]  # fmt: skip
         assert cli.main(command) == 0
         found = json.loads(capsys.readouterr().out)
@@ -394,7 +394,10 @@ class TestOnTpus:
         weights = 2 * (512 * 256 + 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512)) / 4
         assert weights < found["argument_bytes_per_chip"] < 1.1 * weights
         assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] + found["temp_bytes_per_chip"]
-        assert found["flops"] == forward_flops(parse_config(TINY, where="tiny"), BatchShape(batch=8, **SHAPE))
+        mesh = make_mesh("fsdp=4", devices=describe_slice("v5e:2x2").devices)
+        shape = BatchShape(batch=8, questions_per_user=2, **SHAPE)
+        needed = stream_flops(parse_config(TINY, where="tiny"), shape, mesh=mesh, reads_only=True)
+        assert found["flops"] == needed
         assert 0 < found["estimated_mfu"] < 1
         used = found["flops"] / (found["estimated_seconds"] * 4 * CHIPS["v5e"].bf16_flops)
         assert found["estimated_mfu"] == pytest.approx(used)

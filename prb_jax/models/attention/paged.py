@@ -1,7 +1,7 @@
 """Attention over packed streams on TPUs, for scoring: JAX's Pallas kernel for ragged batches and paged caches.
 
-Every run of a stream is a sequence of the kernel, and its keys are its conversation's pages
-(:mod:`prb_jax.trees.stream_pages`), which runs share. The kernel has no backward pass.
+A stream falls into sequences of the kernel, and the keys of each are its conversation's pages
+(:mod:`prb_jax.trees.stream_pages`), which sequences share. The kernel has no backward pass.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ def kernel_arguments(
     q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, columns))) if columns else x for x in (q, k, v))
     # Of each kv head, keys and values stand side by side.
     both = jnp.stack([k, v], axis=2).reshape(tokens, -1, q.shape[-1])
-    of_sequences: Any = table.keys, table.pages, table.starts, table.runs
+    of_sequences: Any = table.keys, table.pages, table.starts, table.sequences
     return q, both[jnp.asarray(table.tokens)], *of_sequences
 
 
 def visited_blocks(table: PageTable) -> int:
     """Return how many blocks of keys the kernel visits for the first stream of a table, in NumPy, and each kv head.
 
-    A block of queries visits, for every run that it holds tokens of, all keys of the run's conversation.
+    A block of queries visits, for every sequence that it holds tokens of, all keys of the sequence.
     """
     starts, keys = np.asarray(table.starts[0]), np.asarray(table.keys[0])
     queries = -(-starts[1:] // QUERIES) - starts[:-1] // QUERIES
-    return int((queries * -(-keys // _keys_of_block(table)))[: int(table.runs[0, 0])].sum())
+    return int((queries * -(-keys // _keys_of_block(table)))[: int(table.sequences[0, 0])].sum())
 
 
 def _keys_of_block(table: PageTable) -> int:

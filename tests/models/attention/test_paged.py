@@ -24,7 +24,7 @@ from prb_jax.plan.planner import _nothing_kept
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.sharding import make_mesh, partition_spec
 from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
-from prb_jax.trees.stream_pages import PageTable, page_size, page_table
+from prb_jax.trees.stream_pages import PageTable, most_sequences, page_size, page_table
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, jit
@@ -32,7 +32,7 @@ from tests.models.attention.test_triton import _Mesh
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 from tests.trees.forests import Forest, random_forest
 
-TOKENS = 384
+TOKENS = 1152
 
 
 def by_pages(arguments: Sequence[Any], window: int | None, softcap: float | None) -> np.ndarray:
@@ -74,7 +74,7 @@ def table_of(forest: Forest, runs: int) -> PageTable:
 
 @pytest.mark.parametrize(
     ("seed", "longest", "heads", "kv_heads", "window", "softcap"),
-    [(0, 150, 4, 2, None, None), (1, 40, 2, 2, 50, None), (2, 90, 4, 1, 7, 3.0), (3, 300, 4, 4, 1000, None)],
+    [(0, 150, 4, 2, None, None), (1, 40, 2, 2, 50, None), (2, 90, 4, 1, 7, 3.0), (3, 700, 4, 4, 1000, None)],
 )  # fmt: skip
 def test_equals_the_mask_written_out(
     seed: int, longest: int, heads: int, kv_heads: int, window: int | None, softcap: float | None
@@ -92,7 +92,7 @@ def test_equals_the_mask_written_out(
 
 
 def test_jaxs_reference_of_the_kernel_agrees() -> None:
-    forest = random_forest(4, tokens=TOKENS, longest=150)
+    forest = random_forest(4, tokens=TOKENS, longest=300)
     q, k, v = drawn(0, 2, 1)
     q, pages, *of_table = kernel_arguments(q, k, v, table_of(forest, forest.leaves + 1))
     table: list[Any] = [np.asarray(x) for x in of_table]
@@ -108,7 +108,7 @@ def test_compiles_for_tpus(topology: str) -> None:
     """8B shapes, 8,192 tokens with up to 64 conversations a stream, bfloat16: heads split in two, streams in two."""
     mesh = make_mesh("data=2,tensor=2", devices=describe_slice(topology).devices)
     tokens, runs = 8192, 64
-    page = page_size(tokens, runs)
+    page, most = page_size(tokens, runs), most_sequences(tokens, runs)
 
     def array(*shape: int, axes: tuple[str | None, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
         place = jax.sharding.NamedSharding(mesh, partition_spec(axes))
@@ -120,9 +120,9 @@ def test_compiles_for_tpus(topology: str) -> None:
             array(2, *shape, axes=("batch",))
             for shape in (
                 (tokens // page + 2 * runs, page),
-                (runs, tokens // page),
-                (runs,),
-                (runs + 1,),
+                (most, tokens // page),
+                (most,),
+                (most + 1,),
                 (1,),
             )
         )  # pyright: ignore[reportArgumentType]
