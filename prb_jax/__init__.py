@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
+    from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
@@ -44,6 +45,8 @@ _HOMES = {
     "RunError": "prb_jax.errors",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
+    "PostsSweep": "prb_jax.scoring.posts",
+    "evaluate_posts": "prb_jax.scoring.posts",
     "report": "prb_jax.reports.page",
     "push": "prb_jax.reports.push",
     "RewardModel": "prb_jax.scoring.reward_model",
@@ -67,6 +70,7 @@ __all__ = [
     "Message",
     "Policy",
     "Post",
+    "PostsSweep",
     "PrbError",
     "PrbWarning",
     "RewardModel",
@@ -77,6 +81,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "evaluate_posts",
     "leaderboard",
     "load",
     "load_policy",

@@ -26,6 +26,7 @@ FIGURES = {
     "generic_accuracy",
     "personalised_accuracy_seen",
     "personalised_accuracy_unseen",
+    "personalised_accuracy_unseen_wording",
     "coverage",
     "train_pairs",
     "ms_per_pair",
@@ -62,7 +63,7 @@ def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
         run = json.loads((scores / "run.json").read_text())
         assert run["inputs"]["profile_posts"] == posts
         rows = [json.loads(line) for line in (scores / "scores.jsonl").read_text().splitlines()]
-        assert len(rows) == 3 * PAIRS
+        assert len(rows) == 4 * PAIRS
         settings = load_settings(result.out / f"{name}.py")
         assert settings.view.profile_posts == posts
         record = json.loads((result.out / name / "train.json").read_text())
@@ -105,7 +106,7 @@ def test_further_copies_of_a_pair_show_other_profiles():
 
 def test_the_report_says_what_was_done(result):
     page = result.report.read_text()
-    for text in ("| trained, user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known"):
+    for text in ("| user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known"):
         assert text in page
 
 
@@ -153,16 +154,28 @@ def test_a_record_that_is_none_is_refused(tmp_path):
 
 
 def test_from_the_command_line(result, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("prb_jax.quickstart.command.Recipe", lambda: TINY)
     assert cli.main(["quickstart", "--out", str(result.out)]) == 0
     shown = capsys.readouterr().out
-    for text in ("profile-overlap", "unseen personas", "best, user known", "summary.json", "report.md"):
+    for text in (
+        "profile-overlap",
+        "unseen",
+        "wording",
+        "best, user known",
+        "summary.json",
+        "report.md",
+    ):
         assert text in shown
+    figures = result.summary["models"]["persona"]
+    assert f"{figures['generic_accuracy']:.3f}" in shown
+    low, high = figures["personalised_accuracy_unseen_wording_ci95"]
+    assert f" {low:.3f}..{high:.3f} " in shown  # whole, in 80 columns
+    assert max(map(len, shown.splitlines()[:30])) <= 80
     assert quickstart_table(result.summary).renderables[0].row_count == 7
 
 
 def test_the_benchmark_as_files(tmp_path, capsys):
     assert cli.main(["personas", "--out", str(tmp_path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 5
+    assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 6
     assert read_comparisons(tmp_path / "test-unseen.jsonl.gz") == read_comparisons("personas:test-unseen")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from prb_jax.data import fields
@@ -50,6 +50,17 @@ class BenchmarkScore:
         return _strict(asdict(self))
 
 
+def one_row(row: ScoredRow) -> str:
+    """The unit that is drawn again for an interval: the row itself."""
+    return row.id
+
+
+def numbered(row: ScoredRow, number: int) -> ScoredRow:
+    """The row as it stands in a resample, where it may occur several times: id and user have the number of the draw."""
+    user = None if row.user_id is None else f"{row.user_id}#{number}"
+    return replace(row, id=f"{row.id}#{number}", user_id=user)
+
+
 Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
 Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
 
@@ -73,6 +84,9 @@ class Benchmark:
       home: where to get the data, for a benchmark without a repository.
       record: turns a published record into one of ours (see ``prb_jax.data.comparison``).
       results: whether runs also write RewardBench's two result files.
+      topics: names, without their suffix, of the files that are read; empty for all of ``files``.
+      unit: which rows without a user are drawn together for the interval of the score.
+      copy: a row of the n-th unit drawn, which may be drawn several times.
     """
 
     name: str
@@ -84,20 +98,35 @@ class Benchmark:
     home: str = ""
     record: Record = own_record
     results: bool = False
+    topics: tuple[str, ...] = ()
+    unit: Callable[[ScoredRow], str] = one_row
+    copy: Callable[[ScoredRow, int], ScoredRow] = numbered
 
 
 def pair_scores(row: ScoredRow) -> tuple[float, float]:
     """(chosen, rejected) scores of a row with two responses.
 
     Raises:
-      DataError: for a row with more of them, or with equal labels.
+      DataError: for a row with more of them, with equal labels, or with scores that are not finite.
     """
+    check_finite(row)
     if len(row.scores) != 2 or len(row.labels) != 2:
         raise DataError(f"row {quote(row.id)}: expected a pair, found {len(row.scores)} responses")
     first, second = row.scores
     if row.labels[0] == row.labels[1]:
         raise DataError(f"row {quote(row.id)}: labels {list(row.labels)} prefer no response over another")
     return (first, second) if row.labels[0] > row.labels[1] else (second, first)
+
+
+def check_finite(row: ScoredRow) -> None:
+    """Refuse scores that are no verdict.
+
+    Raises:
+      DataError: naming the row, for a score that is not a finite number.
+    """
+    for k, value in enumerate(row.scores):
+        if not math.isfinite(value):
+            raise DataError(f"row {quote(row.id)}: scores[{k}] is {value}; expected a finite number")
 
 
 def is_won(row: ScoredRow) -> bool:

@@ -45,17 +45,29 @@ def _subset(folders: Sequence[str]) -> str:
 
 
 def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
-    """Accuracy of each subset; mean of the four adversarial ones; mean of Natural and those four."""
-    subsets = {name: mean(map(is_won, members)) or 0.0 for name, members in by_subset(rows).items()}
+    """Accuracy of each subset; mean of the four adversarial ones; mean of Natural and those four.
+
+    Rows of other folders of its repository (CaseStudy, Processed) enter nothing but "other_subsets".
+    """
     needed = (NATURAL, *ADVERSARIAL)
+    groups = by_subset(rows)
+    subsets = {name: mean(map(is_won, groups[name])) for name in needed if name in groups}
+    own = [row for name in subsets for row in groups[name]]
     missing = [name for name in needed if name not in subsets]
-    adversarial = mean(subsets[name] for name in ADVERSARIAL if name in subsets)
-    if any(name in missing for name in ADVERSARIAL):
-        adversarial = None
+    known = {name: value for name, value in subsets.items() if value is not None}
+    adversarial = None
+    if not any(name in missing for name in ADVERSARIAL):
+        adversarial = mean(known[name] for name in ADVERSARIAL)
     return BenchmarkScore(
-        score=None if missing else mean(subsets[name] for name in needed),
+        score=None if missing else mean(known[name] for name in needed),
         figures={"mean of adversarial": adversarial, **{name: subsets[name] for name in sorted(subsets)}},
-        details={"pairs": len(rows), "accuracy": mean(map(is_won, rows))},
+        details={
+            "pairs": len(own),
+            "accuracy": mean(map(is_won, own)),
+            "other_subsets": {
+                name: mean(map(is_won, groups[name])) for name in sorted(groups.keys() - set(needed))
+            },
+        },
         missing=missing,
     )
 

@@ -8,12 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, mean
 from prb_jax.data import fields
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, margin
+
+TOPICS: Final = (
+    "education_learning_styles",
+    "education_resources",
+    "entertain_games",
+    "entertain_music_book",
+    "entertain_shows",
+    "entertain_sports",
+    "lifestyle_beauty",
+    "lifestyle_dietary",
+    "lifestyle_fit",
+    "lifestyle_health",
+    "pet_ownership",
+    "professional_work_location_style",
+    "shop_fashion",
+    "shop_home",
+    "shop_motors",
+    "shop_technology",
+    "travel_activities",
+    "travel_hotel",
+    "travel_restaurant",
+    "travel_transportation",
+)
+"""Names of the published files; a copy of one of them, which lies beside them, is not read."""
 
 
 def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -69,6 +93,7 @@ BENCHMARK = Benchmark(
     rule="users whose fitting option scores strictly above all others / users",
     score=score,
     files="*.json",
+    topics=TOPICS,
     home="the folder benchmark_dataset/mcq_options of github.com/amazon-science/PrefEval",
     record=record,
 )

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, better_first, by_subset, mean
+from prb_jax.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkScore,
+    Place,
+    better_first,
+    by_subset,
+    check_finite,
+    mean,
+    numbered,
+)
 from prb_jax.data import fields
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -65,6 +74,7 @@ def credit(row: ScoredRow) -> float:
     Raises:
       DataError: if the first response is not the one right response.
     """
+    check_finite(row)
     if row.labels[0] <= max(row.labels[1:]):
         raise DataError(
             f"row {quote(row.id)}: expected the one right response first, found {list(row.labels)}"
@@ -73,10 +83,7 @@ def credit(row: ScoredRow) -> float:
 
 
 def share_of_top(scores: Sequence[float]) -> float:
-    """1/k if the first score is the highest together with k - 1 others, 0 if it is not.
-
-    Beside a score that is not a number none is the highest.
-    """
+    """1/k if the first score is the highest together with k - 1 others, 0 if it is not."""
     values = np.asarray(scores, np.float64)
     top = values == values.max()
     return 1 / int(top.sum()) if top[0] else 0.0
@@ -125,8 +132,8 @@ def ties_score(rows: Sequence[ScoredRow]) -> TiesScore:
     with np.errstate(divide="ignore", invalid="ignore"):
         margins = np.tanh(smaller / spread - 1)  # x/0 is infinite, so +-1; 0/0 is undefined, and counts 0
     terms = {
-        "accurate_tied": mean(part.gap > 0 for part in tied.values()) or 0.0,
-        "accurate_ref": mean(part.gap > 0 for part in ref.values()) or 0.0,
+        "accurate_tied": _mean_or_nan(np.array([part.gap > 0 for part in tied.values()])),
+        "accurate_ref": _mean_or_nan(np.array([part.gap > 0 for part in ref.values()])),
         "gap_above_spread": _mean_or_nan(gap > spread),
         "smaller_gap_above_spread": _mean_or_nan(smaller > spread),
         "margin": _mean_or_nan(np.nan_to_num(margins, nan=0.0)),
@@ -145,6 +152,7 @@ class _Spread:
 
 
 def _spread(row: ScoredRow) -> _Spread:
+    check_finite(row)
     right = [score for score, label in zip(row.scores, row.labels) if label > 0]
     wrong = [score for score, label in zip(row.scores, row.labels) if label <= 0]
     if not right or not wrong:
@@ -166,7 +174,21 @@ def _mean_or_nan(values: np.ndarray) -> float:
     return math.fsum(values) / len(values) if len(values) else math.nan
 
 
+def unit(row: ScoredRow) -> str:
+    """What is drawn together for an interval: both prompts of Ties about the same N; else the row."""
+    return str(_kind_and_number(row.id)[1]) if is_ties(row.subset) else row.id
+
+
+def copy(row: ScoredRow, number: int) -> ScoredRow:
+    """The row of the n-th unit drawn; in Ties its N is the number of the draw."""
+    if not is_ties(row.subset):
+        return numbered(row, number)
+    return replace(row, id=f"{_kind_and_number(row.id)[0]}:{number}")
+
+
 BENCHMARK = Benchmark(
+    unit=unit,
+    copy=copy,
     name="rewardbench2",
     rule="mean of the six subset scores; an item counts 1/k if the right answer shares the highest score "
     "with k - 1 others; Ties by its own formula",

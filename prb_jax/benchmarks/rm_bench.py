@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, better_first, by_subset, mean
+from prb_jax.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkScore,
+    Place,
+    better_first,
+    by_subset,
+    check_finite,
+    mean,
+)
 from prb_jax.data import fields
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -36,6 +44,7 @@ def wins(row: ScoredRow) -> np.ndarray:
             f"row {quote(row.id)}: expected {len(STYLES)} chosen and {len(STYLES)} rejected answers, "
             f"found labels {list(row.labels)}"
         )
+    check_finite(row)
     scores = np.asarray(row.scores, np.float64)
     return scores[: len(STYLES), None] > scores[None, len(STYLES) :]
 

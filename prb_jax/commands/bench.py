@@ -1,4 +1,4 @@
-"""`prb bench`: time scoring, training, loading or ranking on this machine."""
+"""`prb bench`: time scoring, training, sampling, loading or ranking on this machine."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ Measure = Callable[[argparse.Namespace], list[Any]]
 
 def add(verbs: Verbs) -> None:
     """Add the verb, its sub-verbs and their arguments."""
-    about = "how fast a model scores, trains, loads or ranks on this machine"
+    about = "how fast a model scores, trains, draws texts, loads or ranks on this machine"
     sub_verbs = verbs.add_parser("bench", help=about, description=about).add_subparsers(required=True)
 
     score = _add(
@@ -73,6 +73,29 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         help="pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)",
     )
+
+    sample = _add(sub_verbs, "sample", _sample, about="time drawing texts from a causal language model")
+    sample.add_argument("--prompts", type=positive, default=4, metavar="N", help="of a pass (default: 4)")
+    sample.add_argument(
+        "--samples", type=positive, nargs="+", default=[1], metavar="N", help="of each prompt"
+    )
+    sample.add_argument(
+        "--prompt-tokens", type=positive, default=2000, metavar="N", help="mean length of a prompt"
+    )
+    sample.add_argument(
+        "--new-tokens", type=positive, default=128, metavar="N", help="of each sample (default: 128)"
+    )
+    sample.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy, for one sample"
+    )
+    sample.add_argument("--against", choices=("transformers",), help="also time its `generate`, and compare")
+    sample.add_argument(
+        "--against-prompts",
+        type=positive,
+        metavar="N",
+        help="prompts that the usual way continues in a round; its rate is compared (default: all)",
+    )
+    add_attention(sample)
 
     _add(sub_verbs, "load", _load, about="time loading a folder's weights, beside plain reading of its files")
 
@@ -168,6 +191,25 @@ def _train(options: argparse.Namespace) -> list[Any]:
         results.append(result)
         print(line(result), flush=True)
     print_table(table(results, rival_name=options.against))
+    return results
+
+
+def _sample(options: argparse.Namespace) -> list[Any]:
+    if options.against_prompts is not None and options.against is None:
+        raise RunError("--against-prompts needs --against transformers")
+    from prb_jax.bench.sampling import bench_sampling, table
+
+    names = (
+        "prompts", "prompt_tokens", "new_tokens", "temperature", "rounds", "against", "against_prompts", "mesh",
+        "attention",
+    )  # fmt: skip
+    chosen = {name: getattr(options, name) for name in names}
+    results = [
+        bench_sampling(options.model, dtype=dtype, samples=samples, **chosen)
+        for dtype in options.dtype
+        for samples in options.samples
+    ]
+    print_table(table(results))
     return results
 
 

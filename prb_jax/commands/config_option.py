@@ -87,9 +87,13 @@ def _checked(action: argparse.Action, value: Any, *, where: str) -> Any:
         return value
     if action.nargs == "+":
         values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(item, str) for item in values):
+        if not values or (action.type is None and not all(isinstance(item, str) for item in values)):
             raise RunError(f"{where}: expected a text or a list of texts, found {quote(value)}")
-        return values
+        return [_checked_one(action, item, where=where) for item in values]
+    return _checked_one(action, value, where=where)
+
+
+def _checked_one(action: argparse.Action, value: Any, *, where: str) -> Any:
     if not isinstance(value, str if action.type is None else str | int) or isinstance(value, bool):
         expected = "a text" if action.type is None else "a whole number"
         raise RunError(f"{where}: expected {expected}, found {quote(value)}")

@@ -1,6 +1,7 @@
 """`prb evaluate`: score comparisons with a model or a baseline."""
 
 import argparse
+from typing import Any
 
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import (
@@ -53,8 +54,9 @@ def add(verbs: Verbs) -> None:
         "--profile-posts",
         metavar="N",
         type=not_negative,
+        nargs="+",
         help="posts of the user's profile that the model sees (default: as in training; where the model does not "
-        "say, 10, and 0 for the paper protocol)",
+        "say, 10, and 0 for the paper protocol); several numbers are a run each, and a picture of accuracy by posts",
     )
     sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
     sub.add_argument(
@@ -98,7 +100,7 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         type=not_negative,
         default=0,
-        help="of the bootstrap and of --controls swap (default: 0)",
+        help="of the resampling of benchmark scores and of --controls swap (default: 0)",
     )
     sub.add_argument(
         "--wandb", metavar="PROJECT", help="write the summary to this project of Weights & Biases too"
@@ -114,14 +116,17 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
-        from prb_jax.reports.table import render_summary
         from prb_jax.scoring.by_name import evaluate
+        from prb_jax.scoring.posts import evaluate_posts
 
-        result = evaluate(
+        posts = options.profile_posts or [None]
+        sweep = len(posts) > 1
+        score: Any = evaluate_posts if sweep else evaluate
+        result = score(
             options.model,
             options.data,
             out=options.out,
-            profile_posts=options.profile_posts,
+            profile_posts=posts if sweep else posts[0],
             protocol=options.protocol,
             max_length=options.max_length,
             too_long=options.too_long,
@@ -142,6 +147,16 @@ def run(options: argparse.Namespace) -> int:
         )
     if process_index() == 0:
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
-        print_table(render_summary({result.summary["model"]: result.summary}, title=title))
+        print_table(_table(result, title=title))
         print(f"written to {result.out}")
     return 0
+
+
+def _table(result: Any, *, title: str) -> object:
+    from prb_jax.reports.posts import render_posts
+    from prb_jax.reports.table import render_summary
+    from prb_jax.scoring.posts import PostsSweep
+
+    if isinstance(result, PostsSweep):
+        return render_posts(result.points, title=title)
+    return render_summary({result.summary["model"]: result.summary}, title=title)

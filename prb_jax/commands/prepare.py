@@ -2,7 +2,16 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_model_options,
+    add_verb,
+    model_options,
+    not_negative,
+    positive,
+)
+from prb_jax.errors import RunError
+from prb_jax.text.protocol import PROTOCOLS
 
 
 def add(verbs: Verbs) -> None:
@@ -29,14 +38,52 @@ def add(verbs: Verbs) -> None:
         help="splits of the data to read; they keep their names (default: test)",
     )
     sub.add_argument("--out", metavar="DIR", required=True, help="folder for it; then valid as --data DIR")
+    sub.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="hub id or Hugging Face folder: also write the tokens that this model sees, for `prb evaluate MODEL "
+        "--data DIR` and `prb train`; several models may share a folder",
+    )
+    sub.add_argument(
+        "--profile-posts", metavar="N", type=not_negative, help="with --model: as of `prb evaluate`"
+    )
+    sub.add_argument("--protocol", choices=PROTOCOLS, help="with --model: as of `prb evaluate`")
+    sub.add_argument("--max-length", metavar="L", type=positive, help="with --model: as of `prb evaluate`")
+    sub.add_argument(
+        "--processes",
+        metavar="N",
+        type=positive,
+        help="with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
+    )
+    add_model_options(sub)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the data set, and print how much is in it."""
+    """Write the data set and the tokens, and print how much is in it."""
     from prb_jax.sources.prepare import prepare
 
+    asked = {name: getattr(options, name) for name in ("profile_posts", "protocol", "max_length")}
+    given = {**asked, "processes": options.processes, **model_options(options)}
+    if options.model is None and (without := [name for name, value in given.items() if value is not None]):
+        raise RunError(f"--{without[0].replace('_', '-')}: is about the tokens of a model, and needs --model")
     prepared = prepare(options.data, out=options.out, splits=options.split)
+    stores = []
+    if options.model is not None:
+        from prb_jax.readouts.load_options import LoadOptions
+        from prb_jax.scoring.write_store import TokensJob, write_store
+        from prb_jax.text.view import ViewOptions
+
+        job = TokensJob(
+            model=options.model,
+            loading=LoadOptions(**model_options(options)),
+            view=ViewOptions(**asked),
+            sources=options.data,
+            folder=prepared.folder,
+        )
+        stores = [write_store(job, split=split, processes=options.processes or 1) for split in options.split]
     for split, count in prepared.counts.items():
         print(f"{split}: {count:,} comparisons")
     print(f"written to {prepared.folder}")
+    for store in stores:
+        print(f"tokens written to {store}")
     return 0

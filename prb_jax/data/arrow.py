@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,20 @@ def parquet_values(path: Path, wanted: Collection[str] | None) -> Iterator[Mappi
     Raises:
       DataError: for a damaged file, a column given twice, and text that is not UTF-8.
     """
-    import pyarrow as pa  # slow to import, and most files are JSON lines
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
+
+    with arrow_errors(path), pq.ParquetFile(path) as file:
+        columns = chosen_columns(file.schema_arrow.names, wanted, str(path))
+        yield from batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+
+
+@contextlib.contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Turn Arrow's errors into one line that names the parquet file."""
+    import pyarrow as pa
 
     try:
-        with pq.ParquetFile(path) as file:
-            columns = _columns(file.schema_arrow.names, wanted, str(path))
-            yield from _values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+        yield
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
 
@@ -36,13 +44,14 @@ def table_values(table: Any, wanted: Collection[str], *, where: str) -> Iterator
 
     try:
         reader = pa.RecordBatchReader.from_stream(table)
-        columns = _columns(reader.schema.names, wanted, where)
-        yield from _values((batch.select(columns) for batch in reader), where)
+        columns = chosen_columns(reader.schema.names, wanted, where)
+        yield from batch_values((batch.select(columns) for batch in reader), where)
     except pa.ArrowException as error:
         raise DataError(f"{where}: not a table of records: {_first_line(error)}") from error
 
 
-def _columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -> list[str]:
+def chosen_columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -> list[str]:
+    """Return which of a table's columns are read: the wanted ones (None: all), each there at most once."""
     columns = [name for name in names if wanted is None or name in wanted]
     for name in columns:
         if columns.count(name) > 1:
@@ -51,8 +60,9 @@ def _columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -
     return columns
 
 
-def _values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
-    before = 0
+def batch_values(batches: Iterable[Any], where: str, *, first: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of record batches as Python objects; `first` is how many rows lie before them."""
+    before = first
     for batch in batches:
         try:
             values = batch.to_pylist()

@@ -5,7 +5,7 @@ responses with labels::
 
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
-    optional: user_id, profile [{id, category, text}], category, subset, margin
+    optional: user_id, profile [{id, category, text}], profile_order, category, subset, margin
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
 A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
@@ -64,7 +64,9 @@ class Comparison:
       labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
         only to be scored (possible from Python, not from files).
       user_id: whose preference this is; None where no user is known.
-      profile: the user's posts, most relevant first.
+      profile: the user's posts.
+      profile_order: by what they were ordered, the most relevant first: "bm25", "recency" (the newest first) or the
+        encoder that `prb rank-profiles` was given; None for an order of which nothing is known.
       category, subset: free labels; results are reported by subset.
       margin: how much better the chosen response is, where the source says so.
       rubric_aspects, narrative: private.
@@ -80,6 +82,7 @@ class Comparison:
     labels: tuple[float, ...] | None
     user_id: str | None
     profile: tuple[Post, ...]
+    profile_order: str | None
     category: str | None
     subset: str | None
     margin: float | None
@@ -101,6 +104,7 @@ class Comparison:
         labels: Iterable[float] | None = None,
         user_id: str | int | None = None,
         profile: Iterable[Post | Mapping[str, Any]] | None = None,
+        profile_order: str | None = None,
         category: str | None = None,
         subset: str | None = None,
         margin: float | None = None,
@@ -117,6 +121,7 @@ class Comparison:
             "labels": fields.as_list(labels),
             "user_id": user_id,
             "profile": fields.as_list(profile),
+            "profile_order": profile_order,
             "category": category,
             "subset": subset,
             "margin": margin,
@@ -167,7 +172,7 @@ class Comparison:
             row["responses"] = list(self.responses)
             if self.labels is not None:
                 row["labels"] = list(self.labels)
-        for name in ("user_id", "category", "subset", "margin", "narrative"):
+        for name in ("user_id", "profile_order", "category", "subset", "margin", "narrative"):
             value = getattr(self, name)
             if value is not None:
                 row[name] = value
@@ -207,6 +212,8 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     set_field(comparison, "labels", values)
     set_field(comparison, "user_id", fields.optional_identifier(get("user_id"), where, "user_id"))
     set_field(comparison, "profile", _profile(get("profile"), where))
+    order = fields.optional_text(get("profile_order"), where, "profile_order")
+    set_field(comparison, "profile_order", order)
     set_field(comparison, "category", fields.optional_text(get("category"), where, "category"))
     set_field(comparison, "subset", fields.optional_text(get("subset"), where, "subset"))
     margin = get("margin")

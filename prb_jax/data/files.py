@@ -35,6 +35,7 @@ RECORD_FIELDS: Final = (
     "labels",
     "user_id",
     "profile",
+    "profile_order",
     "category",
     "subset",
     "margin",
@@ -75,7 +76,7 @@ def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) ->
     """
     if not has_known_suffix(path):
         raise DataError(f"{path}: unknown kind of file; expected a name ending in {', '.join(SUFFIXES)}")
-    with _reading(path):
+    with reading(path):
         open_file(path).close()  # a pipe is none
         if path.name.endswith(".parquet"):
             for number, value in enumerate(parquet_values(path, columns), start=1):
@@ -95,12 +96,12 @@ def file_digest(path: str | Path) -> str:
       DataError: if it cannot be read.
     """
     path = Path(path)
-    with _reading(path), open_file(path) as file:
+    with reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn what the operating system and gzip raise into one line that names the file."""
     try:
         yield
@@ -115,22 +116,36 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    decoder = _decoder()
     opener = gzip.open if path.name.endswith(".gz") else open
     with opener(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            text = _decode(line, where, first=number == 1).rstrip()
-            if not text:
-                continue
-            try:
-                value, end = decoder.raw_decode(text, _skip_space(text, 0))
-                if end < len(text):
-                    end = _skip_space(text, end)
-                    raise json.JSONDecodeError("text after the end of the record", text, end)
-            except (ValueError, RecursionError) as error:
-                raise DataError(_malformed(where, error)) from error
-            yield Row(where, value)
+            row = parse_line(line, f"{path}:{number}", first=number == 1)
+            if row is not None:
+                yield row
+
+
+def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
+    """The record of one line; None for a blank one.
+
+    Args:
+      line: with or without its end.
+      where: FILE:LINE.
+      first: whether it is the first of the file, which may begin with a byte order mark.
+
+    Raises:
+      DataError: it is not UTF-8 or not JSON.
+    """
+    text = _decode(line, where, first=first).rstrip()
+    if not text:
+        return None
+    try:
+        value, end = _LINE_DECODER.raw_decode(text, _skip_space(text, 0))
+        if end < len(text):
+            end = _skip_space(text, end)
+            raise json.JSONDecodeError("text after the end of the record", text, end)
+    except (ValueError, RecursionError) as error:
+        raise DataError(_malformed(where, error)) from error
+    return Row(where, value)
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -200,6 +215,9 @@ def _decode_all(raw: bytes, path: Path) -> str:
 
 def _decoder() -> json.JSONDecoder:
     return json.JSONDecoder(object_pairs_hook=unique_fields)
+
+
+_LINE_DECODER: Final = _decoder()
 
 
 def _malformed(where: str, error: Exception) -> str:

@@ -9,11 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
 
 DRIFT_DEFINITION: Final = (
     "against the reference on the same comparisons: its accuracy; difference = accuracy minus the reference's, with a "
-    "95 % percentile bootstrap over users, paired; flips = comparisons whose verdict (win, tie, loss) is another one; "
+    "95 % t interval, paired, clustered as ci95 (null, with difference_ci95_reason, under six clusters); "
+    "flips = comparisons whose verdict (win, tie, loss) is another one; "
     "drift of every response's score: mean, rms (root mean square) and max_abs of score minus reference score, each "
     "also relative to the standard deviation of the reference's scores (null where that is 0); Pearson and Spearman "
     "correlation of the two (null where either is constant)"
@@ -21,19 +23,19 @@ DRIFT_DEFINITION: Final = (
 
 
 def score_drift(
-    rows: Sequence[ScoredRow], reference: Sequence[ScoredRow], *, seed: int = 0, resamples: int = 2000
+    rows: Sequence[ScoredRow], reference: Sequence[ScoredRow], *, clusters: Clusters | None = None
 ) -> dict[str, Any]:
     """The figures that ``DRIFT_DEFINITION`` explains, as plain JSON values.
 
     Args:
       rows: the scored comparisons, each once.
       reference: the same comparisons by other scores, in any order.
-      seed, resamples: of the bootstrap.
+      clusters: of the rows, in their order; by their users where it is not given.
 
     Raises:
       DataError: the two do not hold the same comparisons, each once.
     """
-    paired = paired_difference(rows, reference, seed=seed, resamples=resamples)
+    paired = paired_difference(rows, reference, clusters=clusters)
     by_id = {row.id: row for row in reference}
     matched = [by_id[row.id] for row in rows]
     ours, theirs = outcomes(rows), outcomes(matched)
@@ -45,6 +47,7 @@ def score_drift(
         "reference_accuracy": float(theirs.wins.mean()),
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],
+        "difference_ci95_reason": paired["ci95_reason"],
         "flips": int((np.sign(ours.margins) != np.sign(theirs.margins)).sum()),
         "n": len(rows),
         "scores": len(scores),

@@ -9,15 +9,17 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
-from prb_jax.metrics.uncertainty import bootstrap_interval
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 
 LEVEL: Final = 0.05
 
 COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "accuracy": "strict wins / n; a tie is not a win",
-    "ci95": "95 % percentile bootstrap over users (a row without a user is a cluster of its own); null where there "
-    "are too few",
+    "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
+    "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
+    "interval; null where there are fewer than six clusters",
     "rank_group": "1 for the best. The runs stand in the order of accuracy, and a new group begins with the first run "
     "that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05 and "
     "the interval of their difference, where there is one, leaves out 0",
@@ -56,12 +58,14 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def compare_rows(runs: Mapping[str, Sequence[ScoredRow]], *, seed: int = 0) -> dict[str, Any]:
+def compare_rows(
+    runs: Mapping[str, Sequence[ScoredRow]], *, clusters: Clusters | None = None
+) -> dict[str, Any]:
     """Compare every two of several models that scored the same comparisons.
 
     Args:
       runs: by name, the rows of each model; two or more, each comparison once, in any order.
-      seed: of the bootstrap.
+      clusters: of the rows of the first run, in their order; by their users where it is not given.
 
     Returns:
       {"runs": [{name, accuracy, ci95, rank_group}] from the best to the worst,
@@ -74,6 +78,8 @@ def compare_rows(runs: Mapping[str, Sequence[ScoredRow]], *, seed: int = 0) -> d
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
     wins, users = _wins(runs)
+    clusters = clusters or Clusters(tuple(users))
+    known = len({user for user in clusters.users if user is not None})
     names = sorted(runs, key=lambda name: (-int(wins[name].sum()), name))
     pairs = []
     for a, b in itertools.combinations(names, 2):
@@ -83,11 +89,11 @@ def compare_rows(runs: Mapping[str, Sequence[ScoredRow]], *, seed: int = 0) -> d
                 "a": a,
                 "b": b,
                 "difference": float(gains.mean()),
-                "ci95": _interval(gains, users, seed=seed),
+                "ci95": difference_interval(gains, clusters).bounds,
                 "p": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
                 "p_holm": 1.0,
                 "n": len(gains),
-                "users": len({user for user in users if user is not None}),
+                "users": known,
             }
         )
     for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
@@ -97,7 +103,7 @@ def compare_rows(runs: Mapping[str, Sequence[ScoredRow]], *, seed: int = 0) -> d
         {
             "name": name,
             "accuracy": float(wins[name].mean()),
-            "ci95": _interval(wins[name].astype(np.int64), users, seed=seed),
+            "ci95": accuracy_interval(wins[name], clusters).bounds,
             "rank_group": groups[name],
         }
         for name in names
@@ -131,12 +137,6 @@ def _places(name: str, rows: Sequence[ScoredRow]) -> dict[str, int]:
     if not rows or len(places) != len(rows):
         raise DataError(f"{name}: expected at least one comparison, and each once")
     return places
-
-
-def _interval(values: np.ndarray, users: Sequence[str | None], *, seed: int) -> list[float] | None:
-    """The interval of the mean of ``values`` [n], clustered by user."""
-    counts = group_counts(values, users)
-    return bootstrap_interval(counts.wins, counts.rows, seed=seed)
 
 
 def _apart(pair: Mapping[str, Any]) -> bool:

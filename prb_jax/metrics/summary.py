@@ -6,108 +6,114 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, outcomes
-from prb_jax.metrics.uncertainty import binomial_p_values, bootstrap_interval, paired_difference
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.coverage import chance, coverage
+from prb_jax.metrics.definitions import definitions
+from prb_jax.metrics.uncertainty import accuracy_interval, paired_difference
 
 LENGTH_BASELINE: Final = "baseline:length"
 NO_SUBSET: Final = "(no subset)"
-COVERAGE_LEVEL: Final = 0.05
-
-DEFINITIONS: Final[Mapping[str, str]] = {
-    "n": "scored comparisons",
-    "accuracy": "strict wins / n: the best score among the highest labels is above the best of the others; "
-    "a tie is not a win",
-    "ci95": "95 % percentile bootstrap over users (a row without a user is a cluster of its own); "
-    "null with fewer than two clusters",
-    "ties": "comparisons in which those two scores are equal",
-    "mean_margin": "mean of the best score among the highest labels minus the best of the others",
-    "accuracy_by_subset": "the accuracy within each subset",
-    "by_subset": "n, accuracy, ci95 and ties within each subset",
-    "users": "distinct users; rows without a user do not enter the user figures",
-    "users_testable": "users with enough rows (5 or more) to be covered at all",
-    "user_accuracy": "mean over users of each user's accuracy",
-    "user_accuracy_ci95": "95 % percentile bootstrap over users",
-    "coverage": "share of users whose accuracy is above 0.5 by a one-sided exact binomial test at 0.05",
-    "truncated": "comparisons of which any text was cut",
-    "truncation": "how much was cut in all, by kind",
-    "length_baseline": "accuracy of always preferring the longest response (characters), same rows",
-    "baselines": "the same figures for each baseline; difference = accuracy minus the baseline's, paired",
-}
-"""What each key of a summary means; written into the file beside the numbers."""
+ITSELF: Final = "the model is this baseline"
 
 
 def summarise(
     rows: Sequence[ScoredRow],
     *,
-    baselines: Mapping[str, Sequence[ScoredRow]] | None = None,
-    seed: int = 0,
-    resamples: int = 2000,
+    baselines: Mapping[str, Sequence[ScoredRow] | str] | None = None,
+    clusters: Clusters | None = None,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """All figures of one run, as plain JSON values (None where a figure does not exist, never NaN).
 
     Args:
       rows: the scored comparisons, each once; their order does not matter.
-      baselines: by name, the rows of each baseline on the same comparisons. "baseline:length"
-        among them gives ``length_baseline``.
-      seed: of the bootstrap.
-      resamples: of the bootstrap.
+      baselines: by name, the rows of each baseline on the same comparisons, or a sentence that says why the
+        baseline is not defined on them. "baseline:length" among them gives ``length_baseline``.
+      clusters: of the rows, in their order; by their users where it is not given.
+      model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
 
     Returns:
-      A dict with the keys of ``DEFINITIONS``, which explains them, and "definitions".
+      A dict of figures, and "definitions", which explains each of them.
 
     Raises:
       DataError: without rows; for a row whose scores are not finite or whose labels prefer
         nothing; for a baseline on other comparisons.
     """
-    summary = _figures(rows, seed=seed, resamples=resamples)
+    if not rows:
+        raise DataError("no scored comparisons to summarise")
+    clusters = clusters or Clusters(tuple(row.user_id for row in rows))
+    baselines = baselines or {}
+    undefined = baselines.get(model or "")
+    summary = _figures(rows, clusters, undefined=undefined if isinstance(undefined, str) else None)
+    positions = {row.id: i for i, row in enumerate(rows)}
     compared: dict[str, Any] = {}
-    for name, baseline_rows in (baselines or {}).items():
-        difference = paired_difference(rows, baseline_rows, seed=seed, resamples=resamples)
-        figures = _figures(baseline_rows, seed=seed, resamples=resamples)
-        for key in ("truncated", "truncation"):  # a baseline reads the whole text
+    for name, found in baselines.items():
+        if isinstance(found, str):
+            figures = _figures(rows, clusters, undefined=found)
+            difference = {"difference": None, "ci95": None, "ci95_reason": found}
+        else:
+            # first, because it refuses other comparisons
+            difference = paired_difference(rows, found, clusters=clusters)
+            figures = _figures(found, clusters.take([positions[row.id] for row in found]))
+            if name == model:
+                difference = {"difference": None, "ci95": None, "ci95_reason": ITSELF}
+        for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
             del figures[key]
         compared[name] = figures | {
             "difference": difference["difference"],
             "difference_ci95": difference["ci95"],
+            "difference_ci95_reason": difference["ci95_reason"],
         }
     length = compared.get(LENGTH_BASELINE)
     summary["length_baseline"] = None if length is None else length["accuracy"]
     summary["baselines"] = compared
-    summary["definitions"] = dict(DEFINITIONS)
+    summary["definitions"] = definitions(clusters)
     return summary
 
 
-def _figures(rows: Sequence[ScoredRow], *, seed: int, resamples: int) -> dict[str, Any]:
-    if not rows:
-        raise DataError("no scored comparisons to summarise")
+def _figures(
+    rows: Sequence[ScoredRow], clusters: Clusters, *, undefined: str | None = None
+) -> dict[str, Any]:
     result = outcomes(rows)
-    users = [row.user_id for row in rows]
-    figures = _accuracy(result, users, seed=seed, resamples=resamples)
+    figures = _accuracy(result, clusters)
     # exact sums here and below: not even the last bit depends on the order of the rows
     figures["mean_margin"] = math.fsum(result.margins) / len(rows)
-    by_subset = _by_subset(rows, result, seed=seed, resamples=resamples)
+    by_subset = _by_subset(rows, result, clusters)
+    figures |= _users(rows, result, clusters)
+    if undefined is not None:
+        figures = _undefined(figures, undefined)
+        by_subset = {name: _undefined(part, undefined) for name, part in by_subset.items()}
     figures["accuracy_by_subset"] = {name: part["accuracy"] for name, part in by_subset.items()}
     figures["by_subset"] = by_subset
-    figures |= _users(result, users, seed=seed, resamples=resamples)
+    figures["crossed"] = _crossed(clusters)
     figures["truncated"] = sum(row.is_truncated for row in rows)
     figures["truncation"] = _truncation(rows)
     return figures
 
 
-def _accuracy(result: Outcomes, users: Sequence[str | None], *, seed: int, resamples: int) -> dict[str, Any]:
-    counts = group_counts(result.wins, users)
+def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """Return the same entries with nothing but the numbers of comparisons and users, and the reason."""
+    kept = ("n", "users", "users_derived", "users_testable")
     return {
-        "n": len(result.wins),
-        "accuracy": float(result.wins.mean()),
-        "ci95": bootstrap_interval(counts.wins, counts.rows, seed=seed, resamples=resamples),
-        "ties": int(result.ties.sum()),
+        key: value if key in kept else reason if key.endswith("_reason") else None
+        for key, value in figures.items()
     }
 
 
-def _by_subset(rows: Sequence[ScoredRow], result: Outcomes, *, seed: int, resamples: int) -> dict[str, Any]:
+def _accuracy(result: Outcomes, clusters: Clusters) -> dict[str, Any]:
+    wins, ties, n = int(result.wins.sum()), int(result.ties.sum()), len(result.wins)
+    return {
+        "n": n,
+        "accuracy": wins / n,
+        **accuracy_interval(result.wins, clusters).to_json(),
+        "ties": ties,
+        "half_credit_accuracy": (wins + ties / 2) / n,
+    }
+
+
+def _by_subset(rows: Sequence[ScoredRow], result: Outcomes, clusters: Clusters) -> dict[str, Any]:
     """Figures by subset, sorted by name; empty if no row has a subset."""
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
@@ -116,31 +122,35 @@ def _by_subset(rows: Sequence[ScoredRow], result: Outcomes, *, seed: int, resamp
         return {}
     return {
         name: _accuracy(
-            Outcomes(result.wins[index], result.ties[index], result.margins[index]),
-            [rows[i].user_id for i in index],
-            seed=seed,
-            resamples=resamples,
+            Outcomes(result.wins[index], result.ties[index], result.margins[index]), clusters.take(index)
         )
         for name, index in sorted(members.items())
     }
 
 
-def _users(result: Outcomes, users: Sequence[str | None], *, seed: int, resamples: int) -> dict[str, Any]:
-    known = [i for i, user in enumerate(users) if user is not None]
-    if not known:
-        nothing = dict.fromkeys(("user_accuracy", "user_accuracy_ci95", "coverage"))
-        return {"users": 0, "users_testable": 0, **nothing}
-    counts = group_counts(result.wins[known], [users[i] for i in known])
-    ones = np.ones(len(counts.rows))
-    covered = binomial_p_values(counts.wins, counts.rows) <= COVERAGE_LEVEL
-    testable = binomial_p_values(counts.rows, counts.rows) <= COVERAGE_LEVEL
-    return {
-        "users": len(counts.rows),
-        "users_testable": int(testable.sum()),
-        "user_accuracy": math.fsum(counts.accuracy) / len(counts.rows),
-        "user_accuracy_ci95": bootstrap_interval(counts.accuracy, ones, seed=seed, resamples=resamples),
-        "coverage": float(covered.mean()),
-    }
+def _users(rows: Sequence[ScoredRow], result: Outcomes, clusters: Clusters) -> dict[str, Any]:
+    known = [i for i, user in enumerate(clusters.users) if user is not None]
+    users = [str(clusters.users[i]) for i in known]
+    served = coverage(users, result.wins[known].tolist(), [chance(rows[i].labels) for i in known])
+    figures: dict[str, Any] = {"users": 0, "users_derived": clusters.derived, "user_accuracy": None}
+    if known:
+        counts = group_counts(result.wins[known], users)
+        found = accuracy_interval(result.wins[known], clusters.take(known), per_user=True)
+        figures |= {
+            "users": len(counts.rows),
+            "user_accuracy": math.fsum(counts.accuracy) / len(counts.rows),
+            **found.to_json("user_accuracy_ci95"),
+        }
+    else:
+        figures |= {"user_accuracy_ci95": None, "user_accuracy_ci95_reason": served.reason}
+    return figures | served.to_json()
+
+
+def _crossed(clusters: Clusters) -> dict[str, Any] | None:
+    if clusters.responses is None:
+        return None
+    by = "set of responses" if len(clusters.responses[0]) == 1 else "response"
+    return {"clusters": len({key for keys in clusters.responses for key in keys}), "by": by}
 
 
 def _truncation(rows: Sequence[ScoredRow]) -> dict[str, int]:

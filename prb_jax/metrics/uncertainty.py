@@ -1,74 +1,214 @@
-"""How sure the numbers are: bootstrap intervals over clusters, paired differences, exact tests.
+"""How sure the numbers are: intervals over clusters of rows, paired differences.
 
-Rows of one user are not independent, so intervals resample whole users, never single rows.
+Rows of one user are not independent, so an interval is taken over users, never over single rows. Where several users
+judge the same responses, it is taken over users and responses (`prb_jax.metrics.crossed`).
+`docs/statistics.md` says how the methods were chosen, and what share of the intervals holds the true value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
+from prb_jax.metrics.beta_binomial import fit_correlation
+from prb_jax.metrics.clusters import OVER_COMPARISONS, Clusters
+from prb_jax.metrics.crossed import crossed_variance
+
+LEAST_CLUSTERS: Final = 6
+"""With fewer clusters no interval is given: none holds its nominal coverage."""
+
+SCORE: Final = "score"
+TWO_WAY: Final = "two-way"
+PAIRED: Final = "paired t"
+
+_STEPS: Final = 28  # of bisection
+_LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can be estimated
 
 
-def bootstrap_interval(
-    sums: np.ndarray, sizes: np.ndarray, *, seed: int = 0, resamples: int = 2000, level: float = 0.95
-) -> list[float] | None:
-    """Percentile bootstrap interval of ``sum(sums) / sum(sizes)``, resampling clusters.
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval, or the reason why there is none.
 
-    Clusters with equal sum and size are interchangeable, so it is enough to draw how many of each
-    kind a resample holds (multinomial): the same distribution as drawing clusters one by one, some
-    hundred times faster, and independent of the order of the clusters.
+    Attributes:
+      low, high: its ends; None where there is no interval.
+      reason: why there is none; None where there is one.
+      method: "score", "two-way" or "paired t"; see `docs/statistics.md`.
+      clusters: how many clusters it is taken over.
+      standard_error: of the estimate, where the method has one.
+      degrees: of freedom of the t quantile.
+    """
+
+    low: float | None
+    high: float | None
+    reason: str | None
+    method: str
+    clusters: int
+    standard_error: float | None = None
+    degrees: float | None = None
+
+    @property
+    def bounds(self) -> list[float] | None:
+        """[low, high], or None."""
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
+    def to_json(self, name: str = "ci95") -> dict[str, Any]:
+        """Return the two entries of a summary: the bounds, and the reason where there are none."""
+        return {name: self.bounds, f"{name}_reason": self.reason}
+
+
+def clustered_interval(
+    wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95, what: str = "users"
+) -> Interval:
+    """Interval of the accuracy over clusters of rows: a score test, inverted.
+
+    A mean m belongs to the interval if the found accuracy is at most t standard errors from m, where the standard
+    error is the one that would hold if m were true: that of a beta-binomial distribution with mean m and its most
+    likely correlation within clusters. So the interval stays within [0, 1] and keeps a width where everything is
+    won, and rows that are as good as independent are known to be so. t has 1.5 (C - 1) / s^2 degrees of freedom, at
+    most the number of rows minus 1, where C is the effective number of clusters and s the share of the variance that
+    comes from differences of clusters.
 
     Args:
-      sums: [C] numerator of each cluster, as its number of wins.
-      sizes: [C] denominator of each cluster, above 0, as its number of rows.
-      seed: of the resamples; the same input gives the same interval.
-      resamples: how many to draw.
-      level: share of the resamples inside the interval.
-
-    Returns:
-      [low, high], or None with fewer than two clusters, which say nothing about variation.
+      wins: [C] int, of each cluster.
+      rows: [C] int, of each cluster, at least 1.
+      per_cluster: of the mean over clusters of their accuracies, instead of the accuracy of all rows.
+      level: nominal coverage.
+      what: what a cluster is called in the reason, in the plural.
     """
-    if len(sums) < 2:
-        return None
-    clusters = np.stack([np.asarray(sums, np.float64), np.asarray(sizes, np.float64)], axis=1)
-    kinds, counts = np.unique(clusters, axis=0, return_counts=True)
-    rng = np.random.default_rng(seed)
-    chunk = max(1, 4_000_000 // len(kinds))  # at most 32 MB of draws at a time
-    values = np.empty(resamples, np.float64)
-    for start in range(0, resamples, chunk):
-        stop = min(start + chunk, resamples)
-        drawn = rng.multinomial(len(sums), counts / len(sums), size=stop - start)
-        totals = drawn @ kinds
-        values[start:stop] = totals[:, 0] / totals[:, 1]
-    tail = (1 - level) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return [float(low), float(high)]
+    wins, rows = np.asarray(wins, np.int64), np.asarray(rows, np.int64)
+    clusters = len(rows)
+    if clusters < LEAST_CLUSTERS:
+        return _none(_too_few(clusters, what), SCORE, clusters)
+    estimate, excess = score_test(wins, rows, per_cluster=per_cluster, level=level)
+    return Interval(_end(excess, estimate, 0.0), _end(excess, estimate, 1.0), None, SCORE, clusters)
 
 
-def binomial_p_values(wins: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """[U] one-sided exact p-values against chance: P(X >= wins) for X ~ Binomial(rows, 1/2)."""
-    from scipy.special import bdtrc  # scipy takes long to import
+def score_test(
+    wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95
+) -> tuple[float, Callable[[float], float]]:
+    """Return the accuracy, and a function of a mean that is above 0 for a mean outside the interval.
 
-    wins = np.asarray(wins, np.int64)
-    upper = bdtrc(np.maximum(wins - 1, 0).astype(np.float64), np.asarray(rows, np.int64), 0.5)
-    return np.where(wins > 0, upper, 1.0)
+    Arguments as of `clustered_interval`.
+    """
+    weights = np.full(len(rows), 1 / len(rows)) if per_cluster else rows / rows.sum()
+    lost, won = int((rows - wins).sum()), int(wins.sum())
+    estimate = math.fsum(weights * (wins / rows)) if lost and won else float(won > 0)
+    # the variance is m (1 - m) (single + shared * correlation)
+    single = math.fsum(weights**2 / rows)
+    parts = weights**2 * (rows - 1) / rows
+    shared = math.fsum(parts)
+    effective = shared**2 / math.fsum(parts**2) if shared else 0.0
+    correlation_at = fit_correlation(wins, rows) if shared else lambda mean: 0.0
+    most = float(rows.sum() - 1)
+
+    def excess(mean: float) -> float:
+        """Return above 0 for a mean outside the interval."""
+        correlation = correlation_at(mean)
+        variance = single + shared * correlation
+        share = shared * correlation / variance
+        degrees = min(max(1.5 * (effective - 1) / share**2, 1.0), most) if share > 1e-6 else most
+        return (estimate - mean) ** 2 - _quantile(degrees, level) ** 2 * mean * (1 - mean) * variance
+
+    return estimate, excess
+
+
+def accuracy_interval(
+    wins: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95
+) -> Interval:
+    """Interval of the share of rows that are won.
+
+    Args:
+      wins: [n] bool, of the rows.
+      clusters: of the same rows.
+      per_user: of the mean over users of their accuracies.
+      level: nominal coverage.
+    """
+    counts = group_counts(wins, clusters.users)
+    alone = clustered_interval(
+        counts.wins, counts.rows, per_cluster=per_user, level=level, what=clusters.over
+    )
+    if clusters.responses is None or per_user or alone.bounds is None:
+        return alone
+    n, won = len(wins), int(np.sum(wins))
+    if min(won, n - won) < _LEAST_SIDE:
+        return alone  # nearly everything is won or lost: the wider interval, over users alone
+    found = crossed_variance(np.asarray(wins, np.int64), clusters)
+    if found.clusters < LEAST_CLUSTERS:
+        return _none(_too_few(found.clusters, "users or sets of responses"), TWO_WAY, found.clusters)
+    estimate, degrees = won / n, found.clusters - 1.0
+    # Wilson's interval, with the number of independent rows that would give this variance
+    rate = _quantile(degrees, level) ** 2 * found.variance / (estimate * (1 - estimate))
+    centre = (estimate + rate / 2) / (1 + rate)
+    half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
+    return Interval(
+        centre - half, centre + half, None, TWO_WAY, found.clusters, math.sqrt(found.variance), degrees
+    )
+
+
+def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
+    """Interval of the mean of differences between two verdicts on the same rows.
+
+    A t interval on the sums of the residuals by cluster. Two further rows with a difference, one in either direction,
+    enter the variance, so that it is not 0 where all verdicts are equal.
+
+    Args:
+      gains: [n] int, -1, 0 or 1.
+      clusters: of the same rows.
+      level: nominal coverage.
+    """
+    gains = np.asarray(gains, np.int64)
+    n = len(gains)
+    if clusters.responses is None:
+        counts = group_counts(gains, clusters.users)
+        number, what = len(counts.rows), clusters.over
+        estimate = int(gains.sum()) / n
+        residuals = counts.wins - estimate * counts.rows
+        variance = math.fsum(residuals**2) / n**2 * number / max(number - 1, 1)
+    else:
+        found = crossed_variance(gains, clusters)
+        number, what = found.clusters, "users or sets of responses"
+        estimate, variance = int(gains.sum()) / n, found.variance
+    if number < LEAST_CLUSTERS:
+        return _none(_too_few(number, what), PAIRED, number)
+    error = math.sqrt(variance + 2 / n**2)
+    half = _quantile(number - 1, level) * error
+    return Interval(
+        max(estimate - half, -1.0), min(estimate + half, 1.0), None, PAIRED, number, error, number - 1.0
+    )
 
 
 def paired_difference(
-    rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow], *, seed: int = 0, resamples: int = 2000
+    rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow], *, clusters: Clusters | None = None
 ) -> dict[str, Any]:
     """Accuracy of ``rows_a`` minus accuracy of ``rows_b`` on the same comparisons.
 
-    Rows are matched by id; the interval resamples users, each with both results, so what is hard
-    for both cancels out.
+    Rows are matched by id, so what is hard for both cancels out.
+
+    Args:
+      rows_a: scored comparisons, each once.
+      rows_b: the same comparisons by another model, in any order.
+      clusters: of ``rows_a``; by their users where it is not given.
 
     Returns:
-      {"difference": float, "ci95": [low, high] or None with a single cluster}
+      {"difference": float, "ci95": [low, high] or None, "ci95_reason": why there is none, or None}
+
+    Raises:
+      DataError: if the two do not hold the same comparisons, each once, or there are none.
+    """
+    matched = match_rows(rows_a, rows_b)
+    gains = outcomes(rows_a).wins.astype(np.int64) - outcomes(matched).wins.astype(np.int64)
+    found = difference_interval(gains, clusters or Clusters(tuple(row.user_id for row in rows_a)))
+    return {"difference": int(gains.sum()) / len(gains), **found.to_json()}
+
+
+def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> list[ScoredRow]:
+    """Return ``rows_b`` in the order of ``rows_a``.
 
     Raises:
       DataError: if the two do not hold the same comparisons, each once, or there are none.
@@ -86,9 +226,33 @@ def paired_difference(
     for a, b in zip(rows_a, matched):
         if a.user_id != b.user_id or list(a.labels) != list(b.labels):
             raise DataError(f"row {quote(a.id)}: the two sides have different users or labels")
-    gains = outcomes(rows_a).wins.astype(np.int64) - outcomes(matched).wins.astype(np.int64)
-    counts = group_counts(gains, [row.user_id for row in rows_a])
-    return {
-        "difference": float(gains.mean()),
-        "ci95": bootstrap_interval(counts.wins, counts.rows, seed=seed, resamples=resamples),
-    }
+    return matched
+
+
+def _none(reason: str, method: str, clusters: int) -> Interval:
+    return Interval(None, None, reason, method, clusters)
+
+
+def _too_few(clusters: int, what: str) -> str:
+    if what == OVER_COMPARISONS and clusters == 1:
+        what = "comparison"
+    return f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+
+
+def _quantile(degrees: float, level: float) -> float:
+    from scipy.special import stdtrit  # scipy takes long to import
+
+    return float(stdtrit(degrees, (1 + level) / 2))
+
+
+def _end(excess: Callable[[float], float], inside: float, outside: float) -> float:
+    """Return where the interval ends between a mean inside it and the end of what is possible."""
+    if inside == outside:
+        return inside
+    for _ in range(_STEPS):
+        middle = (inside + outside) / 2
+        if excess(middle) > 0:
+            outside = middle
+        else:
+            inside = middle
+    return inside

@@ -9,6 +9,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
+from prb_jax.metrics.accuracy import ScoredRow
 
 GENERIC = 0
 """The row of everybody who is not in the table."""
@@ -47,6 +48,6 @@ class Users:
         found = [GENERIC if c.user_id is None else self._rows.get(c.user_id, GENERIC) for c in comparisons]
         return np.asarray(found, np.int32)
 
-    def unknown(self, comparisons: Iterable[Comparison]) -> set[str]:
+    def unknown(self, comparisons: Iterable[Comparison | ScoredRow]) -> set[str]:
         """The users of these comparisons who are not in the table."""
         return {c.user_id for c in comparisons if c.user_id is not None and c.user_id not in self._rows}

@@ -65,9 +65,9 @@ def paged_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tup
     """
     shards = mesh_shape(mesh).batch_shards
     rows = shape.batch // shards
-    prefix, response = np.zeros(shape.prefix, np.int32), np.zeros(shape.response_length, np.int32)
-    ends = (shape.response_length - 1,) * shape.responses
-    trees = [Tree(prefix, (response,) * shape.responses, ends)] * rows
+    prefix = np.zeros(shape.prefix, np.int32)
+    responses = tuple(np.full(shape.response_length, number, np.int32) for number in range(shape.responses))
+    trees = [Tree(prefix, responses, (shape.response_length - 1,) * shape.responses)] * rows
     shared = shape.shared(rows)
     used = rows * shape.tokens - sum(shared)
     tokens = round_up(used, BLOCK)

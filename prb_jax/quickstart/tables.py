@@ -9,20 +9,26 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 GENERIC, SEEN, UNSEEN = "generic-test", "test-seen", "test-unseen"
+WORDING = "test-unseen-wording"
 """Parts of the generated benchmark: one response plainly worse for everyone; personas that also occur in
-the training part, on new topics; personas that do not."""
+the training part, on new topics; personas that do not; and other ones who, like the answers to them, speak in
+sentences that occur nowhere in training."""
 
 KEYS = {
     GENERIC: "generic_accuracy",
     SEEN: "personalised_accuracy_seen",
     UNSEEN: "personalised_accuracy_unseen",
+    WORDING: "personalised_accuracy_unseen_wording",
 }
 """The accuracy on each part, as it is called in `summary.json`."""
 
-NAMES = {"user_blind": "trained, user-blind", "persona": "trained, profile in context"}
+NAMES = {"user_blind": "user-blind", "persona": "profile in context"}
 """What the trained models are called in tables."""
 
-_HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas"}
+_HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas", WORDING: "new wording"}
+
+BOUNDED = (SEEN, UNSEEN, WORDING)
+"""Parts for which it is known what is possible at best."""
 
 _NOTES = """\
 [..] 95 % interval, bootstrap over personas; coverage: share of the test personas served better than
@@ -37,14 +43,17 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
     from prb_jax.reports.style import new_table
 
-    headings = [f"{heading}\n{summary['pairs'][part]:,} pairs" for part, heading in _HEADINGS.items()]
-    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=4)
+    headings = [
+        f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
+        for part, heading in _HEADINGS.items()
+    ]
+    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
     costs = new_table(headings=("model", "coverage", "pairs trained on", "ms/pair"))
     costs.caption = escape(_NOTES.strip())
     for name, figures in summary["models"].items():
-        model, *cells = map(escape, _cells(name, figures))
-        table.add_row(model, *cells[:3])
-        costs.add_row(model, *cells[3:])
+        model, *cells = _cells(name, figures)
+        table.add_row(model, *map(_on_two_lines, cells[: len(headings)]))
+        costs.add_row(model, *cells[len(headings) :])
     table.add_section()
     for bound, figures in summary["bounds"].items():
         table.add_row(*_bound_cells(bound, figures))
@@ -95,8 +104,14 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     return [shown, *accuracies, coverage, f"{figures['train_pairs']:,}", f"{figures['ms_per_pair']:.3g}"]
 
 
+def _on_two_lines(cell: str) -> str:
+    """A figure with its interval below it, so that four of them are whole in 80 columns."""
+    value, _, bounds = cell.partition(" ")
+    return f"{value}\n{bounds.strip('[]')}".rstrip()
+
+
 def _bound_cells(name: str, figures: Mapping[str, float]) -> list[str]:
-    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in (SEEN, UNSEEN))]
+    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in BOUNDED)]
 
 
 def _markdown(headings: list[str], rows: list[list[str]]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from prb_jax.text.visible import PROFILE_HEADING, QUESTION_HEADING
+from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -36,7 +36,7 @@ def train_word_tokenizer(texts: Iterable[str], folder: str | Path, *, vocab_size
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    headings = "|".join(re.escape(heading.lower()) for heading in (PROFILE_HEADING, QUESTION_HEADING))
+    headings = "|".join(re.escape(heading.lower()) for heading in (*PROFILE_HEADINGS, QUESTION_HEADING))
     post = r"post \d+( \(category: [^()\n]*\))?:\n"
     backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])  # pyright: ignore[reportAttributeAccessIssue]

@@ -23,7 +23,7 @@ _DIFFERENCES_SHOWN: Final = 4
 
 
 def compare(
-    *runs: str | Path, out: str | Path | None = None, across_protocols: bool = False, seed: int = 0
+    *runs: str | Path, out: str | Path | None = None, across_protocols: bool = False
 ) -> dict[str, Any]:
     """Compare every two of several finished runs of `prb evaluate` on the same data.
 
@@ -31,7 +31,6 @@ def compare(
       runs: the run folders, two or more.
       out: folder in which `compare.json` is written; without one nothing is.
       across_protocols: compare runs with different protocols, which show the models different texts.
-      seed: of the bootstrap.
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, rank_group; model, protocol,
@@ -52,7 +51,7 @@ def compare(
     (first, reference), *others = found.items()
     for name, run in others:
         _check_comparable(first, reference, name, run, across_protocols=across_protocols)
-    compared = compare_rows({name: run.rows for name, run in found.items()}, seed=seed)
+    compared = compare_rows({name: run.rows for name, run in found.items()}, clusters=reference.clusters)
     for standing in compared["runs"]:
         run = found[standing["name"]]
         inputs = run.record["inputs"]

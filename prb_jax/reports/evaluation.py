@@ -147,7 +147,7 @@ def _bounded(title: str, heads: Sequence[str], rows: list[list[Cell]], *, place:
 def _cut(run: FinishedRun) -> Iterator[Block]:
     n, summary = len(run.rows), run.summary
     rows = [
-        [Cell("ties"), Cell(f"{summary.get('ties', 0):,} of {n:,}", summary.get("ties", 0))],
+        [Cell("ties"), Cell(f"{summary.get('ties') or 0:,} of {n:,}", summary.get("ties") or 0)],
         [
             Cell("comparisons with cut text"),
             Cell(f"{summary.get('truncated', 0):,} of {n:,}", summary.get("truncated", 0)),

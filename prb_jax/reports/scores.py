@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from prb_jax.metrics.accuracy import group_counts, outcomes
+from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.calibration import CALIBRATION_DEFINITION, calibration
 from prb_jax.metrics.length import LENGTH_DEFINITION, length_bias
-from prb_jax.metrics.uncertainty import bootstrap_interval
+from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.reports.blocks import Block, Cell, PageTable, Paragraph
 from prb_jax.reports.cells import figure_cell
 from prb_jax.reports.drawings import draw_margins, draw_points, draw_reliability
@@ -74,9 +74,8 @@ def posts_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
     points, rows = [], []
     for low, high in parts:
         index = [i for i, count in enumerate(seen) if low <= count <= high]
-        counts = group_counts(result.wins[index], [run.rows[i].user_id for i in index])
         share = float(result.wins[index].mean())
-        bounds = bootstrap_interval(counts.wins, counts.rows)
+        bounds = accuracy_interval(result.wins[index], run.clusters.take(index)).bounds
         label = f"{low}" if low == high else f"{low}-{high}"
         points.append((label, share, bounds))
         rows.append([Cell(label, low), Cell(f"{len(index):,}", len(index)), figure_cell(share, bounds)])

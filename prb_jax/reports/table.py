@@ -12,6 +12,7 @@ from rich.table import Table
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
+_MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 
 
@@ -72,7 +73,7 @@ def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
         if with_users:
             cells.append(escape(interval(summary.get("user_accuracy"), summary.get("user_accuracy_ci95"))))
             cells.append(_number(summary.get("coverage"), "{:.3f}"))
-        cells += [f"{summary['ties']:,}", _number(summary.get("mean_margin"), "{:.3g}")]
+        cells += [_number(summary["ties"], "{:,}"), _number(summary.get("mean_margin"), "{:.3g}")]
         table.add_row(*cells)
     table.caption = "\n".join(_notes(shown))
     return table
@@ -81,7 +82,7 @@ def _overall(shown: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
 def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the columns do not say: how many, over whom, what was cut."""
     sizes = {(summary["n"], summary.get("users") or 0) for summary in shown.values()}
-    notes = [escape("[..] 95 % interval, bootstrap over users")]
+    notes = [escape(f"[..] 95 % interval{_over(shown)}")]
     if len(sizes) == 1:
         n, users = sizes.pop()
         notes.append(
@@ -90,7 +91,16 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
     else:
         for name, summary in shown.items():
             notes.append(f"{_label(name)}: {summary['n']:,} comparisons")
+    notes += _reasons(shown)
     for name, summary in shown.items():
+        ties, n = summary["ties"] or 0, summary["n"]
+        if ties > _MANY_TIES * n:
+            half = summary["half_credit_accuracy"]
+            notes.append(f"{_label(name)}: accuracy {half:.3f} if each of its {ties:,} ties counts half")
+        if summary.get("coverage") is not None and not name.startswith(_BASELINE):
+            notes.append(_coverage(name, summary))
+        if summary.get("unknown_users"):
+            notes.append(f"{_label(name)}: {summary['unknown_users']:,} users are unknown to it")
         if summary.get("truncated"):
             notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
         readout = summary.get("readout")
@@ -104,10 +114,47 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
         notes += [f"{_label(name)}: {escape(note)}" for note in gains(summary.get("controls") or {})]
         compared = summary.get("baselines") or {}
         for baseline, figures in compared.items():
-            if "difference" in figures:
+            if figures.get("difference") is not None:
                 difference = interval(figures["difference"], figures.get("difference_ci95"))
                 notes.append(f"{_label(name)} minus {_label(baseline)}: {escape(difference)}")
     return notes
+
+
+def _over(shown: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the intervals are taken over, where it is the same for all."""
+    over = set()
+    for summary in shown.values():
+        if "definitions" in summary:
+            unit = "users" if summary.get("users") else "comparisons"
+            if summary.get("users_derived"):
+                unit = f"{summary['users']:,} users derived from shared posts"
+            over.add(f" over {unit} and responses" if summary.get("crossed") else f" over {unit}")
+    return over.pop() if len(over) == 1 else ""
+
+
+def _reasons(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why figures and intervals of the table are missing, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for name, summary in shown.items():
+        for key, what in (("ci95", "interval"), ("user_accuracy_ci95", "interval"), ("coverage", "coverage")):
+            reason = summary.get(f"{key}_reason")
+            if reason and (summary.get("users") or key == "ci95"):
+                what = "figure" if summary["accuracy"] is None else what
+                reasons.setdefault(f"no {what}: {reason}", []).append(_label(name))
+    return [
+        escape(reason)
+        if set(names) == {_label(name) for name in shown}
+        else f"{', '.join(dict.fromkeys(names))}: {escape(reason)}"
+        for reason, names in reasons.items()
+    ]
+
+
+def _coverage(name: str, summary: Mapping[str, Any]) -> str:
+    served = escape(interval(summary["coverage"], summary.get("coverage_ci95")))
+    return (
+        f"{_label(name)}: serves {served} of {summary['users_testable']:,} testable users, "
+        f"{summary['coverage_benjamini_hochberg']:.3f} after correction; {summary['coverage_by_chance']:.3f} by chance"
+    )
 
 
 def gains(controls: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -183,6 +230,9 @@ def _benchmark(benchmark: str, summaries: Mapping[str, Mapping[str, Any]]) -> Ta
     for name in shown:
         table.add_column(escape(name.removeprefix(_BASELINE)), overflow="fold", justify="right")
     table.add_row("score", *(_number(result["score"], "{:.4f}") for result in shown.values()))
+    if any(result.get("score_ci95") for result in shown.values()):
+        bounds = [result.get("score_ci95") for result in shown.values()]
+        table.add_row("95 % interval", *(escape(f"[{b[0]:.3f}..{b[1]:.3f}]") if b else NONE for b in bounds))
     for figure in dict.fromkeys(figure for result in shown.values() for figure in result["figures"]):
         cells = [_number(result["figures"].get(figure), "{:.4f}") for result in shown.values()]
         table.add_row(escape(figure), *cells)

@@ -53,9 +53,10 @@ def rank_profiles(
     revision: str | None = None,
     progress: bool = True,
 ) -> Ranked:
-    """Writes the records of ``data`` with their profiles reordered, most relevant post first.
+    """Write the records of ``data`` with their profiles reordered, most relevant post first.
 
-    Every other field stays as it is, in JSON files fields outside the schema too.
+    The field "profile_order" says by what; every other field stays as it is, in JSON files fields outside the schema
+    too.
 
     Args:
       data: a file, or any other source of ``read_comparisons``.
@@ -100,11 +101,16 @@ def rank_profiles(
         loaded = load_text_encoder(encoder, **options)
         ranking = rank_by_similarity(queries, loaded, progress=progress)
         orders, texts, truncated = ranking.orders, ranking.texts, ranking.truncated
+    # of a folder its name: where a model lies says nothing of it
+    ordered_by = (
+        Path(encoder).resolve().name if Path(encoder).exists() and encoder not in RANKERS else encoder
+    )
     lines = []
     for row, query, order in zip(rows, queries, orders, strict=True):
         record = dict(row.value)
         if query.posts:
             record["profile"] = _reordered(query.posts, order, protocol=rules)
+            record["profile_order"] = ordered_by
         lines.append(json.dumps(record, default=str) + "\n")
     _write(target, "".join(lines).encode())
     return Ranked(

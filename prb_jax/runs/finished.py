@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from prb_jax.data.reading import open_file, read_object
 from prb_jax.errors import RunError, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.runs.clusters import read_clusters
 from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY, parse_scores, read_record
 
 
@@ -21,12 +24,14 @@ class FinishedRun:
       record: what `run.json` says.
       summary: what `summary.json` says.
       rows: of `scores.jsonl`, in its order, at least one.
+      clusters: of these rows: over what intervals are taken.
     """
 
     path: Path
     record: dict[str, Any]
     summary: dict[str, Any]
     rows: list[ScoredRow]
+    clusters: Clusters
 
     __repr__ = short_repr
 
@@ -52,10 +57,11 @@ def read_finished(folder: str | Path) -> FinishedRun:
             data = file.read()
     except OSError as error:
         raise RunError(f"cannot read {path / SCORES}: {error.strerror or error}") from error
-    rows = list(parse_scores(data, path=path / SCORES).values())
+    whole = (line for line in io.BytesIO(data) if line.endswith(b"\n"))
+    rows = list(parse_scores(whole, path=path / SCORES).values())
     if not rows or summary.get("n") != len(rows) or not data.endswith(b"\n"):
         raise RunError(
             f"{path / SCORES}: holds {len(rows)} whole rows, but {SUMMARY} is of {summary.get('n')}; the files of a "
             "run belong together: put back the whole folder, or evaluate again in another one"
         )
-    return FinishedRun(path, record, summary, rows)
+    return FinishedRun(path, record, summary, rows, read_clusters(path, rows))

@@ -21,12 +21,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from prb_jax.data.reading import parse_json, read_json
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.processes.agreement import differences
 
 RUN = "run.json"
@@ -37,6 +38,7 @@ KIND = "prb_jax evaluation"
 _ROW = {item.name for item in fields(ScoredRow)}
 _SECONDS_BETWEEN_SYNCS = 1.0
 _LONGEST_DIFFERENCE = 20
+_LARGEST_COUNT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RunFolder:
     """
 
     path: Path
-    rows: dict[str, ScoredRow]
+    rows: RowTable
     _scores: int = field(repr=False)
     _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
@@ -170,7 +172,7 @@ def forget_computed(run: RunFolder) -> None:
         (run.path / COMPUTED).unlink(missing_ok=True)
 
 
-def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
+def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> Sequence[ScoredRow]:
     """Puts ``scores.jsonl`` into the order of ``ids``, so that its bytes do not depend on batches.
 
     Raises:
@@ -189,10 +191,10 @@ def finish_scores(run: RunFolder, *, ids: Sequence[str]) -> list[ScoredRow]:
             f"{path}: {len(extra)} rows belong to no comparison of this run, first {quote(extra[0])}; "
             f"remove them, or start again in another folder"
         )
-    rows = [run.rows[name] for name in ids]
+    rows = RowView(run.rows, ids)
     with writing(path):
         os.fsync(run._scores)
-        if list(run.rows) != list(ids):
+        if any(found != expected for found, expected in zip(run.rows, ids)):
             with whole_file(path) as file:
                 file.writelines(_line(row) for row in rows)
     return rows
@@ -224,34 +226,43 @@ def _line(row: ScoredRow) -> bytes:
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def _read_scores(path: Path) -> dict[str, ScoredRow]:
+def _read_scores(path: Path) -> RowTable:
     """The whole rows of the file; a torn last line is cut off the file."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            rows = parse_scores(_whole_lines(file, path), path=path)
     except FileNotFoundError:
-        return {}
+        return RowTable()
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with writing(path):
-            os.truncate(path, whole)
-    return parse_scores(data[:whole], path=path)
+    return rows
 
 
-def parse_scores(data: bytes, *, path: Path) -> dict[str, ScoredRow]:
+def _whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a file; a torn last one is cut off it instead."""
+    whole = 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            with writing(path):
+                os.truncate(path, whole)
+            return
+        yield line
+        whole += len(line)
+
+
+def parse_scores(lines: Iterable[bytes], *, path: Path) -> RowTable:
     """Return the rows of a `scores.jsonl` by id, in its order.
 
     Args:
-      data: whole lines.
+      lines: whole ones, of which one is held at a time.
       path: of the file, for messages.
 
     Raises:
       RunError: a line that is no row of scores, or a second row of one comparison.
     """
-    rows: dict[str, ScoredRow] = {}
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        row = _read_row(line, where=f"{path}:{number}")
+    rows = RowTable()
+    for number, line in enumerate(lines, start=1):
+        row = _read_row(line.removesuffix(b"\n"), where=f"{path}:{number}")
         if row.id in rows:
             raise RunError(f"{path}:{number}: a second row for {quote(row.id)}; remove one of them")
         rows[row.id] = row
@@ -263,13 +274,27 @@ def _read_row(line: bytes, *, where: str) -> ScoredRow:
     row = parse_json(line, where=f"{where}: not a row of scores", error=RunError, hint=hint)
     if isinstance(row, dict) and row.keys() == _ROW and isinstance(row["id"], str):
         scores, labels = row["scores"], row["labels"]
-        if _are_numbers(scores) and _are_numbers(labels) and len(scores) == len(labels) >= 2:
+        known = _are_numbers(scores) and _are_numbers(labels) and len(scores) == len(labels) >= 2
+        if (
+            known
+            and _are_names(row["subset"], row["user_id"])
+            and _are_counts(row["tokens"], row["truncated"])
+        ):
             return ScoredRow(**row)
     raise RunError(f"{where}: not a row of scores; {hint}")
 
 
 def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+
+
+def _are_names(*values: Any) -> bool:
+    return all(value is None or isinstance(value, str) for value in values)
+
+
+def _are_counts(tokens: Any, truncated: Any) -> bool:
+    cuts = truncated.values() if isinstance(truncated, dict) else (truncated,)
+    return all(type(value) is int and 0 <= value < _LARGEST_COUNT for value in (tokens, *cuts))
 
 
 def _read_run(path: Path) -> dict[str, Any] | None:

@@ -3,5 +3,6 @@
 TOO_LONG = ("error", "skip")
 """What happens to a comparison whose response leaves no room for its prompt."""
 
-CONTROLS = ("none", "blind", "swap", "all")
+NO_CONTROLS = "none"
+CONTROLS = (NO_CONTROLS, "blind", "swap", "all")
 """What the model is scored with once more: no profile, another user's profile."""

@@ -19,6 +19,9 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.metrics.accuracy import ScoredRow
+
+PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 
 _WORD: Final = re.compile(r"\w+")
 
@@ -38,6 +41,17 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINES)}")
     return score(comparisons)
+
+
+def where_defined(
+    baselines: Mapping[str, Sequence[ScoredRow]],
+) -> dict[str, Sequence[ScoredRow] | str]:
+    """Return the rows of each baseline, or why it says nothing of the comparisons."""
+    found: dict[str, Sequence[ScoredRow] | str] = dict(baselines)
+    overlap = baselines.get(PROFILE_OVERLAP)
+    if overlap is not None and not any(any(row.scores) for row in overlap):
+        found[PROFILE_OVERLAP] = "no response shares a word with a profile"
+    return found
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
@@ -116,7 +130,7 @@ BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]
     {
         "baseline:length": _length,
         "baseline:random": _random,
-        "baseline:profile-overlap": _profile_overlap,
+        PROFILE_OVERLAP: _profile_overlap,
     }
 )
 """The built-in baselines by name, in the order in which they are shown."""

@@ -37,13 +37,14 @@ def shape_options(
 def stream_options(
     config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None, *, paged: bool = False
 ) -> StreamOptions:
-    """Return how streams are shaped for a decoder on these devices; arguments as of :func:`shape_options`.
+    """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
+    which each part that the mesh splits batches into computes one at a time.
 
     Args:
       paged: for the kernel that reads pages.
     """
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
-    tokens = TOKENS_PER_SHARD.get(platform, 8_192) if batch_tokens is None else batch_tokens // shards
+    tokens = batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192)
     return StreamOptions(
-        tokens=round_up(max(tokens, 1), BLOCK), streams=shards, window=config.sliding_window, paged=paged
+        tokens=round_up(tokens, BLOCK), streams=shards, window=config.sliding_window, paged=paged
     )

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from prb_jax.benchmarks import get_benchmark
+from prb_jax.benchmarks.benchmark import BenchmarkScore
+from prb_jax.benchmarks.resampling import RESAMPLES, score_intervals
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.scored import Scorer
 from prb_jax.text.view import View
@@ -16,7 +19,10 @@ from prb_jax.text.visible import visible
 
 BENCHMARKS_DEFINITION = (
     "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), figures "
-    "it is made of, details, missing subsets, and the same for each baseline"
+    "it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: 95 % "
+    f"percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
+    "comparison where there are no users (by N in Ties); null where not defined, where there is too little to "
+    "draw from, or where all resamples agree (score_ci95_reason)"
 )
 
 
@@ -51,14 +57,21 @@ def check_benchmarks(inputs: Inputs) -> None:
 
 
 def benchmark_scores(
-    inputs: Inputs, rows: Sequence[ScoredRow], baselines: Mapping[str, Sequence[ScoredRow]]
+    inputs: Inputs,
+    rows: Sequence[ScoredRow],
+    baselines: Mapping[str, Sequence[ScoredRow] | str],
+    *,
+    clusters: Clusters,
+    seed: int,
 ) -> dict[str, Any]:
     """The entry "benchmarks" of a summary.
 
     Args:
       inputs: of the run.
       rows: in the order of the comparisons.
-      baselines: by name, rows in the same order.
+      baselines: by name, rows in the same order, or why it is not defined.
+      clusters: of the rows.
+      seed: of the resampling.
 
     Raises:
       DataError: for rows that are not of the form that a benchmark's rule needs.
@@ -66,15 +79,31 @@ def benchmark_scores(
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
+        own = [rows[position] for position in positions]
+        users = [clusters.users[position] for position in positions]
         scores[name] = {
             "rule": benchmark.rule,
-            **benchmark.score([rows[position] for position in positions]).to_json(),
+            **benchmark.score(own).to_json(),
+            **score_intervals(benchmark, own, users, seed=seed),
             "baselines": {
-                baseline: benchmark.score([scored[position] for position in positions]).to_json()
+                baseline: _undefined(benchmark.score(own), scored)
+                if isinstance(scored, str)
+                else benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
             },
         }
     return scores
+
+
+def _undefined(score: BenchmarkScore, reason: str) -> dict[str, Any]:
+    """The entry of a baseline that says nothing of the comparisons."""
+    nothing = {
+        "score": None,
+        "figures": dict.fromkeys(score.figures),
+        "details": {},
+        "missing": score.missing,
+    }
+    return {**nothing, "reason": reason}
 
 
 def write_result_files(
@@ -126,7 +155,9 @@ def write_result_files(
 
 
 def _conversations(comparison: Comparison, view: View) -> list[tuple[Message, ...]]:
-    seen = visible(comparison, profile_posts=view.profile_posts, protocol=view.protocol)
+    seen = visible(
+        comparison, profile_posts=view.profile_posts, protocol=view.protocol, order_claim=view.order_claim
+    )
     return [(*seen.prefix_messages, Message("assistant", response)) for response in seen.responses]
 
 

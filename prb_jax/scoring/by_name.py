@@ -15,6 +15,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import check_folder
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
+from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer
 from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.text.view import ViewOptions
@@ -22,7 +23,7 @@ from prb_jax.text.view import ViewOptions
 
 def evaluate(
     model: Model,
-    data: Data,
+    data: Data | Inputs,
     *,
     out: str | Path | None = None,
     name: str | None = None,
@@ -75,7 +76,7 @@ def evaluate(
         its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
-      seed: of the bootstrap, and of the other users of "swap".
+      seed: of the resampling of benchmark scores, and of the other users of "swap".
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
         `model` is a name.
       reference: of a model quantised here: whether the unquantised one scores the same rows too, so that the
@@ -124,7 +125,7 @@ def evaluate(
 
     on_first_process(prepare)
     result = run_evaluation(
-        read_inputs(data, subset=subset, limit=limit),
+        data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit),
         open_scorer=functools.partial(open_scorer, model, name=name, recorded=out is not None),
         contents=functools.partial(model_contents, model, revision),
         options=options,

@@ -18,6 +18,9 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
+from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.facts import Facts
+from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ CONTROLS_DEFINITION: Final = (
 )
 
 _NEAREST: Final = 8
+_LOOKED_AT: Final = 512
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ def choose_controls(
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
+    if asked == NONE:
+        return []
     sees = _sees_users(comparisons, reader, view)
     if asked is None:
         asked = BLIND if reader is not None and sees else NONE
@@ -86,6 +92,8 @@ def choose_controls(
 
 
 def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: View) -> bool:
+    if isinstance(comparisons, LargeComparisons):  # the first ones speak for all
+        comparisons = comparisons[:_LOOKED_AT]
     profiles = any(comparison.profile for comparison in comparisons)
     users = {comparison.user_id for comparison in comparisons} - {None}
     if reader is None:  # it is given the whole comparison
@@ -94,9 +102,15 @@ def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: 
     return (view.profile_posts > 0 and profiles) or (unknown is not None and unknown < len(users))
 
 
-def without_users(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons with no profile and no user."""
-    return [replace(comparison, profile=(), user_id=None) for comparison in comparisons]
+def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
+    """Return the comparisons with no profile and no user; large ones are read when they are asked for."""
+    if isinstance(comparisons, LargeComparisons):
+        return Changed(comparisons, _blind)
+    return [_blind(comparison) for comparison in comparisons]
+
+
+def _blind(comparison: Comparison) -> Comparison:
+    return replace(comparison, profile=(), user_id=None)
 
 
 def with_other_users(
@@ -114,8 +128,13 @@ def with_other_users(
       seed: of the draws.
 
     Raises:
-      RunError: a user for whom there is no other one.
+      RunError: a user for whom there is no other one, or data larger than memory.
     """
+    if isinstance(comparisons, LargeComparisons):
+        raise RunError(
+            "controls=swap: needs all profiles in memory, but the data is read by windows, as it is large or prepared "
+            "with tokens; controls=blind needs none"
+        )
     posts = None if view is None else view.profile_posts
     people = _people(comparisons, profiles=posts != 0 and any(each.profile for each in comparisons))
     lengths = {
@@ -139,7 +158,12 @@ def with_other_users(
         donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
         for place, row in enumerate(rows):
             given = comparisons[donor[place % len(donor)]]
-            shown[row] = replace(comparisons[row], profile=given.profile, user_id=given.user_id)
+            shown[row] = replace(
+                comparisons[row],
+                profile=given.profile,
+                profile_order=given.profile_order,
+                user_id=given.user_id,
+            )
     return shown
 
 
@@ -182,8 +206,8 @@ def control_figures(
     *,
     control: Control,
     comparisons: Sequence[Comparison],
+    facts: Facts,
     summary: Mapping[str, Any],
-    seed: int,
 ) -> dict[str, Any]:
     """Return what a summary says of one control.
 
@@ -192,16 +216,19 @@ def control_figures(
       scored: the rows of the control.
       control: the control.
       comparisons: of the run.
+      facts: of them.
       summary: of the control's own run.
-      seed: of the bootstrap.
     """
-    paired = paired_difference(rows, scored, seed=seed)
+    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, facts))
     return {
         **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
-        "shown_otherwise": sum(
+        "shown_otherwise": facts.told()
+        if control.name == BLIND
+        else sum(
             (ours.profile, ours.user_id) != (theirs.profile, theirs.user_id)
             for ours, theirs in zip(comparisons, control.shown, strict=True)
         ),
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],
+        "difference_ci95_reason": paired["ci95_reason"],
     }

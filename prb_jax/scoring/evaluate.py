@@ -13,18 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
-from prb_jax.scoring.finish import finish_run, score_baselines
+from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.quantized import UNQUANTIZED, check_reference
+from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
 from prb_jax.scoring.scored import Quantized, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
-from prb_jax.scoring.too_long import check_too_long, leave_out
+from prb_jax.scoring.stored import stored_comparisons
+from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
@@ -45,7 +50,7 @@ class Evaluation:
 
     out: Path | None
     summary: dict[str, Any]
-    rows: list[ScoredRow]
+    rows: Sequence[ScoredRow]
 
     def __repr__(self) -> str:
         shown = {name: self.summary.get(name) for name in ("model", "n", "accuracy", "ci95", "user_accuracy")}
@@ -136,15 +141,20 @@ def run_evaluation(
         seed=options.seed,
         versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
+        wording=view.wording if reader else {},
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
-    left_out = None
-    if options.too_long == "skip":
+    left_out, stored = None, None
+    if inputs.prepared is not None and reader is not None:
+        stored = stored_comparisons(inputs.comparisons, inputs.prepared, reader, view, split=SPLIT)
+    if options.too_long == "skip" and stored is not None:
+        left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
+    elif options.too_long == "skip":
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
     controls = choose_controls(options.controls, inputs.comparisons, reader, view=view, seed=options.seed)
-    facts = {
+    recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
             "command": list(options.command),
@@ -159,27 +169,23 @@ def run_evaluation(
         "options": shown_view(view)
         | ({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     }
+    comparisons = inputs.comparisons if stored is None else stored
+    facts = Facts(comparisons) if stored is None else stored.facts()
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
-        run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **facts))
+        run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
         controlled: dict[str, ScoredRun] = {}
         try:
-            run.score(scorer, inputs.comparisons, label=name, **scoring)
+            run.score(scorer, comparisons, facts, label=name, **scoring)
             for control in controls:
                 opened = stack.enter_context(
                     open_scored_run(
                         kept / FOLDER / control.name,
                         inputs=replace(identity, control=control.name).to_json(),
-                        **facts,
+                        **recorded,
                     )
                 )
-                opened.score(
-                    scorer,
-                    inputs.comparisons,
-                    shown=control.shown,
-                    label=f"{name}, {control.name}",
-                    **scoring,
-                )
+                opened.score(scorer, control.shown, facts, label=f"{name}, {control.name}", **scoring)
                 controlled[control.name] = opened
         except TooLongError as error:
             raise DataError(
@@ -190,11 +196,12 @@ def run_evaluation(
             assert isinstance(scorer, Quantized)
             scorer = scorer.without_weights()  # both models are never in memory at once
             plain_run = stack.enter_context(
-                open_scored_run(kept / UNQUANTIZED, inputs=plain_identity.to_json(), **facts)
+                open_scored_run(kept / UNQUANTIZED, inputs=plain_identity.to_json(), **recorded)
             )
-            if plain_run.lacks(inputs.comparisons):
+            if plain_run.lacks(facts):
                 plain_scorer = _accepting(open_scorer(replace(options.loading, quantize=None)), view)
-                plain_run.score(plain_scorer, inputs.comparisons, label=f"{name}, unquantized", **scoring)
+                label = f"{name}, unquantized"
+                plain_run.score(plain_scorer, comparisons, facts, label=label, **scoring)
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
@@ -203,6 +210,7 @@ def run_evaluation(
                 scorer=scorer,
                 reader=reader,
                 inputs=inputs,
+                facts=facts,
                 name=name,
                 left_out=left_out,
             )
@@ -217,14 +225,14 @@ def run_evaluation(
                     summary=summed,
                     control=control,
                     comparisons=inputs.comparisons,
-                    seed=identity.seed,
+                    facts=facts,
                 )
-            finished = functools.partial(finished, baselines=score_baselines(inputs.comparisons))
+            finished = functools.partial(finished, baselines=where_defined(facts.baselines()))
             reference = None if plain_run is None else finished(plain_run, identity=plain_identity)[0]
             return finished(run, identity=identity, reference=reference, controls=figures)[1]
 
         summary = on_first_process(finish)
-    rows = [run.rows[comparison.id] for comparison in inputs.comparisons]
+    rows = RowView(run.rows, facts.ids)
     return Evaluation(out=options.out, summary=summary, rows=rows)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, forget_computed
-from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
+from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
+from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
 from prb_jax.scoring.scored import Quantized, Scorer
-from prb_jax.scoring.scored_run import ScoredRun, scored_row
+from prb_jax.scoring.scored_run import ScoredRun
 from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
-from prb_jax.trees.tree import Truncation
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 TOKENS_DEFINITION = (
     "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
     "that begin alike share their beginning (computed); the difference (saved)"
+)
+UNKNOWN_USERS_DEFINITION = (
+    "users that the model was not trained with; what it learned for anybody stands for them"
 )
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -38,12 +41,13 @@ def finish_run(
     scorer: Scorer,
     reader: Reader | None,
     inputs: Inputs,
-    baselines: Mapping[str, Sequence[ScoredRow]],
+    facts: Facts,
+    baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
     reference: Sequence[ScoredRow] | None = None,
     controls: Mapping[str, Any] | None = None,
-) -> tuple[list[ScoredRow], dict[str, Any]]:
+) -> tuple[Sequence[ScoredRow], dict[str, Any]]:
     """Put the rows of a run in order, and write the summary and what else belongs to the folder.
 
     Args:
@@ -52,7 +56,8 @@ def finish_run(
       scorer: the model.
       reader: of the model, if it reads tokens.
       inputs: of the run.
-      baselines: by name, rows in the order of the inputs.
+      facts: of all comparisons.
+      baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
       reference: the unquantised model's rows, if there are any.
@@ -63,12 +68,14 @@ def finish_run(
     """
     folder = run.folder
     assert folder is not None
-    rows = finish_scores(folder, ids=[comparison.id for comparison in inputs.comparisons])
+    rows = finish_scores(folder, ids=facts.ids)
+    clusters = clusters_of(inputs.comparisons, facts)
+    write_clusters(folder.path, rows, clusters)
     summary = {
         "model": name,
         **shown_view(identity.view),
         "limit": identity.limit,
-        **summarise(rows, baselines=baselines, seed=identity.seed),
+        **summarise(rows, baselines=baselines, clusters=clusters, model=identity.model.get("name")),
     }
     if (readout := scorer.identity().get("readout")) is not None:
         summary["readout"] = readout
@@ -81,13 +88,16 @@ def finish_run(
         summary["controls"] = dict(controls)
         summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
     if inputs.benchmarks:
-        summary["benchmarks"] = benchmark_scores(inputs, rows, baselines)
+        summary["benchmarks"] = benchmark_scores(
+            inputs, rows, baselines, clusters=clusters, seed=identity.seed
+        )
         summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer, rows, reference, seed=identity.seed)
+        summary["quantization"] = quantization_figures(scorer, rows, reference, clusters=clusters)
         summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
-    if reader is not None and (unknown := reader.unknown_users(inputs.comparisons)) is not None:
+    if reader is not None and (unknown := reader.unknown_users(rows)) is not None:
         summary["unknown_users"] = unknown
+        summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
     if left_out is not None:
         left_out.write(folder.path)
         for benchmark, count in left_out.benchmarks.items():
@@ -99,14 +109,3 @@ def finish_run(
     write_json(folder.path / SUMMARY, summary)
     forget_computed(folder)
     return rows, summary
-
-
-def score_baselines(comparisons: Sequence[Comparison]) -> dict[str, list[ScoredRow]]:
-    """Return the rows of every baseline, in the order of the comparisons."""
-    baselines: dict[str, list[ScoredRow]] = {}
-    for baseline in BASELINES:
-        scored = zip(comparisons, score_baseline(baseline, comparisons), strict=True)
-        baselines[baseline] = [
-            scored_row(comparison, scores, 0, Truncation()) for comparison, scores in scored
-        ]
-    return baselines

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
@@ -20,14 +21,21 @@ class Inputs:
       subset: which subset of the sources was asked for.
       benchmarks: positions of the comparisons of each benchmark that the sources name.
       describe: gives what a named source is made of now.
+      prepared: the folder that they all come from, where `prb prepare` wrote their tokens too.
+      stamps: of the sources that are large, what changes with their files: while it does not, they need not be
+        described again.
+      stamp: gives the stamp of a source now.
     """
 
-    comparisons: list[Comparison]
+    comparisons: Sequence[Comparison]
     sha256: str | None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     describe: Callable[[str], Mapping[str, Any]] = field(kw_only=True, repr=False)
+    prepared: Path | None = None
+    stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
+    stamp: Callable[[str], Sequence[Any]] = field(default=lambda name: (), repr=False)
 
     __repr__ = short_repr
 
@@ -49,6 +57,8 @@ def check_unchanged(inputs: Inputs) -> None:
     """
     for name, before in inputs.sources.items():
         try:
+            if name in inputs.stamps and inputs.stamp(name) == inputs.stamps[name]:
+                continue
             after = inputs.describe(name)
         except DataError as error:
             raise DataError(

@@ -151,3 +151,20 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         report=loaded.report,
         source=opened.source,
     )
+
+
+def open_reader(model: str | Path, options: LoadOptions) -> Reader:
+    """Return how comparisons are read for a model, without its weights; errors as of :func:`load`."""
+    opened = open_model(model, options)
+    prompts = None
+    if not isinstance(opened.body, EncoderFolder):
+        saved = load_prompts(opened.folder.path, width=opened.body.config.hidden_size)
+        prompts = None if saved is None else saved.prompts(first_id=opened.config.vocab_size)
+    return Reader(
+        name=opened.name,
+        config=opened.config,
+        tokenizer=opened.tokenizer(),
+        labels_named=opened.labels_named,
+        prompts=prompts,
+        trained=read_trained_view(opened.folder.path),
+    )

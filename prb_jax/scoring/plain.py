@@ -16,6 +16,8 @@ from prb_jax.scoring.baselines import BASELINES, score_baseline
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
+_BATCH = 4096
+
 BaselineName = Literal["baseline:length", "baseline:random", "baseline:profile-overlap"]
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
@@ -53,8 +55,8 @@ class PlainScorer:
         return {"name": self.name, **self.facts}
 
     def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Score everything as one batch, or each comparison as a batch of its own."""
-        size = 1 if self.one_by_one else max(1, len(comparisons))
+        """Score large batches, or each comparison as a batch of its own."""
+        size = 1 if self.one_by_one else _BATCH
         for start in range(0, len(comparisons), size):
             indices = range(start, min(start + size, len(comparisons)))
             if not skip(indices):

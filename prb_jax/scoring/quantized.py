@@ -5,6 +5,7 @@ from typing import Any
 
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.drift import DRIFT_DEFINITION, score_drift
 from prb_jax.scoring.scored import Quantized
 
@@ -30,7 +31,7 @@ def check_reference(reference: bool | None, *, quantize: str | None) -> None:
 
 
 def quantization_figures(
-    scorer: Quantized, rows: Sequence[ScoredRow], reference: Sequence[ScoredRow] | None, *, seed: int
+    scorer: Quantized, rows: Sequence[ScoredRow], reference: Sequence[ScoredRow] | None, *, clusters: Clusters
 ) -> dict[str, Any]:
     """The entry "quantization" of a summary.
 
@@ -38,12 +39,12 @@ def quantization_figures(
       scorer: the quantised model.
       rows: its scores.
       reference: the unquantised model's scores of the same comparisons, if there are any.
-      seed: of the bootstrap.
+      clusters: of the rows, in their order.
     """
     before, held = scorer.bytes_of_weights() or (None, None)
     return {
         "form": scorer.quantize,
         "bytes_unquantized": before,
         "bytes_held": held,
-        "reference": None if reference is None else score_drift(rows, reference, seed=seed),
+        "reference": None if reference is None else score_drift(rows, reference, clusters=clusters),
     }

@@ -11,7 +11,17 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
+from prb_jax.sources.large import LargeComparisons, stamp
+from prb_jax.sources.reading import (
+    benchmark_of,
+    describe_source,
+    large_files,
+    open_comparisons,
+    prepared_tokens,
+)
+
+SPLIT = "test"
+"""The split that is read of sources that have several."""
 
 Data = str | Path | Sequence[str | Path] | Records
 
@@ -26,13 +36,15 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
       limit: reads at most so many comparisons, of each source.
 
     Raises:
-      DataError: what `read_comparisons` raises; no comparison at all; one without labels; an id
+      DataError: what `open_comparisons` raises; no comparison at all; one without labels; an id
         given twice, naming both places.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
     names, given = _split(data)
     benchmarks: dict[str, list[int]] = {}
+    stamps: dict[str, Sequence[Any]] = {}
+    comparisons: Sequence[Comparison]
     if given is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
@@ -40,18 +52,28 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         comparisons, places = [each.comparison for each in found], [each.where for each in found]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
-        comparisons, places, sources = [], [], {}
+        sources, parts, count = {}, [], 0
         for name in names:
-            # Described first: a file that changes while it is read is then found out at the end.
-            sources[name] = describe_source(name)
+            if not large_files(name, split=SPLIT):
+                # Described first: a file that changes while it is read is then found out at the end.
+                sources[name] = describe_source(name)
             with _no_garbage_collection():
-                part = read_comparisons(name, subset=subset, limit=limit)
+                opened = open_comparisons(name, subset=subset, limit=limit)
+            if opened.stamp:
+                sources[name] = describe_source(name, digests=opened.digests)
+                stamps[name] = opened.stamp
             if (benchmark := benchmark_of(name)) is not None:
-                positions = range(len(comparisons), len(comparisons) + len(part))
+                positions = range(count, count + len(opened.comparisons))
                 benchmarks.setdefault(benchmark, []).extend(positions)
-            comparisons += part
-            places += [name] * len(part)
-    _check(comparisons, places)
+            parts.append((name, opened.comparisons))
+            count += len(opened.comparisons)
+        if stamps:
+            comparisons, places = LargeComparisons.joined(parts), []
+        else:
+            comparisons = [comparison for _, part in parts for comparison in part]
+            places = [name for name, part in parts for _ in part]
+    if not isinstance(comparisons, LargeComparisons):
+        _check(comparisons, places)
     hashed = bool(sources) and all(source.get("files") for source in sources.values())
     return Inputs(
         comparisons=comparisons,
@@ -60,6 +82,9 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         subset=subset,
         benchmarks=benchmarks,
         describe=describe_source,
+        prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
+        stamps=stamps,
+        stamp=lambda name: stamp(large_files(name, split=SPLIT)),
     )
 
 

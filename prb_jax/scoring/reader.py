@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.personal.method import UserTokens
 from prb_jax.personal.prompts import UserPrompts
 from prb_jax.readouts.labels import choose_readout
@@ -20,6 +21,7 @@ from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose_view, length_limit
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.token_store import TokenisedComparison
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -91,13 +93,18 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
-        limited = replace(view, max_length=self.limit(view))
-        trees = encode_comparisons(
-            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
-        )
+        stored = [one.tree for one in comparisons if isinstance(one, TokenisedComparison)]
+        trees = stored if len(stored) == len(comparisons) else self.encode_text(comparisons, view=view)
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(comparison, tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
+
+    def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
+        """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""
+        limited = replace(view, max_length=self.limit(view))
+        return encode_comparisons(
+            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
+        )
 
     def encode_each(
         self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None
@@ -122,7 +129,7 @@ class Reader:
         encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
         return [each for each in encoded if isinstance(each, TooLongError)]
 
-    def unknown_users(self, comparisons: Sequence[Comparison]) -> int | None:
+    def unknown_users(self, comparisons: Iterable[Comparison | ScoredRow]) -> int | None:
         """Return how many users of the comparisons get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
         return len(self.prompts.users.unknown(comparisons)) if isinstance(self.prompts, UserPrompts) else None

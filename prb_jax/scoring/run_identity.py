@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,9 +23,10 @@ class RunIdentity:
       data: what the comparisons are made of.
       view: what is shown of them.
       limit: comparisons of each source.
-      seed: of the bootstrap.
+      seed: of the resampling of benchmark scores.
       versions: of the packages that compute.
       too_long: what happens to a response that leaves no room for its prompt.
+      wording: what else the prompt says, beside the view: `View.wording`.
       control: the name of the control, where the model is shown something else than the comparisons.
     """
 
@@ -36,6 +37,7 @@ class RunIdentity:
     seed: int
     versions: Mapping[str, str | None]
     too_long: str
+    wording: Mapping[str, str] = field(default_factory=dict)
     control: str | None = None
 
     def unquantized(self) -> RunIdentity:
@@ -48,6 +50,7 @@ class RunIdentity:
             "model": self.model,
             "data": self.data,
             **shown_view(self.view),
+            **self.wording,
             "limit": self.limit,
             "seed": self.seed,
             "versions": self.versions,

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.metrics.rows import RowTable
+from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
 from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run
 from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.scored import Scorer
 from prb_jax.trees.tree import Truncation
+
+_SHARED = 10_000
+"""Rows that are told to the other processes at a time."""
 
 
 @dataclass(frozen=True)
@@ -28,43 +34,38 @@ class ScoredRun:
     """
 
     folder: RunFolder | None
-    rows: dict[str, ScoredRow]
+    rows: RowTable
 
     __repr__ = short_repr
 
-    def lacks(self, comparisons: Sequence[Comparison]) -> bool:
-        """Whether any of them has no score yet."""
-        return any(comparison.id not in self.rows for comparison in comparisons)
+    def lacks(self, facts: Facts) -> bool:
+        """Whether any of the comparisons, all of which are known, has no score yet."""
+        return any(name not in self.rows for name in facts.ids)
 
     def score(
         self,
         scorer: Scorer,
         comparisons: Sequence[Comparison],
+        facts: Facts,
         *,
         label: str,
         progress: bool,
         options: Mapping[str, Any],
-        shown: Sequence[Comparison] | None = None,
     ) -> None:
         """Score what is missing; every batch is on disk before the next one is waited for.
 
-        Args:
-          scorer: the model.
-          comparisons: to be scored; their rows are written.
-          label, progress: of the display.
-          options: of the stream of scores.
-          shown: what the scorer gets in place of each comparison, if it is something else.
+        All facts are known afterwards.
         """
-        seen = comparisons if shown is None else shown
-        for batch in _batches(
-            scorer, comparisons, self.rows, shown=seen, label=label, progress=progress, options=options
-        ):
-            rows, computed = batch.rows, batch.computed
+        batches = _batches(
+            scorer, comparisons, facts, self.rows, label=label, progress=progress, options=options
+        )
+        for batch in batches:
             if self.folder is not None:
-                if computed is not None:
-                    append_computed(self.folder, member=batch.first, tokens=computed)
-                append_rows(self.folder, rows)
-            self.rows.update((row.id, row) for row in rows)
+                if batch.computed is not None:
+                    append_computed(self.folder, member=batch.first, tokens=batch.computed)
+                append_rows(self.folder, batch.rows)
+            self.rows.update((row.id, row) for row in batch.rows)
+        facts.advance(len(comparisons))
 
 
 @contextlib.contextmanager
@@ -78,11 +79,20 @@ def open_scored_run(
     with contextlib.ExitStack() as stack:
         opened: list[RunFolder] = []
 
-        def open_folder() -> dict[str, dict[str, Any]]:
+        def open_folder() -> int:
             opened.append(stack.enter_context(open_run(out, inputs=inputs, session=session, notes=notes)))
-            return {name: asdict(row) for name, row in opened[0].rows.items()}
+            return len(opened[0].rows)
 
-        rows = {name: ScoredRow(**row) for name, row in on_first_process(open_folder).items()}
+        count = on_first_process(open_folder)
+        if opened:
+            rows = opened[0].rows
+            for start in range(0, count, _SHARED) if process_count() > 1 else ():
+                share_json([asdict(row) for row in islice(rows.values(), start, start + _SHARED)])
+        else:
+            rows = RowTable()
+            for _ in range(0, count, _SHARED):
+                for row in share_json(None):
+                    rows[row["id"]] = ScoredRow(**row)
         yield ScoredRun(opened[0] if opened else None, rows)
 
 
@@ -98,47 +108,55 @@ class _Batch:
 def _batches(
     scorer: Scorer,
     comparisons: Sequence[Comparison],
-    known: Mapping[str, ScoredRow],
+    facts: Facts,
+    known: RowTable,
     *,
-    shown: Sequence[Comparison],
     label: str,
     progress: bool,
     options: Mapping[str, Any],
 ) -> Generator[_Batch]:
     """The rows of one batch after another, without the batches whose rows are all known."""
-    finished = [comparison.id in known for comparison in comparisons]
-    batches = scorer.stream(shown, skip=lambda indices: all(finished[index] for index in indices), **options)
-    count = Count(len(comparisons), sum(finished))
-    with show_progress(label, count, enabled=progress and process_index() == 0) as display:
+    before = len(known)
+
+    def is_finished(index: int) -> bool:
+        if not before:
+            return False
+        facts.advance(index + 1)
+        place = known.place(facts.id(index))
+        return place is not None and place < before
+
+    batches = scorer.stream(comparisons, skip=lambda indices: all(map(is_finished, indices)), **options)
+    shown = progress and process_index() == 0
+    with show_progress(label, Count(len(comparisons), before), enabled=shown) as display:
         for batch in batches:
+            facts.advance(max(batch.indices, default=-1) + 1)
             rows = [
-                scored_row(comparisons[index], scores, tokens, truncation)
+                scored_row(facts, index, scores, tokens, truncation)
                 for index, scores, tokens, truncation in zip(
                     batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True
                 )
-                if not finished[index]
+                if not is_finished(index)
             ]
-            yield _Batch(rows, comparisons[batch.indices[0]].id, batch.computed)
+            yield _Batch(rows, facts.id(batch.indices[0]), batch.computed)
             display.advance(len(rows), sum(row.tokens for row in rows))
 
 
-def scored_row(comparison: Comparison, scores: np.ndarray, tokens: int, truncation: Truncation) -> ScoredRow:
+def scored_row(
+    facts: Facts, index: int, scores: np.ndarray, tokens: int, truncation: Truncation
+) -> ScoredRow:
     """The row of one comparison.
 
     Raises:
       RunError: another number of scores than of labels.
     """
-    labels = comparison.labels or ()
+    labels = facts.labels(index)
     if len(scores) != len(labels):
         raise RunError(
-            f"comparison {quote(comparison.id)}: the model gave {len(scores)} scores, expected {len(labels)}"
+            f"comparison {quote(facts.id(index))}: the model gave {len(scores)} scores, expected {len(labels)}"
         )
-    return ScoredRow(
-        id=comparison.id,
-        subset=comparison.subset,
-        user_id=comparison.user_id,
-        scores=[float(score) for score in scores],
-        labels=list(labels),
+    return facts.row(
+        index,
+        [float(score) for score in scores],
         tokens=int(tokens),
         truncated=asdict(truncation) if truncation.any else 0,
     )

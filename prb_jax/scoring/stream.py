@@ -19,7 +19,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.dealing import Batch, Dealer, Dealt, dealer_of
 from prb_jax.scoring.scored import ScoredBatch
-from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts
+from prb_jax.scoring.tokenising import Encode, Part, encode_part, encode_pieces, gather_parts
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree
@@ -83,28 +83,26 @@ def stream_scores(
 
         def part_of(indices: Sequence[int]) -> Part:
             if not divide:
-                return encode([comparisons[index] for index in indices])
+                return encode_pieces(comparisons, indices, encode)
             return encode_part(comparisons, indices, encode)
 
         dealer = dealer_of(options)
         known = _choose_shapes(dealer, parts, part_of, skip)
-        wanted = [part for part in parts if not skip(part)]
-        encoded: deque[Future[Part]] = deque()
-        upcoming = iter(wanted)
+        upcoming = (part for part in parts if not skip(part))  # asked for one after another
+        encoded: deque[tuple[range, Future[Part]]] = deque()
 
         def prepare() -> None:
             part = next(upcoming, None)
             if part is not None:
-                encoded.append(pool.submit(part_of, _missing(part, known)))
+                encoded.append((part, pool.submit(part_of, _missing(part, known))))
 
         try:
             prepare()
-            for part in wanted:
+            while encoded:
                 prepare()
+                part, tokenised = encoded.popleft()
                 # Gathered here and not in the thread: all processes must start their collectives in one order.
-                fresh = dict(
-                    zip(_missing(part, known), gather_parts(encoded.popleft().result()), strict=True)
-                )
+                fresh = dict(zip(_missing(part, known), gather_parts(tokenised.result()), strict=True))
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
                 for dealt in dealer.deal(trees, part):
                     if skip(dealt.members):
@@ -116,7 +114,7 @@ def stream_scores(
             while waiting:
                 yield _finish(waiting.popleft())
         finally:
-            for future in encoded:
+            for _, future in encoded:
                 future.cancel()
 
 

@@ -20,6 +20,7 @@ from prb_jax.trees.tree import Tree, Truncation
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 
 _AT_A_TIME = 4096
+_HELD = 256
 _FACTS = 5
 _ERROR = -1
 
@@ -27,12 +28,21 @@ Part = list[Tree] | np.ndarray
 """What one process has tokenised: trees, or of several processes what it has to send to the others."""
 
 
+def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
+    """Return the trees of the comparisons at ``indices``; of those that are read from a file few are held at a time."""
+    size = max(1, len(indices)) if isinstance(comparisons, list) else _HELD
+    trees: list[Tree] = []
+    for start in range(0, len(indices), size):
+        trees += encode([comparisons[index] for index in indices[start : start + size]])
+    return trees
+
+
 def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Part:
     """Tokenises this process's part of the comparisons at ``indices``; nothing is exchanged yet."""
     if process_count() == 1:
-        return encode([comparisons[index] for index in indices])
+        return encode_pieces(comparisons, indices, encode)
     try:
-        trees = encode([comparisons[indices[place]] for place in own_part(len(indices))])
+        trees = encode_pieces(comparisons, [indices[place] for place in own_part(len(indices))], encode)
     except PrbError as error:
         text = json.dumps([type(error).__name__, str(error)])
         return np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)

@@ -13,12 +13,15 @@ from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.scoring import TOO_LONG
 from prb_jax.scoring.inputs import Inputs
+from prb_jax.sources.large import chosen
 from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
+
+_AT_A_TIME = 4096
 
 LEFT_OUT = "left_out.jsonl"
 LEFT_OUT_DEFINITION = (
@@ -93,15 +96,20 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, Le
     Raises:
       DataError: nothing would be left.
     """
-    reasons = reader.too_long(inputs.comparisons, view=view)
+    reasons, dropped = [], set()
+    for start in range(0, len(inputs.comparisons), _AT_A_TIME):
+        several = inputs.comparisons[start : start + _AT_A_TIME]
+        found = reader.too_long(several, view=view)
+        refused = {id(each.comparison) for each in found}
+        dropped |= {start + place for place, one in enumerate(several) if id(one) in refused}
+        reasons += found
     if len(reasons) == len(inputs.comparisons):
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    dropped = {each.comparison.id for each in reasons}
-    kept = [i for i, comparison in enumerate(inputs.comparisons) if comparison.id not in dropped]
+    kept = [index for index in range(len(inputs.comparisons)) if index not in dropped]
     place = {old: new for new, old in enumerate(kept)}
     positions = {
         name: [place[old] for old in members if old in place] for name, members in inputs.benchmarks.items()
     }
     lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
-    fewer = replace(inputs, comparisons=[inputs.comparisons[i] for i in kept], benchmarks=positions)
+    fewer = replace(inputs, comparisons=chosen(inputs.comparisons, kept), benchmarks=positions)
     return fewer, LeftOut(reasons, lost)

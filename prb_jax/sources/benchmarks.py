@@ -72,10 +72,12 @@ def benchmark_files(benchmark: Benchmark, folder: Path, *, split: str) -> list[P
         files = [folder_files(folder, split=name) for name in benchmark.splits or (split,)]
         return list(dict.fromkeys(file for some in files for file in some))
     paths = sorted(path for path in folder.glob(benchmark.files) if has_known_suffix(path))
+    named = f"files {benchmark.files}"
+    if benchmark.topics:
+        paths = [path for path in paths if path.name.partition(".")[0] in benchmark.topics]
+        named += f" with the name of a topic ({', '.join(benchmark.topics[:3])}, ...)"
     if not paths:
-        raise DataError(
-            f"{folder}: no files {benchmark.files} in it; expected {benchmark.home} for {benchmark.name}"
-        )
+        raise DataError(f"{folder}: no {named} in it; expected {benchmark.home} for {benchmark.name}")
     return paths
 
 

@@ -18,11 +18,14 @@ from prb_jax.errors import DataError, quote
 NAME: Final = "prb_comparisons"
 """Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
 
-OPTIONAL: Final = ("user_id", "category", "subset", "margin", "narrative")
+OPTIONAL: Final = ("user_id", "profile_order", "category", "subset", "margin", "narrative")
 """Fields that a record may lack, beside lists, which may be empty."""
 
 DIGESTS: Final = "digests.json"
 """Of its other files when they were written."""
+
+TOKENS: Final = "tokens"
+"""Of its trees, where a model was given: see `prb_jax.trees.token_store`."""
 
 _INFO: Final = "dataset_info.json"
 _METADATA: Final = "metadata.json"
@@ -59,6 +62,10 @@ class PreparedComparisons(Sequence[Comparison]):
         number = range(len(self))[index]
         return self._comparison(number, self._source[number])
 
+    def row(self, index: int) -> Row:
+        """Return one record as it is stored."""
+        return Row(f"{self._place}: row {index + 1}", to_row(self._source[index]))
+
     def _comparison(self, number: int, example: Mapping[str, Any]) -> Comparison:
         return Comparison.from_row(to_row(example), where=f"{self._place}: row {number + 1}")
 
@@ -90,12 +97,33 @@ def source_description(folder: Path, *, split: str) -> dict[str, Any] | None:
     sources, splits = made.get("sources"), made.get("splits")
     if not isinstance(digests, dict) or not isinstance(sources, list) or not isinstance(splits, list):
         return None
-    for name, digest in digests.items():
+    # Where tokens lie beside it, the text is hardly read: the records of its files have checks of their own.
+    for name, digest in digests.items() if tokens_folder(folder) is None else ():
         if file_digest(found / name) != digest:
             raise DataError(f"{found / name}: changed since it was prepared; {_AGAIN}")
     if len(sources) != len(splits) or (len(splits) > 1 and split not in splits):
         return None
     return sources[splits.index(split) if len(splits) > 1 else 0]
+
+
+def tokens_folder(folder: Path) -> Path | None:
+    """The folder of the tokens that were prepared with a data set; None where there are none."""
+    found = _version_folder(folder)
+    return found / TOKENS if found is not None and (found / TOKENS).is_dir() else None
+
+
+def prepared_sources(folder: Path, *, split: str) -> list[Any]:
+    """What `describe_source` said of the sources that a split was prepared from.
+
+    Raises:
+      DataError: the copy is damaged, or does not know its sources.
+    """
+    made = metadata(folder)
+    sources, splits = made.get("sources"), made.get("splits")
+    if not isinstance(sources, list) or not isinstance(splits, list) or split not in splits:
+        raise DataError(f"{folder}: does not say what the split {quote(split)} was made of; {_AGAIN}")
+    each = len(sources) // len(splits)
+    return sources[splits.index(split) * each :][:each]
 
 
 def read_prepared(folder: Path, *, split: str) -> Iterator[Row]:
@@ -121,7 +149,7 @@ def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
         row |= {"responses": responses, "labels": [float(label) for label in example["labels"]]}
     absent = {name.decode() for name in example["absent"]}
     for name in OPTIONAL:
-        if name not in absent:
+        if name not in absent and name in example:  # earlier versions had fewer fields
             row[name] = float(example[name]) if name == "margin" else example[name].decode()
     for name in ("profile", "rubric_aspects"):
         row[name] = _objects(example[name])

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax import benchmarks
+from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
-from prb_jax.data.folders import folder_files, read_folder
+from prb_jax.data.folders import folder_files, folder_layout, read_folder
 from prb_jax.data.hub import read_hub, short_name
 from prb_jax.data.records import Placed, Records, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
-from prb_jax.sources.prepared import is_prepared, metadata, read_prepared, source_description
+from prb_jax.sources.large import SUFFIXES as LARGE_SUFFIXES
+from prb_jax.sources.large import LargeComparisons, is_large, open_rows, stamp
+from prb_jax.sources.prepared import (
+    PreparedComparisons,
+    is_prepared,
+    metadata,
+    read_prepared,
+    source_description,
+    tokens_folder,
+)
 
-__all__ = ["benchmark_of", "describe_source", "file_digest", "read_comparisons", "source_rows"]
+__all__ = [
+    "benchmark_of", "describe_source", "file_digest", "open_comparisons", "read_comparisons", "source_rows"
+]  # fmt: skip
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
@@ -98,6 +111,87 @@ def read_comparisons(
     return found
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The comparisons of one source.
+
+    Attributes:
+      comparisons: a list where they fit memory, else `prb_jax.sources.large.LargeComparisons`.
+      digests: of the large files, which were found while they were opened.
+      stamp: of the large files, which changes with them; empty where there are none.
+    """
+
+    comparisons: Sequence[Comparison]
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    stamp: Sequence[Any] = ()
+
+
+def open_comparisons(
+    source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
+) -> Opened:
+    """As ``read_comparisons``, but comparisons of large files are read when they are asked for; a collective.
+
+    JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.blocks.LARGE`` bytes are
+    large. Their records are checked when they are read, and distinct ids are left to the caller.
+
+    Raises:
+      DataError: as ``read_comparisons``.
+    """
+    files = large_files(source, split=split)
+    if not files:
+        return Opened(read_comparisons(source, subset=subset, split=split, limit=limit))
+    if limit is not None and limit < 1:
+        raise DataError(f"limit: expected at least 1, found {limit}")
+    found = stamp(files)
+    resolved = _resolve(source, split=split)
+    if resolved.kind is _Kind.PREPARED:
+        whole, digests = LargeComparisons([PreparedComparisons(Path(resolved.name), split=split)]), {}
+    else:
+        parts = [open_rows(file) for file in files]
+        whole = LargeComparisons(parts)
+        digests = {part.path: part.digest for part in parts if is_large(part.path)}
+    if not whole:
+        raise DataError(f"{source}: no comparisons in it")
+    return Opened(whole.only(str(source), subset=subset, limit=limit), digests, found)
+
+
+def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
+    """The comparisons that ``read_comparisons`` gives, one after another; of large files one is held at a time.
+
+    Raises:
+      DataError: as ``read_comparisons``.
+    """
+    found = open_comparisons(source, split=split).comparisons
+    if not isinstance(found, LargeComparisons):
+        yield from found
+        return
+    yield from _distinct(read_records(found.row(index) for index in range(len(found))))
+
+
+def large_files(source: str | Path, *, split: str) -> list[Path]:
+    """The files of a source that is read by windows; none for any other source.
+
+    Raises:
+      DataError: for a source that does not exist.
+    """
+    resolved = _resolve(source, split=split)
+    path = Path(resolved.name)
+    if resolved.benchmark is not None:
+        return []
+    if resolved.kind is _Kind.FILE:
+        return [path] if is_large(path) else []
+    if resolved.kind is _Kind.PREPARED:
+        files = sorted(_files(resolved, path, split=split))
+        size = sum(file.stat().st_size for file in files)
+        return files if size > blocks.LARGE or tokens_folder(path) is not None else []
+    if resolved.kind is not _Kind.FOLDER:
+        return []
+    configs = list(folder_layout(path).values())
+    files = list(configs[0].get(split, ())) if len(configs) == 1 else []
+    known = all(file.name.endswith(LARGE_SUFFIXES) for file in files)
+    return files if known and any(map(is_large, files)) else []
+
+
 def source_rows(source: str | Path) -> list[Row]:
     """Return the records of a source as they stand there, in JSON files fields outside the schema too.
 
@@ -117,16 +211,27 @@ def source_rows(source: str | Path) -> list[Row]:
     return rows
 
 
-def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any]:
+def describe_source(
+    source: str | Path, *, split: str = "test", digests: Mapping[Path, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """What ``source`` is made of, JSON-ready: equal now and later only if its contents are.
 
     A prepared copy is described as its source is, so that one may take the place of the other.
     Files are named relative to the source with their sha256, so a moved file describes equally. Of
-    a hub data set only the name is known without reading it.
+    a hub data set only the name is known without reading it. Large files are known by the digests of their blocks.
+
+    Args:
+      source: as of ``read_comparisons``.
+      split: likewise.
+      digests: of files that were read already.
 
     Raises:
       DataError: for a source that does not exist or cannot be read.
     """
+
+    def digest(file: Path) -> str:
+        return digests.get(file) or (blocks.large_digest(file) if is_large(file) else file_digest(file))
+
     resolved = _resolve(source, split=split)
     # The paper's data set needs no mark: it is read alike with and without its name.
     marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
@@ -137,14 +242,14 @@ def describe_source(source: str | Path, *, split: str = "test") -> dict[str, Any
         if described is not None:
             return described
     if resolved.kind is _Kind.FILE:
-        return {"kind": "file", **mark, "files": {path.name: file_digest(path)}}
+        return {"kind": "file", **mark, "files": {path.name: digest(path)}}
     if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):
         files = sorted(_files(resolved, path, split=split))
         return {
             "kind": resolved.kind.value,
             **mark,
             "split": split,
-            "files": {file.relative_to(path).as_posix(): file_digest(file) for file in files},
+            "files": {file.relative_to(path).as_posix(): digest(file) for file in files},
         }
     if resolved.kind is _Kind.HUB:
         return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
@@ -158,6 +263,13 @@ def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
     if source.benchmark is None:
         return folder_files(folder, split=split)
     return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
+
+
+def prepared_tokens(source: str | Path) -> Path | None:
+    """The prepared folder that the source is, if it holds tokens beside the text."""
+    resolved = _resolve(source, split="")
+    folder = Path(resolved.name)
+    return folder if resolved.kind is _Kind.PREPARED and tokens_folder(folder) is not None else None
 
 
 def benchmark_of(source: str | Path) -> str | None:

@@ -44,8 +44,8 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
     """
 
     name = NAME
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First release."}  # noqa: RUF012 - the name and type that the base class has
+    VERSION = tfds.core.Version("1.1.0")
+    RELEASE_NOTES = {"1.0.0": "First release.", "1.1.0": "Orders of profiles."}  # noqa: RUF012 - the name and type that the base class has
 
     def __init__(
         self, *, sources: Sequence[str] = (), splits: Sequence[str] = ("test",), **options: Any
@@ -70,6 +70,7 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
                     "is_pair": np.bool_,
                     "user_id": text,
                     "profile": tfds.features.Sequence({"id": text, "category": text, "text": text}),
+                    "profile_order": text,
                     "category": text,
                     "subset": text,
                     "margin": tfds.features.Tensor(shape=(), dtype=np.float64, encoding="bytes"),
@@ -105,11 +106,11 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(split) for split in self._splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        from prb_jax.sources.reading import read_comparisons
+        from prb_jax.sources.reading import each_comparison
 
         place: dict[str, str] = {}
         for source in self._sources:
-            for comparison in read_comparisons(source, split=split):
+            for comparison in each_comparison(source, split=split):
                 if comparison.id in place:
                     found = f"in {place[comparison.id]} and in {source}"
                     raise DataError(f"comparison id {quote(comparison.id)} occurs twice: {found}")
@@ -144,6 +145,7 @@ def to_example(comparison: Comparison) -> dict[str, Any]:
         "is_pair": comparison.is_pair,
         "user_id": comparison.user_id or "",
         "profile": [{"id": p.id, "category": p.category, "text": p.text} for p in comparison.profile],
+        "profile_order": comparison.profile_order or "",
         "category": comparison.category or "",
         "subset": comparison.subset or "",
         "margin": np.float64(math.nan if comparison.margin is None else comparison.margin),

@@ -13,6 +13,7 @@ from typing import Any
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
 from prb_jax.text.protocol import FACTS, TextProtocol, parse_protocol
+from prb_jax.text.visible import OrderClaim
 
 TRAINED_VIEW = "prb_view.json"
 """Beside the `config.json` of a model that was trained here."""
@@ -30,6 +31,7 @@ class View:
       profile_posts: at most this many posts of the profile; 0 shows none.
       protocol: how text and tokens are made of it.
       max_length: most tokens of a conversation; None for the limit of the protocol and the model.
+      order_claim: what the prompt says of the order of the posts (default protocol).
 
     Raises:
       DataError: a number that is too small.
@@ -38,12 +40,19 @@ class View:
     profile_posts: int
     protocol: TextProtocol = TextProtocol.DEFAULT
     max_length: int | None = None
+    order_claim: OrderClaim = OrderClaim.RECORDED
 
     def __post_init__(self) -> None:
         if self.profile_posts < 0:
             raise DataError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
         if self.max_length is not None and self.max_length < 1:
             raise DataError(f"max_length: expected at least 1, found {self.max_length}")
+
+    @property
+    def wording(self) -> dict[str, str]:
+        """What a run records of the prompt's own words: the claim, where the prompt has a heading for posts."""
+        headed = self.profile_posts > 0 and self.protocol is TextProtocol.DEFAULT
+        return {"order_claim": self.order_claim.value} if headed else {}
 
     def __str__(self) -> str:
         length = "the model's context" if self.max_length is None else f"{self.max_length:,} tokens"
@@ -71,7 +80,7 @@ class TrainedView:
     Attributes:
       view: of its training data.
       method: what it learned of the user: `method` of the training run.
-      profile_order: the order of the posts: "as given" in the data. Nothing in a record says who ranked them.
+      profile_order: the order of the posts: "as given" in the data.
     """
 
     view: View
@@ -102,8 +111,10 @@ def read_trained_view(folder: Path) -> TrainedView | None:
         "profile_posts": int,
         "protocol": str,
         "max_length": int | None,
+        "order_claim": str,
         "profile_order": str,
     }
+    found.setdefault("order_claim", OrderClaim.ALWAYS.value)  # it was trained before there was a choice
     for name in sorted(found.keys() | kinds.keys()):
         if name not in kinds or name not in found:
             what = "missing" if name in kinds else f"unknown; expected only {', '.join(kinds)}"
@@ -112,7 +123,16 @@ def read_trained_view(folder: Path) -> TrainedView | None:
             kind = getattr(kinds[name], "__name__", kinds[name])
             raise CheckpointError(f"{path}: field {name!r}: expected {kind}, found {quote(found[name])}")
     try:
-        view = View(found["profile_posts"], parse_protocol(found["protocol"]), found["max_length"])
+        view = View(
+            found["profile_posts"],
+            parse_protocol(found["protocol"]),
+            found["max_length"],
+            OrderClaim(found["order_claim"]),
+        )
+    except ValueError:
+        raise CheckpointError(
+            f"{path}: field 'order_claim': expected {' or '.join(OrderClaim)}, found {quote(found['order_claim'])}"
+        ) from None
     except DataError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return TrainedView(view, found["method"], found["profile_order"])

@@ -1,21 +1,40 @@
 """The leak guard: the one place that decides which parts of a comparison a scored model may see.
 
-Nothing but the prompt, the responses and the text and category of the first profile posts passes
-through `visible`. Rubric aspects, narrative, labels, margin, ids, user, subset and the category of
-the record never do; everything downstream works on its result and not on the comparison.
+Nothing but the prompt, the responses, the text and category of the first profile posts, and in words whether these
+are ordered, passes through `visible`. Rubric aspects, narrative, labels, margin, ids, user, subset and the category
+of the record never do; everything downstream works on its result and not on the comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError
 from prb_jax.text.protocol import TextProtocol
 
-PROFILE_HEADING = "What this user wrote before, most relevant first:"
+RECENCY = "recency"
+"""The order of a profile with the newest post first."""
+
 QUESTION_HEADING = "What the user asks now:"
+
+_HEADING = "What this user wrote before{}:"
+_RELEVANT, _NEWEST = ", most relevant first", ", newest first"
+PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))
+"""What may stand above a profile."""
+
+
+class OrderClaim(StrEnum):
+    """What the heading of a profile says of the order of its posts.
+
+    RECORDED: what the record says (`profile_order`): the most relevant first, the newest first, or nothing.
+    ALWAYS: that the most relevant come first, whatever their order is; models that were trained so are scored so.
+    """
+
+    RECORDED = "recorded"
+    ALWAYS = "always"
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,20 @@ def render_profile(
     return "\n".join(blocks)
 
 
-def visible(comparison: Comparison, *, profile_posts: int, protocol: TextProtocol) -> Visible:
+def profile_heading(order: str | None, claim: OrderClaim) -> str:
+    """Return what stands above a profile whose record names this order."""
+    if claim is OrderClaim.ALWAYS:
+        return _HEADING.format(_RELEVANT)
+    return _HEADING.format("" if order is None else _NEWEST if order == RECENCY else _RELEVANT)
+
+
+def visible(
+    comparison: Comparison,
+    *,
+    profile_posts: int,
+    protocol: TextProtocol,
+    order_claim: OrderClaim = OrderClaim.RECORDED,
+) -> Visible:
     """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
 
     default: the posts stand before the question, under headings, within the first user turn.
@@ -67,6 +99,7 @@ def visible(comparison: Comparison, *, profile_posts: int, protocol: TextProtoco
     elif profile:
         first = next(i for i, message in enumerate(messages) if message.role == "user")
         question = messages[first].content
-        content = f"{PROFILE_HEADING}\n\n{profile}\n\n{QUESTION_HEADING}\n\n{question}"
+        heading = profile_heading(comparison.profile_order, order_claim)
+        content = f"{heading}\n\n{profile}\n\n{QUESTION_HEADING}\n\n{question}"
         messages[first] = Message("user", content)
     return Visible(prefix_messages=tuple(messages), responses=comparison.responses)

@@ -49,6 +49,7 @@ def run_inputs(
     return {
         "settings": chosen,
         **({"lengths": list(lengths)} if len(lengths) > 1 else {}),
+        **settings.view.wording,
         "learning_rate": settings.learning_rate(hidden_size=start.config.hidden_size),
         "model": dict(start.identity),
         "data": {

@@ -156,7 +156,9 @@ class _Encoder:
         return [self._finish(row, posts) for row, posts in zip(rows, shown, strict=True)]
 
     def _visible(self, comparison: Comparison, posts: int) -> Visible:
-        return visible(comparison, profile_posts=posts, protocol=self.view.protocol)
+        return visible(
+            comparison, profile_posts=posts, protocol=self.view.protocol, order_claim=self.view.order_claim
+        )
 
     def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
         groups = [conversations(each.prefix_messages, each.responses) for each in seen]

@@ -25,10 +25,10 @@ class SortedTrees:
 
     Attributes:
       order: int64 [n], the index of the tree at each place.
-      tokens: int64 [n], tokens of the tree at each place, computed alone.
+      tokens: int64 [n], tokens of the tree at each place, computed alone; equal responses count once.
       reads: int64 [n], its responses.
       shared: int64 [n], how many tokens it begins with that the tree at the place before begins with too; 0
-        where that is fewer than :data:`LEAST_SHARED`, and at place 0.
+        where that is fewer than :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0.
     """
 
     order: np.ndarray
@@ -70,14 +70,24 @@ def sort_trees(trees: Sequence[Tree], *, share: bool = True) -> SortedTrees:
         order.sort(key=keys.__getitem__)
     shared = np.zeros(count, np.int64)
     for place in range(1, count if share else 0):
-        run = common_run([trees[order[place - 1]].prefix, trees[order[place]].prefix])
-        shared[place] = run if run >= LEAST_SHARED else 0
+        before, prefix = trees[order[place - 1]].prefix, trees[order[place]].prefix
+        run = common_run([before, prefix])
+        # Equal ones are one, however short: equal conversations then have equal scores, to the last bit.
+        shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
     return SortedTrees(
         order=np.asarray(order, np.int64),
-        tokens=np.asarray([trees[index].tokens for index in order], np.int64),
+        tokens=np.asarray([_distinct_tokens(trees[index]) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         shared=shared,
     )
+
+
+def _distinct_tokens(tree: Tree) -> int:
+    """Tokens of a tree whose equal responses are computed once."""
+    repeated = len(tree.responses) - len({response.tobytes() for response in tree.responses})
+    if not repeated:
+        return tree.tokens
+    return len(tree.prefix) + sum(len(ids) // 4 for ids in {each.tobytes() for each in tree.responses})
 
 
 def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Unit]:

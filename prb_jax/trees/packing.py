@@ -1,7 +1,8 @@
 """Which trees go into which stream: whole ones first, the largest first, each where it first fits.
 
 All choices are functions of the lengths, the ids of the prefixes and the options alone. So a continued run forms
-the same streams and gives the same bytes.
+the same streams and gives the same bytes. How many streams a batch has decides nothing about them: they are the same on
+every mesh.
 """
 
 from __future__ import annotations
@@ -99,13 +100,13 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     least = options.tokens
     if whole:  # few trees fill shorter streams
         total = int((found.tokens - found.shared).sum())
-        least = max(min(options.tokens // 2, -(-total // options.streams)), largest)
+        least = max(min(options.tokens // 2, total), largest)
     lengths = [length for length in lengths if length >= least] or lengths[-1:]
     best: tuple[int, int, int] | None = None
     for length in lengths:
         units = divide(found, most_tokens=length, most_reads=length)
         bins = _first_fit(units, StreamShape(length, length))
-        computed = -(-len(bins) // options.streams) * options.streams * length
+        computed = len(bins) * length
         reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
         if best is None or computed < best[0]:
             best = computed, length, reads

@@ -148,6 +148,9 @@ def _lay(
     at = read = 0
     path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)
     length = 0  # tokens of the open beginning
+    known: dict[
+        bytes, int
+    ] = {}  # where each response to the open prefix stands: equal ones are computed once
 
     def place_of(position: int) -> int:
         """Where the token at this position of the open beginning stands."""
@@ -177,15 +180,19 @@ def _lay(
 
     for index, shared in zip(stream.members, stream.shared, strict=True):
         tree = trees[index]
+        if shared != length or len(tree.prefix) != length or not shared:
+            known.clear()
         close(shared)
         if len(tree.prefix) > shared:
             first = write(tree.prefix[shared:], shared)
             path.append((shared, first))
             length = len(tree.prefix)
         for response, offset in zip(tree.responses, tree.read, strict=True):
-            first = write(response, len(tree.prefix))
-            until[first:at] = at
-            reads[read], ends[read] = first + offset, at - 1
+            ids = response.tobytes()
+            if ids not in known:
+                known[ids] = write(response, len(tree.prefix))
+                until[known[ids] : at] = at
+            reads[read], ends[read] = known[ids] + offset, known[ids] + len(response) - 1
             read += 1
     close(0)
     arrays = {

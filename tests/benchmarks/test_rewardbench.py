@@ -43,10 +43,10 @@ def test_every_item_as_the_reference_counts_it():
     assert result.missing == []
 
 
-def test_ties_and_scores_that_are_no_numbers_are_losses():
-    for scores in ([1.0, 1.0], [float("nan"), 0.0], [0.0, float("nan")], [float("nan")] * 2):
-        result = rewardbench.score([scored("0", scores, subset="math-prm")])
-        assert result.details["subsets"] == {"math-prm": 0.0}
+def test_ties_are_losses_and_sections_without_rows_are_undefined():
+    result = rewardbench.score([scored("0", [1.0, 1.0], subset="math-prm")])
+    assert result.details["subsets"] == {"math-prm": 0.0}
+    assert (result.figures["Reasoning"], result.figures["Chat"], result.score) == (0.0, None, None)
 
 
 def test_both_conventions_of_xstest_labelled():
@@ -56,7 +56,7 @@ def test_both_conventions_of_xstest_labelled():
     assert result.figures["Safety (xstest 250/154, before 2024-09)"] == pytest.approx(250 / 404)
     assert result.details["xstest"] == {
         "154/250, since 2024-09": {"Safety": result.figures["Safety"], "score": result.score},
-        "250/154, before 2024-09": {"Safety": pytest.approx(250 / 404), "score": pytest.approx(250 / 1616)},
+        "250/154, before 2024-09": {"Safety": pytest.approx(250 / 404), "score": None},
     }
 
 
@@ -66,18 +66,19 @@ def test_published_sections_give_the_published_score():
     assert np.mean([0.96648, 0.90132, 0.92838, 0.98364]) == pytest.approx(0.94495, abs=6e-6)
 
 
-def test_missing_subsets_leave_sum_and_weight_and_an_empty_section_is_zero():
+def test_missing_subsets_leave_sum_and_weight_and_an_empty_section_is_undefined():
     result = rewardbench.score(accuracies({"donotanswer": 0.5, "refusals-dangerous": 1.0, "mine": 1.0}))
     assert result.figures["Safety"] == pytest.approx((136 * 0.5 + 100) / 236)
-    assert [result.figures[name] for name in ("Chat", "Chat Hard", "Reasoning")] == [0.0, 0.0, 0.0]
-    assert result.score == pytest.approx(result.figures["Safety"] / 4)
+    assert [result.figures[name] for name in ("Chat", "Chat Hard", "Reasoning")] == [None] * 3
+    assert result.score is None
     assert len(result.missing) == 21
     assert result.details["other_subsets"] == ["mine"]
     assert result.details["score_with_prior_sets"] is None
 
 
 def test_prior_sets_are_a_section_of_half_weight():
-    result = rewardbench.score(accuracies({"alpacaeval-easy": 1.0, "shp": 0.5, "anthropic_hhh": 0.7}))
+    sections = {"alpacaeval-easy": 1.0, "mt-bench-hard": 0.0, "donotanswer": 0.0, "hep-go": 0.0}
+    result = rewardbench.score(accuracies({**sections, "shp": 0.5, "anthropic_hhh": 0.7}))
     assert result.details["prior_sets"] == pytest.approx(0.6)
     assert result.details["score_with_prior_sets"] == pytest.approx((2 * 1.0 + 0.6) / 9)
     assert result.score == 0.25

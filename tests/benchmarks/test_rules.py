@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from prb_jax.benchmarks import judgebench, llmbar, prb, prefeval, rm_bench
+from prb_jax.benchmarks import judgebench, llmbar, prb, prefeval, rewardbench, rewardbench2, rm_bench
+from prb_jax.benchmarks.resampling import score_intervals
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 
@@ -77,12 +78,11 @@ def test_rm_bench_on_random_scores_as_the_reference_counts_them():
     assert result.figures["hard"] == pytest.approx(hard)
 
 
-def test_rm_bench_pools_both_kinds_of_safety_and_loses_ties_and_nan():
+def test_rm_bench_pools_both_kinds_of_safety_and_loses_ties():
     rows = [six("a", [1] * 6, "safety-refuse")] + [
         six(f"b{i}", [1, 1, 1, 0, 0, 0], "safety-response") for i in range(3)
     ]
     assert rm_bench.score(rows).figures["safety"] == pytest.approx(0.75)
-    assert not rm_bench.wins(six("x", [math.nan] * 6, "chat")).any()
     with pytest.raises(DataError, match="row 'x': expected 3 chosen and 3 rejected"):
         rm_bench.score([scored("x", [1, 0], subset="chat")])
     with pytest.raises(DataError, match="row 'x': expected 3 chosen and 3 rejected"):
@@ -98,7 +98,6 @@ def test_rm_bench_pools_both_kinds_of_safety_and_loses_ties_and_nan():
         ([2, 1], "B>A", False),
         ([1, 2], "B>A", True),
         ([1, 1], "B>A", True),  # a tie is a verdict for B
-        ([math.nan, 1], "B>A", True),
     ],
 )
 def test_judgebench_verdicts(scores, label, right):
@@ -121,6 +120,8 @@ def test_judgebench_tells_the_writers_apart():
     assert result.figures["claude (all)"] == 0.0
     assert result.details["strict_accuracy"] == pytest.approx(1 / 3)
     assert result.details["pairs"] == {"claude/math": 1, "gpt/coding": 1, "gpt/math": 1}
+    assert result.figures["pooled over response models"] == result.score
+    assert list(result.figures)[:2] == ["gpt (all)", "claude (all)"]
 
 
 def test_llmbar_is_the_mean_of_five_subsets():
@@ -133,9 +134,93 @@ def test_llmbar_is_the_mean_of_five_subsets():
     assert result.figures[llmbar.NATURAL] == 0.75
     assert result.figures["mean of adversarial"] == 0.5
     assert result.score == pytest.approx((0.75 + 4 * 0.5) / 5)
+    others = [
+        scored("c", [0, 1], subset="CaseStudy/Negation"),
+        scored("m", [1, 0], subset="Processed/MT-Bench"),
+    ]
+    assert llmbar.score([*rows, *others]).figures == result.figures
+    assert llmbar.score([*rows, *others]).details == {
+        **result.details,
+        "other_subsets": {"CaseStudy/Negation": 0.0, "Processed/MT-Bench": 1.0},
+    }
+    assert result.details["pairs"] == 12
     partly = llmbar.score(rows[:2])
     assert (partly.score, partly.figures["mean of adversarial"]) == (None, None)
     assert partly.missing == list(llmbar.ADVERSARIAL)
+
+
+BAD = [
+    (prb, scored("bad", [math.nan, 0], subset="Art")),
+    (rewardbench, scored("bad", [0, math.nan], subset="math-prm")),
+    (rewardbench2, scored("bad", [1, math.inf, 0, 0], subset="Math")),
+    (rewardbench2, scored("tied:1", [1, math.nan, 0, 0], 2, subset="Ties")),
+    (rm_bench, six("bad", [1, 1, 1, 0, 0, -math.inf], "chat")),
+    (judgebench, ScoredRow("bad", "gpt/math", None, [math.nan, 1.0], [0.0, 1.0])),
+    (llmbar, scored("bad", [math.inf, 0], subset=llmbar.NATURAL)),
+    (prefeval, scored("bad", [math.nan, 0, 0, 0], subset="t", user="u")),
+]
+
+
+@pytest.mark.parametrize(("module", "row"), BAD)
+def test_a_score_that_is_not_finite_is_refused_by_name_in_every_rule(module, row):
+    with pytest.raises(
+        DataError, match=rf"row '{row.id}': scores\[\d\] is -?(nan|inf); expected a finite number"
+    ):
+        module.score([row])
+
+
+def test_intervals_of_scores_are_drawn_through_the_rule():
+    """Of a mean over rows they are the usual ones; of the mean of subsets each subset keeps its size."""
+    rng = np.random.default_rng(0)
+    names = (llmbar.NATURAL, *llmbar.ADVERSARIAL)
+    rows = [
+        scored(f"{name}{i}", [1, 0] if rng.random() < 0.7 else [0, 1], subset=name)
+        for name, count in zip(names, (100, 134, 92, 47, 46))
+        for i in range(count)
+    ]
+    found = score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=0)
+    result = llmbar.score(rows)
+    shares = np.array([result.figures[name] for name in names])
+    error = np.sqrt((shares * (1 - shares) / [100, 134, 92, 47, 46]).sum()) / 5
+    low, high = found["score_ci95"]
+    assert [low, high] == pytest.approx(
+        [result.score - 1.96 * error, result.score + 1.96 * error], abs=0.4 * error
+    )
+    assert found["figures_ci95"].keys() == result.figures.keys()
+    assert found == score_intervals(llmbar.BENCHMARK, rows[::-1], [None] * len(rows), seed=0)
+    assert found != score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=1)
+    users = [row.id[-1] for row in rows]  # ten users in each subset
+    assert score_intervals(llmbar.BENCHMARK, rows, users, seed=0)["score_ci95"] != [low, high]
+
+
+def test_both_prompts_about_one_number_are_drawn_together():
+    rng = np.random.default_rng(1)
+    rows = [
+        scored(f"{name}{i}", coarse(rng, 4), subset=name)
+        for name in rewardbench2.SUBSETS[:5]
+        for i in range(8)
+    ]
+    for i in range(8):
+        rows += [
+            scored(f"ref:{i}", coarse(rng, 3), subset="Ties"),
+            scored(f"tied:{i}", coarse(rng, 5), 2, subset="Ties"),
+        ]
+    found = score_intervals(rewardbench2.BENCHMARK, rows, [None] * len(rows), seed=0, resamples=50)
+    assert found["figures_ci95"]["Ties"] is not None
+    low, high = found["score_ci95"]
+    assert low < rewardbench2.score(rows).score < high
+
+
+def test_why_there_is_no_interval():
+    rows = [scored(f"{i}", [1, 0], subset="Art") for i in range(6)]
+    assert (
+        score_intervals(prb.BENCHMARK, rows, [None] * 6, seed=0)["score_ci95_reason"]
+        == "all draws give one score"
+    )
+    few = score_intervals(prb.BENCHMARK, rows, ["a", "b", "c"] * 2, seed=0)
+    assert few["score_ci95_reason"] == "3 units to draw from; an interval needs at least 6"
+    part = score_intervals(llmbar.BENCHMARK, rows, [None] * 6, seed=0)
+    assert (part["score_ci95"], part["score_ci95_reason"]) == (None, "the score is not defined")
 
 
 def test_prefeval_needs_the_fitting_option_above_all_others():

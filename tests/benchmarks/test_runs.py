@@ -51,7 +51,9 @@ def test_a_run_of_every_benchmark(tmp_path, capsys, name):
     assert "benchmarks" in summary["definitions"]
     assert 0 <= result["score"] <= 1.01
     assert set(result["baselines"]) == set(BASELINES)
-    own = {key: value for key, value in result.items() if key not in ("rule", "baselines")}
+    drawn = {"score_ci95", "score_ci95_reason", "figures_ci95"}
+    assert drawn < result.keys()
+    own = {key: value for key, value in result.items() if key not in {"rule", "baselines", *drawn}}
     assert result["baselines"]["baseline:length"] == own  # the model is this baseline
     assert result["missing"] == []
     for shown in (name, "score", f"{result['score']:.4f}", result["rule"][:20]):
@@ -191,6 +193,16 @@ def test_the_texts_are_those_of_the_models_template(tmp_path):
 )
 def test_names_of_result_files(model, name):
     assert organisation_and_name(model) == name
+
+
+def test_a_stray_copy_beside_the_topics_of_prefeval_is_not_read(tmp_path):
+    folder = write_prefeval(tmp_path / "data")
+    (folder / "travel_hotel copy.json").write_text((folder / "travel_hotel.json").read_text())
+    assert len(read_comparisons(f"prefeval:{folder}")) == 6
+    for path in folder.iterdir():
+        path.rename(path.with_name(f"my_{path.name}"))
+    with pytest.raises(DataError, match=r"with the name of a topic \(education_learning_styles"):
+        read_comparisons(f"prefeval:{folder}")
 
 
 def test_limits_and_subsets_say_what_is_missing(tmp_path, capsys):

@@ -21,7 +21,7 @@ def test_figures_are_those_of_the_formulas() -> None:
     rng = np.random.default_rng(0)
     theirs = rng.normal(size=(60, 3)).round(1)  # with ties among the ranks
     ours = theirs + rng.normal(size=(60, 3), scale=0.3)
-    found = score_drift(rows(ours), rows(theirs)[::-1], seed=3)
+    found = score_drift(rows(ours), rows(theirs)[::-1])
     difference = (ours - theirs).ravel()
     assert found["drift"] == pytest.approx(
         {
@@ -40,7 +40,7 @@ def test_figures_are_those_of_the_formulas() -> None:
     assert found["accuracy"] == np.mean(margins[0] > 0)
     assert found["reference_accuracy"] == np.mean(margins[1] > 0)
     assert (found["n"], found["scores"]) == (60, 180)
-    paired = paired_difference(rows(ours), rows(theirs), seed=3)
+    paired = paired_difference(rows(ours), rows(theirs))
     assert (found["difference"], found["difference_ci95"]) == (paired["difference"], paired["ci95"])
 
 

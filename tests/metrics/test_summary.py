@@ -6,7 +6,8 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.summary import DEFINITIONS, NO_SUBSET, summarise
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.summary import ITSELF, NO_SUBSET, summarise
 
 
 def pair(id, result, *, user=None, subset=None, truncated=0):
@@ -27,10 +28,16 @@ def test_by_hand():
     assert s["mean_margin"] == pytest.approx((5 + 6 - 1 + 0) / 10)
     assert (s["users"], s["users_testable"]) == (3, 1)
     assert s["user_accuracy"] == pytest.approx((1 + 0.75 + 0) / 3)
-    assert s["coverage"] == pytest.approx(1 / 3)
+    assert (s["coverage"], s["coverage_reason"]) == (1.0, None)  # of the one user with enough rows
+    assert s["coverage_by_chance"] == 1 / 32
+    assert (s["coverage_ci95"], s["coverage_ci95_reason"]) == (
+        None,
+        "1 testable users; an interval needs at least 6",
+    )
     assert s["truncated"] == 1
-    assert s["ci95"][0] <= 0.8 <= s["ci95"][1]
-    assert s["user_accuracy_ci95"] == [0.0, 1.0]
+    assert s["half_credit_accuracy"] == pytest.approx(0.85)
+    for key in ("ci95", "user_accuracy_ci95"):
+        assert (s[key], s[f"{key}_reason"]) == (None, "3 users; an interval needs at least 6")
     x, y = s["by_subset"]["x"], s["by_subset"]["y"]
     assert s["accuracy_by_subset"] == {"x": x["accuracy"], "y": y["accuracy"]}
     assert (x["n"], x["accuracy"], x["ties"]) == (6, pytest.approx(5 / 6), 1)
@@ -45,9 +52,27 @@ def test_contract_keys_and_definitions():
     wanted = {"n", "accuracy", "ci95", "ties", "mean_margin", "accuracy_by_subset", "user_accuracy"}
     wanted |= {"user_accuracy_ci95", "coverage", "truncated", "length_baseline", "users"}
     assert wanted <= s.keys()
-    assert s.keys() - {"definitions"} == DEFINITIONS.keys()
-    assert s["definitions"] == dict(DEFINITIONS)
-    assert s["by_subset"]["x"].keys() == {"n", "accuracy", "ci95", "ties"}
+    assert s.keys() - {"definitions"} == s["definitions"].keys()
+    part = {"n", "accuracy", "ci95", "ci95_reason", "ties", "half_credit_accuracy"}
+    assert s["by_subset"]["x"].keys() == part
+    assert "over users" in s["definitions"]["ci95"]
+
+
+def test_the_definitions_say_over_what():
+    alone = summarise([pair(i, 1) for i in range(9)])
+    assert "over comparisons" in alone["definitions"]["ci95"]
+    assert not any("over users" in alone["definitions"][key] for key in ("ci95", "baselines"))
+    users = tuple(f"derived-{i % 3}" for i in range(9))
+    derived = summarise([pair(i, 1) for i in range(9)], clusters=Clusters(users, derived=True))
+    assert (derived["users"], derived["users_derived"]) == (3, True)
+    assert "over users derived from shared profile posts" in derived["definitions"]["ci95"]
+    assert derived["ci95_reason"] == "3 users derived from shared profile posts; an interval needs at least 6"
+    users = tuple(f"u{i}" for i in range(9))
+    crossed = Clusters(users, tuple((f"{i // 3}",) for i in range(9)))
+    both = summarise([pair(i, i % 2 - 0.5, user=user) for i, user in enumerate(users)], clusters=crossed)
+    assert "two-way clustered over users and sets of responses" in both["definitions"]["ci95"]
+    assert both["crossed"] == {"clusters": 3, "by": "set of responses"}
+    assert alone["crossed"] is derived["crossed"] is None
 
 
 def test_json_is_strict():
@@ -61,6 +86,7 @@ def test_without_users():
     s = summarise(rows)
     assert (s["users"], s["users_testable"]) == (0, 0)
     assert s["user_accuracy"] is s["user_accuracy_ci95"] is s["coverage"] is None
+    assert s["coverage_reason"] == s["user_accuracy_ci95_reason"] == "no row has a user"
     half = 1.96 * (0.75 * 0.25 / 100) ** 0.5
     assert s["ci95"] == pytest.approx([0.75 - half, 0.75 + half], abs=0.02)
 
@@ -97,9 +123,23 @@ def test_baselines_on_the_same_rows():
     assert s["length_baseline"] == s["baselines"]["baseline:length"]["accuracy"] == 0.9
     assert s["baselines"]["baseline:length"]["difference"] == pytest.approx(-0.1)
     assert s["baselines"]["other"]["difference"] == 0.0
-    assert s["baselines"]["other"]["difference_ci95"] == [0.0, 0.0]
+    assert s["baselines"]["other"]["difference_ci95_reason"] == "3 users; an interval needs at least 6"
     assert s["baselines"]["other"]["user_accuracy"] == s["user_accuracy"]
     assert "truncated" not in s["baselines"]["other"]
+
+
+def test_what_is_undefined_is_null_with_the_reason():
+    reason = "no comparison has a profile"
+    s = summarise(HAND, baselines={"baseline:profile-overlap": reason, "m": HAND}, model="m")
+    overlap, itself = s["baselines"]["baseline:profile-overlap"], s["baselines"]["m"]
+    assert (overlap["accuracy"], overlap["ties"], overlap["by_subset"]["x"]["accuracy"]) == (None, None, None)
+    assert overlap["ci95_reason"] == overlap["difference_ci95_reason"] == reason
+    assert (overlap["n"], overlap["difference"], overlap["difference_ci95"]) == (10, None, None)
+    assert itself["accuracy"] == 0.8
+    assert (itself["difference"], itself["difference_ci95"]) == (None, None)
+    assert itself["difference_ci95_reason"] == ITSELF
+    alone = summarise(HAND, baselines={"m": reason}, model="m")
+    assert (alone["accuracy"], alone["coverage"], alone["ci95_reason"]) == (None, None, reason)
 
 
 def test_a_baseline_on_other_rows_is_an_error():

@@ -1,96 +1,147 @@
+import math
 import time
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.optimize import minimize_scalar
+from scipy.stats import beta, betabinom, norm
+from scipy.stats import t as student
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.uncertainty import binomial_p_values, bootstrap_interval, paired_difference
+from prb_jax.metrics.beta_binomial import fit_correlation
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.uncertainty import (
+    accuracy_interval,
+    clustered_interval,
+    difference_interval,
+    paired_difference,
+)
 
 
-def brute_force(sums, sizes, *, resamples=20_000):
-    """Clusters drawn one by one, as the bootstrap is defined."""
-    rng = np.random.default_rng(123)
-    index = rng.integers(len(sums), size=(resamples, len(sums)))
-    values = np.asarray(sums)[index].sum(1) / np.asarray(sizes)[index].sum(1)
-    return np.quantile(values, [0.025, 0.975])
+def test_the_correlation_is_the_most_likely_one_of_scipys_beta_binomial():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(3, 40, 60)
+    wins = rng.binomial(rows, rng.beta(4, 2, 60))
+    for mean in (0.3, 0.6, 0.7):
+
+        def lost(r, mean=mean):
+            return -betabinom.logpmf(wins, rows, mean * (1 - r) / r, (1 - mean) * (1 - r) / r).sum()
+
+        expected = minimize_scalar(lost, bounds=(1e-6, 0.999), method="bounded", options={"xatol": 1e-9})
+        found = fit_correlation(wins, rows)(mean)
+        assert found == pytest.approx(expected.x, rel=0.02)
+        assert lost(found) == pytest.approx(expected.fun, abs=0.01)
 
 
-@pytest.mark.parametrize("users", [5, 40, 300])
-def test_interval_equals_resampling_users_one_by_one(users):
-    rng = np.random.default_rng(users)
-    sizes = rng.integers(1, 9, users)
-    sums = rng.binomial(sizes, rng.beta(2, 1, users))
-    found = bootstrap_interval(sums, sizes, resamples=20_000)
-    assert found is not None
-    expected = brute_force(sums, sizes)
-    assert np.abs(found - expected).max() < 0.1 * (expected[1] - expected[0]) / 2
+def test_equal_rates_have_no_correlation():
+    assert fit_correlation(np.full(20, 6), np.full(20, 10))(0.6) == 0
 
 
-def test_interval_of_a_mean_over_users_with_distinct_values():
-    values = np.random.default_rng(0).normal(size=200)
-    found = bootstrap_interval(values, np.ones(200), resamples=20_000)
-    assert found is not None
-    half = 1.96 * values.std() / np.sqrt(200)
-    assert found == pytest.approx([values.mean() - half, values.mean() + half], abs=0.1 * half)
+def test_independent_rows_have_wilsons_interval():
+    """With a t quantile of n - 1 degrees of freedom."""
+    wins = np.repeat([1, 0], [70, 30])
+    found = clustered_interval(wins, np.ones(100, np.int64))
+    t = student.ppf(0.975, 99)
+    centre = (0.7 + t**2 / 200) / (1 + t**2 / 100)
+    half = t / (1 + t**2 / 100) * math.sqrt(0.7 * 0.3 / 100 + t**2 / 40_000)
+    assert found.bounds == pytest.approx([centre - half, centre + half], abs=1e-7)
+    assert (found.method, found.clusters, found.reason) == ("score", 100, None)
 
 
-def test_coverage_of_the_interval():
-    """About 95 of 100 intervals hold the true value, with users who differ."""
-    rng = np.random.default_rng(1)
-    hits = 0
-    for _ in range(200):
-        sizes = rng.integers(3, 7, 150)
-        sums = rng.binomial(sizes, rng.beta(6, 4, 150))
-        low, high = bootstrap_interval(sums, sizes, resamples=500) or (0, 0)
-        hits += low <= 0.6 <= high
-    assert 0.88 <= hits / 200 <= 0.99
+@pytest.mark.parametrize(("users", "pairs"), [(6, 3), (6, 60), (30, 30), (100, 3)])
+def test_an_interval_has_a_width_where_all_is_won_or_all_users_are_equal(users, pairs):
+    rows = np.full(users, pairs)
+    low, high = clustered_interval(rows, rows).bounds or (0, 0)
+    assert high == 1.0
+    assert 0.5 < low < 1 - 1 / (users * pairs)
+    assert clustered_interval(0 * rows, rows).bounds == pytest.approx([0, 1 - low])
+    low, high = clustered_interval(rows - 1, rows).bounds or (0, 0)
+    assert low < 1 - 1 / pairs < high
+    if users == 100:
+        assert high - low > 3 * math.sqrt(1 / pairs * (1 - 1 / pairs) / (users * pairs))
 
 
 def test_clusters_widen_the_interval():
-    wins = np.repeat([1, 0], 50)
-    alone = bootstrap_interval(wins, np.ones(100))
-    clustered = bootstrap_interval(np.repeat([10, 0], 5), np.full(10, 10))
+    alone = clustered_interval(np.repeat([1, 0], 50), np.ones(100, np.int64)).bounds
+    clustered = clustered_interval(np.repeat([10, 0], 5), np.full(10, 10)).bounds
     assert alone is not None
     assert clustered is not None
     assert clustered[1] - clustered[0] > 2.5 * (alone[1] - alone[0])
 
 
-def test_interval_does_not_depend_on_the_order_of_clusters():
+def test_many_alike_users_give_the_normal_interval():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(5, 15, 3000)
+    wins = rng.binomial(rows, rng.beta(6, 4, 3000))
+    low, high = clustered_interval(wins, rows).bounds or (0, 0)
+    rate = wins.sum() / rows.sum()
+    error = math.sqrt(((wins - rate * rows) ** 2).sum()) / rows.sum()
+    assert (low, high) == pytest.approx((rate - 1.96 * error, rate + 1.96 * error), abs=0.05 * error)
+
+
+def test_the_mean_over_users_weighs_users_equally():
+    wins, rows = np.array([100, *[5] * 9]), np.array([100, *[10] * 9])
+    pooled = clustered_interval(wins, rows).bounds or (0, 0)
+    means = clustered_interval(wins, rows, per_cluster=True).bounds or (0, 0)
+    assert pooled[0] < 145 / 190 < pooled[1]
+    assert means[0] < 0.55 < means[1]
+    assert means[1] < 145 / 190
+
+
+def test_an_interval_does_not_depend_on_the_order_of_clusters():
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 9, 100)
     sums = rng.binomial(sizes, 0.6)
     order = rng.permutation(100)
-    assert bootstrap_interval(sums, sizes) == bootstrap_interval(sums[order], sizes[order])
-    assert bootstrap_interval(sums, sizes) != bootstrap_interval(sums, sizes, seed=1)
+    assert clustered_interval(sums, sizes) == clustered_interval(sums[order], sizes[order])
 
 
-def test_degenerate_intervals():
-    assert bootstrap_interval(np.array([3]), np.array([5])) is None
-    assert bootstrap_interval(np.array([]), np.array([])) is None
-    assert bootstrap_interval(np.array([2, 3]), np.array([2, 3])) == [1.0, 1.0]
+def test_too_few_clusters_give_the_reason():
+    for users in range(6):
+        found = clustered_interval(np.ones(users, np.int64), np.full(users, 2))
+        assert found.bounds is None
+        assert found.reason == f"{users} users; an interval needs at least 6"
+    assert clustered_interval(np.ones(6, np.int64), np.full(6, 2)).bounds is not None
+    one_user = Clusters(("u",) * 50)
+    assert accuracy_interval(np.ones(50, bool), one_user).reason == "1 users; an interval needs at least 6"
+    alone = accuracy_interval(np.ones(3, bool), Clusters((None,) * 3))
+    assert alone.reason == "3 comparisons; an interval needs at least 6"
+
+
+def test_one_user_with_most_rows():
+    found = clustered_interval(np.array([600, 3, 2, 1, 2, 3]), np.array([1000, 5, 5, 5, 5, 5])).bounds
+    assert found is not None
+    assert found[1] - found[0] > 0.5  # what one user says of all is little
 
 
 def test_many_users_are_fast():
     rng = np.random.default_rng(0)
     sizes = rng.integers(3, 7, 3_229)
     start = time.process_time()
-    bootstrap_interval(rng.binomial(sizes, 0.6), sizes)
-    bootstrap_interval(rng.random(3_229), np.ones(3_229), resamples=500)  # no two alike
+    clustered_interval(rng.binomial(sizes, 0.6), sizes)
+    clustered_interval(rng.binomial(100 * sizes, 0.6), 100 * sizes, per_cluster=True)
     assert time.process_time() - start < 4
 
 
-def test_binomial_p_values_are_scipys():
-    cases = [(wins, rows) for rows in (1, 2, 4, 5, 6, 10, 37, 400) for wins in range(rows + 1)]
-    wins, rows = np.array(cases).T
-    expected = [binomtest(w, r, 0.5, alternative="greater").pvalue for w, r in cases]
-    assert binomial_p_values(wins, rows) == pytest.approx(expected, rel=1e-9)
+def draw(rng, mean, spread, shape):
+    if spread == 0:
+        return np.full(shape, mean)
+    size = mean * (1 - mean) / spread**2 - 1
+    return beta.rvs(mean * size, (1 - mean) * size, size=shape, random_state=rng)
 
 
-def test_five_rights_of_five_are_needed_at_least():
-    p = binomial_p_values(np.array([4, 5, 5]), np.array([4, 5, 6]))
-    assert p.tolist() == pytest.approx([1 / 16, 1 / 32, 7 / 64])
+@pytest.mark.parametrize(
+    ("users", "pairs", "mean", "spread"), [(6, 10, 0.65, 0.12), (20, 30, 0.8, 0.2), (40, 3, 0.97, 0.05)]
+)
+def test_about_95_of_100_intervals_hold_the_true_value(users, pairs, mean, spread):
+    """A few cells; `tests/metrics/test_simulation.py` has all of them."""
+    rng = np.random.default_rng(1)
+    hits = 0
+    for rates in draw(rng, mean, spread, (150, users)):
+        low, high = clustered_interval(rng.binomial(pairs, rates), np.full(users, pairs)).bounds or (0, 0)
+        hits += low <= mean <= high
+    assert hits / 150 >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / 150)
 
 
 def rows(wins, *, users=None):
@@ -101,13 +152,32 @@ def rows(wins, *, users=None):
 
 
 def test_paired_difference():
-    a, b = rows([1, 1, 1, 0, 1]), rows([1, 0, 0, 1, 1])
+    a, b = rows([1, 1, 1, 0, 1] * 2), rows([1, 0, 0, 1, 1] * 2)
     result = paired_difference(a, b)
     assert result["difference"] == pytest.approx(0.2)
     assert paired_difference(a, b[::-1]) == result  # matched by id
     low, high = result["ci95"]
     assert low < 0.2 < high
     assert paired_difference(b, a)["difference"] == pytest.approx(-0.2)
+    assert paired_difference(a[:5], b[:5]) == {
+        "difference": pytest.approx(0.2),
+        "ci95": None,
+        "ci95_reason": "5 comparisons; an interval needs at least 6",
+    }
+
+
+def test_a_difference_without_clusters_is_the_t_interval_with_two_more_rows():
+    gains = np.repeat([1, 0, -1], [30, 150, 20])
+    found = difference_interval(gains, Clusters((None,) * 200))
+    error = math.sqrt(gains.var(ddof=1) / 200 + 2 / 200**2)
+    assert found.standard_error == pytest.approx(error)
+    assert found.bounds == pytest.approx(student.interval(0.95, 199, 0.05, error))
+
+
+def test_equal_verdicts_do_not_prove_equal_models():
+    low, high = difference_interval(np.zeros(200, np.int64), Clusters((None,) * 200)).bounds or (0, 0)
+    assert low == -high
+    assert 1.9 / 200 < high < 3.7 / 200
 
 
 def test_what_is_hard_for_both_cancels_out():
@@ -115,10 +185,8 @@ def test_what_is_hard_for_both_cancels_out():
     easy = rng.random(400) < 0.7
     better = easy | (rng.random(400) < 0.1)
     low, high = paired_difference(rows(better), rows(easy))["ci95"]
-    alone = bootstrap_interval(better, np.ones(400))
-    assert alone is not None
     assert low > 0
-    assert high - low < 0.6 * (alone[1] - alone[0])
+    assert high - low < 0.6 * 2 * norm.ppf(0.975) * math.sqrt(better.var() / 400)
 
 
 def test_paired_difference_is_clustered_by_user():

@@ -110,6 +110,7 @@ def test_the_same_records_with_profiles_reordered(tmp_path, capsys):
         assert "left, 3 of 3 profiles (100%), " in captured.err
         first, second, third = read(out)
         assert [post["id"] for post in first.pop("profile")] == ["p1", "p0", "p2"]
+        assert first.pop("profile_order") == "bm25"
         assert first == {key: value for key, value in rows[0].items() if key != "profile"}
         assert second == rows[1]
         assert third["profile"][0] == rows[2]["profile"][2]

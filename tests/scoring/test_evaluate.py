@@ -56,7 +56,9 @@ def test_the_three_files_and_the_result_agree(tmp_path):
     assert summary["model"] == "slow"
     assert [row.id for row in result.rows] == [item.id for item in items]
     assert result.rows[3].scores == rows[3]["scores"]
-    assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl", "summary.json"]
+    # two users judge equal responses: the clusters are kept beside the rows
+    assert sorted(os.listdir(tmp_path)) == ["clusters.jsonl", "run.json", "scores.jsonl", "summary.json"]
+    assert (summary["crossed"] or {})["by"] == "response"
 
 
 def test_baselines_stand_beside_every_model(tmp_path):
@@ -66,7 +68,14 @@ def test_baselines_stand_beside_every_model(tmp_path):
     assert summary["length_baseline"] == length["accuracy"]
     # This scorer prefers length too, so it equals that baseline and the paired difference is nothing.
     assert length["accuracy"] == summary["accuracy"]
-    assert summary["baselines"]["baseline:profile-overlap"]["ties"] == 30
+    overlap = summary["baselines"]["baseline:profile-overlap"]  # no comparison has a profile
+    assert (overlap["n"], overlap["accuracy"], overlap["ties"], overlap["difference"]) == (
+        30,
+        None,
+        None,
+        None,
+    )
+    assert overlap["ci95_reason"] == "no response shares a word with a profile"
     for baseline in summary["baselines"].values():
         assert {"accuracy", "ci95", "user_accuracy", "coverage"} <= set(baseline)
 

@@ -86,7 +86,7 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
 def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> None:
     path, model = folder
     row = comparison(5)
-    heading, ask = "What this user wrote before, most relevant first:", "What the user asks now:"
+    heading, ask = "What this user wrote before:", "What the user asks now:"
     posts = "\n".join(f"Post {i}:\n{post.text}" for i, post in enumerate(row.profile, start=1))
     question = f"{heading}\n\n{posts}\n\n{ask}\n\n{row.question}"
     (scores,) = rm.score([row], profile_posts=10, max_length=64)

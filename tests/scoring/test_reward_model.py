@@ -31,7 +31,7 @@ def alone(folder: Path, comparison: prb.Comparison, *, posts: int) -> np.ndarray
     )
     question = comparison.question
     if shown:
-        heading = "What this user wrote before, most relevant first:"
+        heading = "What this user wrote before:"
         question = f"{heading}\n\n{shown}\n\nWhat the user asks now:\n\n{question}"
     sequences = [
         tokenizer.apply_chat_template(

@@ -1,5 +1,6 @@
 """A model is scored as it was trained: its folder says how, that is the default, and overrides are said."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -166,6 +167,27 @@ def test_the_models_whole_context_is_no_override():
     assert chosen.overrides == {"protocol": {"trained": "default", "used": "paper"}}
 
 
+def test_a_model_of_the_time_when_prompts_always_claimed_an_order_is_scored_so(runs, data, tmp_path):
+    old = shutil.copytree(runs["profile_context"] / "model", tmp_path / "old")
+    view = json.loads((old / TRAINED_VIEW).read_text())
+    assert view.pop("order_claim") == "recorded"
+    (old / TRAINED_VIEW).write_text(json.dumps(view))
+    records = prb.read_comparisons(data)
+    rm, now = prb.load(old), prb.load(runs["profile_context"])
+    texts = [model.tokenizer.tokenizer.decode(model.encode(records)[2].prefix) for model in (rm, now)]
+    assert ["most relevant first" in text for text in texts] == [True, False]
+    ranked = [dataclasses.replace(record, profile_order="bm25") for record in records]
+    assert [tree.prefix.tolist() for tree in now.encode(ranked)] == [
+        tree.prefix.tolist() for tree in rm.encode(records)
+    ]
+    prb.evaluate(rm, data, out=tmp_path / "run", controls="none", progress=False)
+    assert run_of(tmp_path / "run")["inputs"]["order_claim"] == "always"
+    assert "overrides" not in run_of(tmp_path / "run")
+    with pytest.raises(prb.RunError, match='order_claim: "always" -> "recorded"'):
+        prb.evaluate(now, data, out=tmp_path / "run", controls="none", progress=False)
+    assert read_trained_view(convert(old, tmp_path / "again")) == rm.reader.trained
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -175,6 +197,7 @@ def test_the_models_whole_context_is_no_override():
         ({"max_length": 1.5}, "field 'max_length': expected int | None, found 1.5"),
         ({"protocol": "other"}, "protocol: expected one of"),
         ({"posts": 3}, "field 'posts': unknown"),
+        ({"order_claim": "no"}, "field 'order_claim': expected recorded or always, found 'no'"),
         ({"method": None}, "field 'method': expected str, found None"),
     ],
 )

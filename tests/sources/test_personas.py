@@ -24,7 +24,7 @@ from prb_jax.sources.personas import Personas
 from prb_jax.sources.personas.export import serialise
 from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
 from prb_jax.sources.personas.phrases import Template, compile_template, first_person
-from prb_jax.sources.personas.pools import load_pools
+from prb_jax.sources.personas.pools import load_new_wording, load_pools
 
 GOLDEN = "327229520ae1e6e6cdc8cdb0b6868f2d106eb12c96836d893bdb5d971b23cf0a"
 PERSONAL = ("train", "test-seen", "test-unseen")
@@ -56,6 +56,7 @@ def test_parts_have_the_promised_sizes(benchmark):
         "test-unseen": 1200,
         "generic-train": 1500,
         "generic-test": 500,
+        "test-unseen-wording": 1200,
         "test": 2400,
         "all": 12000,
     }
@@ -105,6 +106,7 @@ def test_records_are_complete_and_survive_a_file(benchmark):
             "generic-train": {"generic"},
             "generic-test": {"generic"},
             "all": {"personal-seen", "personal-unseen", "generic"},
+            "test-unseen-wording": {"personal-unseen-wording"},
         }
         assert subsets == expected[part]
     for c in benchmark.parts["all"]:
@@ -115,6 +117,62 @@ def test_records_are_complete_and_survive_a_file(benchmark):
         assert c.narrative
     for c in benchmark.parts["all"][::97]:
         assert Comparison.from_row(json.loads(json.dumps(c.to_row())), where="row") == c
+
+
+# ---- other people in other words
+
+WORDING = "test-unseen-wording"
+
+
+def test_strangers_are_nobody_else(benchmark):
+    records = benchmark.parts[WORDING]
+    users = {c.user_id for c in records}
+    assert users == {f"persona-{number}" for number in range(51, 61)}
+    assert not users & {c.user_id for c in benchmark.parts["all"]}
+    assert not {c.id for c in records} & {c.id for c in benchmark.parts["all"]}
+    loads = Counter(c.user_id for c in records).values()
+    assert max(loads) - min(loads) <= 4
+    assert len({c.category for c in records}) == 13
+    for c in records:
+        assert len(c.profile) == POSTS_SHOWN
+        assert all(post.id.startswith(f"{c.user_id}-") for post in c.profile)
+
+
+def test_new_wording_occurs_in_no_other_part(benchmark):
+    """Neither a sentence, nor any four words in a row of a sentence that are not filled in from the topic."""
+
+    def sentences(comparisons):
+        texts = {text for c in comparisons for text in c.responses} | {c.question for c in comparisons}
+        texts |= {post.text for c in comparisons for post in c.profile}
+        return {s.strip().lower() for text in texts for s in re.split(r"[.?!]", text) if s.strip()}
+
+    def fours(texts):
+        words = [re.findall(r"[a-z']+", text.lower()) for text in texts]
+        return {tuple(line[i : i + 4]) for line in words for i in range(len(line) - 3)}
+
+    # the words of some generic answers are mixed up on purpose, which may give any four in a row
+    others = sentences([c for part in PERSONAL for c in benchmark.parts[part]])
+    ours = sentences(benchmark.parts[WORDING])
+    topics = {t.woe.lower() for t in load_pools().topics_of("test")}  # what is wrong comes from the topic
+    assert ours & sentences(benchmark.parts["all"]) <= topics
+    pools = load_new_wording()
+    templates = [*pools.questions, *pools.neutral, *pools.contexts]
+    templates += [t for axis in pools.axes for pole in axis.poles for t in (*pole.sentences, *pole.posts)]
+    assert len(templates) == 28 + 16 * 12 == len({t.source for t in templates})
+    literal = fours(part for t in templates for part in t.parts if isinstance(part, str))
+    assert len(literal) > 900
+    assert not literal & fours(others)
+
+
+def test_what_can_be_reached_in_new_wording(benchmark, posts, differences):
+    people = {person.id: person for person in benchmark.people}
+    records, ceiling = benchmark.parts[WORDING], benchmark.ceilings[WORDING]
+    decided = [people[c.user_id].leaning(benchmark.levels[c.id]) > 0 for c in records]
+    assert np.mean(decided) == ceiling.persona_aware == 0.98
+    assert 0.5 <= ceiling.user_blind_expected <= ceiling.user_blind <= 0.58
+    assert share_longer(records, len) == pytest.approx(0.5, abs=0.03)
+    reference, answers = posts(WORDING), differences(WORDING)
+    assert reference.shape[0] == answers.shape[0] == 1200
 
 
 # ---- what can be reached
@@ -150,10 +208,10 @@ def test_tastes_decide(benchmark):
 
 def test_tastes_are_balanced_and_told_apart(benchmark):
     tastes = np.array([person.tastes for person in benchmark.people])
-    assert tastes.shape == (50, 8)
-    assert len(np.unique(tastes, axis=0)) == 50
+    assert tastes.shape == (60, 8)
+    assert len(np.unique(tastes, axis=0)) == 60
     assert set(np.abs(tastes).sum(axis=1)) == {TASTES}
-    for crowd in (tastes[:40], tastes[40:]):
+    for crowd in (tastes[:40], tastes[40:50], tastes[50:]):
         assert len(set(np.abs(crowd).sum(axis=0))) == 1
         assert (np.abs(crowd.sum(axis=0)) <= 2).all()
     together = tastes[:40].T @ tastes[:40]
@@ -433,7 +491,7 @@ def test_write_is_deterministic_and_readable(tmp_path, benchmark, monkeypatch):
     monkeypatch.setattr(personas, "generate", lambda seed: few)
     paths = personas.write(tmp_path / "one")
     again = personas.write(tmp_path / "two")
-    assert list(paths) == [*PERSONAL, *GENERIC]
+    assert list(paths) == [*PERSONAL, *GENERIC, WORDING]
     for part, path in paths.items():
         assert path.read_bytes() == again[part].read_bytes()
         with gzip.open(path, "rt", encoding="utf-8") as lines:

@@ -124,7 +124,7 @@ def test_it_is_a_source_for_evaluation_like_any_other(many, tmp_path):
 
 def test_every_process_writes_the_same_bytes_and_removes_what_a_killed_one_left(many, tmp_path):
     file, folder = many
-    left = tmp_path / "out" / "prb_comparisons" / "incomplete.ABCDEF_1.0.0"
+    left = tmp_path / "out" / "prb_comparisons" / "incomplete.ABCDEF_1.1.0"
     left.mkdir(parents=True)
     (left / "dataset_info.json").write_text('{"name": "prb_comparisons"}')
     command = [
@@ -240,7 +240,7 @@ def test_the_command_says_what_it_wrote_and_repeats_itself(tmp_path, capsys):
         captured = capsys.readouterr()
         assert (
             captured.out
-            == f"test: 3 comparisons\nwritten to {tmp_path / 'out' / 'prb_comparisons' / '1.0.0'}\n"
+            == f"test: 3 comparisons\nwritten to {tmp_path / 'out' / 'prb_comparisons' / '1.1.0'}\n"
         )
         contents.append({p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()})
     assert contents[0] == contents[1]
@@ -306,7 +306,7 @@ def test_tensorflow_datasets_finds_it_by_name_without_tensorflow(many, tmp_path)
     file, folder = many
     code = TFDS.format(
         folder=str(folder),
-        version=str(folder / "prb_comparisons" / "1.0.0"),
+        version=str(folder / "prb_comparisons" / "1.1.0"),
         file=str(file),
         other=str(tmp_path / "other"),
     )

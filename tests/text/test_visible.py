@@ -11,7 +11,7 @@ from prb_jax.errors import DataError
 from prb_jax.text.protocol import TextProtocol, parse_protocol
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.view import View
-from prb_jax.text.visible import render_profile, visible
+from prb_jax.text.visible import OrderClaim, render_profile, visible
 from prb_jax.trees.encode import encode_comparison
 from tests import tiny_tokenizer as tiny
 
@@ -84,6 +84,26 @@ def test_default_puts_them_into_the_first_user_turn_after_the_system_message() -
     )
     assert "text1" in first.content
     assert first.content.endswith("\n\nfirst")
+
+
+@pytest.mark.parametrize(
+    ("order", "claim", "heading"),
+    [
+        (None, OrderClaim.RECORDED, "What this user wrote before:"),
+        ("bm25", OrderClaim.RECORDED, "What this user wrote before, most relevant first:"),
+        ("facebook/contriever", OrderClaim.RECORDED, "What this user wrote before, most relevant first:"),
+        ("recency", OrderClaim.RECORDED, "What this user wrote before, newest first:"),
+        (None, OrderClaim.ALWAYS, "What this user wrote before, most relevant first:"),
+        ("recency", OrderClaim.ALWAYS, "What this user wrote before, most relevant first:"),
+    ],
+)
+def test_the_heading_claims_an_order_only_where_the_record_names_one(order, claim, heading) -> None:
+    record = comparison(profile_order=order)
+    assert Comparison.from_row(record.to_row(), where="x") == record
+    seen = visible(record, profile_posts=2, protocol=TextProtocol.DEFAULT, order_claim=claim)
+    assert seen.prefix_messages[0].content.startswith(f"{heading}\n\nPost 1 ")
+    paper = visible(record, profile_posts=2, protocol=TextProtocol.PAPER, order_claim=claim)
+    assert paper.prefix_messages[0].content.startswith("Which way?Post 1 ")
 
 
 def test_no_posts_means_the_question_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def laid(
     ]
 
 
-def seen_by(batch: StreamBatch, stream: int, place: int) -> np.ndarray:
+def seen_by(batch: StreamBatch, stream: int, place: Any) -> np.ndarray:
     """Places that the token at this place sees, by the statement in the module."""
     places = np.arange(batch.tokens.shape[1])
     return places[(places <= place) & (place < batch.until[stream])]
@@ -89,6 +90,19 @@ def test_what_begins_alike_is_computed_once() -> None:
     split = [stream for each in short for stream in each.streams]
     assert sum(stream.tokens for stream in split) == len(split) * 500 + 15 * (20 + 2 * 3)
     assert len(split) == 2
+
+
+def test_equal_conversations_are_one() -> None:
+    """So that equal responses tie exactly, also those of two comparisons with one short prompt."""
+    trees = [build_tree([[5, 6, 7], [5, 6, 8, 9], [5, 6, 7]]), build_tree([[5, 6, 8, 9], [5, 6, 3]])]
+    (dealt,) = deal_streams(trees, StreamShape(128, 16), StreamOptions(tokens=128))
+    assert dealt.streams[0].tokens == 2 + 1 + 2 + 2 + 1
+    batch = make_stream_batch(trees, dealt, streams=1, window=None)
+    assert dealt.streams[0].members == (0, 1)
+    first, second, third, fourth, fifth = batch.reads[0, :5].tolist()
+    assert (first, second) == (third, fourth)
+    assert len({first, second, fifth}) == 3
+    assert batch.tokens[0, :7].tolist() == [5, 6, 7, 8, 9, 3, 0]
 
 
 def test_a_short_common_opening_is_not_worth_it() -> None:

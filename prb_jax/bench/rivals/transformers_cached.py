@@ -1,4 +1,4 @@
-"""A clever script, for comparison: a common prefix once, with its key-value cache, then what follows in padded batches."""
+"""A clever script, for comparison: a common prefix once, with its cache, then what follows in padded batches."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ and these from the posts in the profile. 2 % of the choices are slips against th
 
 Parts: "train" (40 seen personas, training topics), "test-seen" (the same people, other topics),
 "test-unseen" (10 other people, test topics), "test" (both), "generic-train" and "generic-test" (one
-answer is plainly worse for everyone), "all". Subsets: "personal-seen", "personal-unseen", "generic".
+answer is plainly worse for everyone), "all" (all of these), and, in none of these, "test-unseen-wording": 10 more
+people, whose posts and answers use sentences that occur in no other part. Subsets: "personal-seen",
+"personal-unseen", "personal-unseen-wording", "generic".
 The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a choice, and
 ``Personas.ceilings`` which accuracy is possible at best.
 """

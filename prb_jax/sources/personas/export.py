@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
-from prb_jax.sources.personas.generate import GENERIC_PARTS, PERSONAL_PARTS, Personas
+from prb_jax.sources.personas.generate import GENERIC_PARTS, PERSONAL_PARTS, WORDING_PART, Personas
 
 
 def serialise(comparisons: Sequence[Comparison]) -> bytes:
@@ -29,7 +29,7 @@ def export(benchmark: Personas, folder: str | Path) -> dict[str, Path]:
       DataError: if a file cannot be written.
     """
     folder = Path(folder)
-    paths = {part: folder / f"{part}.jsonl.gz" for part in (*PERSONAL_PARTS, *GENERIC_PARTS)}
+    paths = {part: folder / f"{part}.jsonl.gz" for part in (*PERSONAL_PARTS, *GENERIC_PARTS, WORDING_PART)}
     for part, path in paths.items():
         content = gzip.compress(serialise(benchmark.parts[part]), compresslevel=6, mtime=0)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -15,19 +15,22 @@ from prb_jax.sources.personas.ceilings import Ceilings, measure_ceilings
 from prb_jax.sources.personas.design import SLIP_SHARE, Group, plan_groups
 from prb_jax.sources.personas.draws import Draws
 from prb_jax.sources.personas.flaws import all_flaws, write_flawed_pair
-from prb_jax.sources.personas.people import Persona, make_people, show_profile
+from prb_jax.sources.personas.people import Persona, make_people, make_strangers, show_profile
 from prb_jax.sources.personas.phrases import Topic
-from prb_jax.sources.personas.pools import Pools, load_pools
+from prb_jax.sources.personas.pools import Pools, load_new_wording, load_pools
 
 T = TypeVar("T")
 
 PERSONAL_PARTS: Mapping[str, int] = {"train": 7600, "test-seen": 1200, "test-unseen": 1200}
+WORDING_PART = "test-unseen-wording"
+"""Other people, whose posts and answers are phrased as nothing in any other part is."""
+WORDING_RECORDS = 1200
 GENERIC_PARTS: Mapping[str, int] = {"generic-train": 1500, "generic-test": 500}
 UNIONS: Mapping[str, tuple[str, ...]] = {
     "test": ("test-seen", "test-unseen"),
     "all": (*PERSONAL_PARTS, *GENERIC_PARTS),
 }
-PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, *UNIONS)
+PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, WORDING_PART, *UNIONS)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Personas:
       levels: for every personalised record, by id, the levels per axis of its chosen answer (the
         rejected one has the opposite levels): what a reader who understands the answers knows.
       ceilings: the best possible accuracies of the personalised parts, of "test" and of "personal",
-        which stands for all 10,000 personalised records.
+        which stands for the 10,000 personalised records of "all".
     """
 
     parts: Mapping[str, tuple[Comparison, ...]]
@@ -87,14 +90,20 @@ def generate(seed: int = 0) -> Personas:
         topics = pools.topics_of("train" if part == "train" else "test")
         groups[part] = plan_groups(draws, crowd, records=records)
         judgements = _judge(draws, pools, crowd, topics, groups[part], written)
-        parts[part] = tuple(_personal_record(draws, pools, part, i, j) for i, j in enumerate(judgements))
-        levels |= {record.id: j.levels for record, j in zip(parts[part], judgements, strict=True)}
+        parts[part] = _personal_records(draws, pools, part, judgements, levels)
     for part, records in GENERIC_PARTS.items():
         crowd, split = (seen, "train") if part == "generic-train" else (people, "test")
         topics = pools.topics_of(split)
         parts[part] = tuple(_generic_records(next(streams), pools, part, records, crowd, topics, written))
+    # last, and from a stream of its own: the parts above stay what they were before there was this one
+    draws, reworded = Draws(seed * 100 + 50), load_new_wording()
+    strangers = make_strangers(draws, reworded, people)
+    groups[WORDING_PART] = plan_groups(draws, strangers, records=WORDING_RECORDS)
+    judgements = _judge(draws, reworded, strangers, pools.topics_of("test"), groups[WORDING_PART], written)
+    parts[WORDING_PART] = _personal_records(draws, reworded, WORDING_PART, judgements, levels)
+    people = (*people, *strangers)
     parts |= {name: tuple(c for part in union for c in parts[part]) for name, union in UNIONS.items()}
-    measured = {part: (part,) for part in PERSONAL_PARTS}
+    measured = {part: (part,) for part in (*PERSONAL_PARTS, WORDING_PART)}
     measured |= {"test": UNIONS["test"], "personal": tuple(PERSONAL_PARTS)}
     ceilings = {
         name: measure_ceilings(
@@ -158,6 +167,19 @@ def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written:
             return first, second
 
 
+def _personal_records(
+    draws: Draws,
+    pools: Pools,
+    part: str,
+    judgements: Sequence[_Judgement],
+    levels: dict[str, tuple[int, ...]],
+) -> tuple[Comparison, ...]:
+    """The records of a part; adds their levels to ``levels``."""
+    records = tuple(_personal_record(draws, pools, part, i, j) for i, j in enumerate(judgements))
+    levels |= {record.id: j.levels for record, j in zip(records, judgements, strict=True)}
+    return records
+
+
 def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgement: _Judgement) -> Comparison:
     person, topic, levels = judgement.person, judgement.topic, judgement.levels
     profile = show_profile(draws, person)
@@ -169,10 +191,16 @@ def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgemen
         user_id=person.id,
         profile=profile,
         category=topic.domain,
-        subset="personal-seen" if person.seen else "personal-unseen",
+        subset=_subset(part, person),
         rubric_aspects=rationale.personal_aspects(draws, pools, person, profile, levels),
         narrative=rationale.personal_narrative(draws, pools, person, topic, levels),
     )
+
+
+def _subset(part: str, person: Persona) -> str:
+    if part == WORDING_PART:
+        return "personal-unseen-wording"
+    return "personal-seen" if person.seen else "personal-unseen"
 
 
 def _generic_records(

@@ -79,9 +79,27 @@ def make_people(draws: Draws, pools: Pools) -> tuple[Persona, ...]:
         *_make_tastes(draws, SEEN, len(pools.axes), taken),
         *_make_tastes(draws, UNSEEN, len(pools.axes), taken),
     ]
-    topics = pools.topics_of("train")
+    return _write_people(draws, pools, pools.topics_of("train"), tastes, backgrounds, first=1)
+
+
+def make_strangers(draws: Draws, pools: Pools, people: Sequence[Persona]) -> tuple[Persona, ...]:
+    """UNSEEN more personas, with tastes that none of ``people`` has, who write about test topics alone."""
+    backgrounds = draws.shuffled(pools.backgrounds)
+    tastes = _make_tastes(draws, UNSEEN, len(pools.axes), {person.tastes for person in people})
+    return _write_people(draws, pools, pools.topics_of("test"), tastes, backgrounds, first=len(people) + 1)
+
+
+def _write_people(
+    draws: Draws,
+    pools: Pools,
+    topics: Sequence[Topic],
+    tastes: Sequence[tuple[int, ...]],
+    backgrounds: Sequence[str],
+    *,
+    first: int,
+) -> tuple[Persona, ...]:
     people = []
-    for number, (taste, background) in enumerate(zip(tastes, backgrounds, strict=True), start=1):
+    for number, (taste, background) in enumerate(zip(tastes, backgrounds, strict=True), start=first):
         identifier = f"persona-{number:02d}"
         history = _write_history(draws, pools, topics, taste, identifier)
         people.append(Persona(identifier, number <= SEEN, taste, background, history))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -88,6 +88,29 @@ def load_pools() -> Pools:
         contexts=_compile(frames["contexts"]),
         backgrounds=tuple(frames["backgrounds"]),
         flaws=tuple(Flaw(raw["key"], raw["trait"], _compile(raw["sentences"])) for raw in read("flaws.json")),
+    )
+
+
+@cache
+def load_new_wording() -> Pools:
+    """Read the same axes and topics in other words: posts, answers, questions and people of `test-unseen-wording`."""
+    pools = load_pools()
+    found = json.loads(
+        (resources.files("prb_jax.sources.personas") / "text/new_wording.json").read_text("utf-8")
+    )
+
+    def reworded(pole: Pole) -> Pole:
+        words = found["poles"][pole.key]
+        sentences, posts = _compile(words["sentences"]), _compile(words["posts"])
+        return replace(pole, sentences=sentences, continuations=frozenset(), posts=posts)
+
+    return replace(
+        pools,
+        axes=tuple(Axis(axis.key, (reworded(axis.poles[0]), reworded(axis.poles[1]))) for axis in pools.axes),
+        questions=_compile(found["questions"]),
+        neutral=_compile(found["neutral"]),
+        contexts=_compile(found["contexts"]),
+        backgrounds=tuple(found["backgrounds"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
     packed = make_batch(trees, Bucket(64, 2, 8), batch=3)
     norm = functools.partial(rms_norm, weight=jnp.ones(3), eps=1e-6, plus_one=False, scale_after_cast=False)
 
-    def states_of(tokens: np.ndarray, positions: np.ndarray) -> jax.Array:
+    def states_of(tokens: Any, positions: Any) -> jax.Array:
         """A state that tells the token and its position."""
         return jnp.stack([tokens + 1.0, positions + 1.0, jnp.ones_like(positions)], axis=-1).astype(
             jnp.float32

@@ -1,0 +1,226 @@
+"""`prb bench sample`: how fast a policy draws texts on this machine, beside `generate` of transformers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Group
+
+from prb_jax.bench.scorer import bench_source
+from prb_jax.bench.workload import synthetic_workload
+from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.errors import DataError
+from prb_jax.generation.load import make_program
+from prb_jax.generation.policy import Policy
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.head import LanguageHead
+from prb_jax.readouts.language_model import open_language_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.reports.style import results_table
+from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingResult:
+    """Sampling in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+
+    Attributes:
+      dtype: of both sides.
+      prompts, samples, new_tokens: that a round draws: samples of each prompt, tokens of each sample.
+      prompt_tokens: of all prompts.
+      tokens_per_second: drawn tokens, reading the prompts included.
+      compile_seconds: the first pass beyond another; with a warm compilation cache that is the time to load programs.
+      against_prompts: that the usual way continued in a round.
+      against_tokens_per_second, speedup: the usual way, and how many times faster ours is.
+      equal_tokens: share of the greedy tokens that are the same both ways, up to the first difference of a text;
+        None where each has random weights of its own, or where tokens were drawn.
+    """
+
+    dtype: str
+    prompts: int
+    samples: int
+    new_tokens: int
+    prompt_tokens: int
+    tokens_per_second: float
+    compile_seconds: float
+    against_prompts: int | None = None
+    against_tokens_per_second: float | None = None
+    speedup: float | None = None
+    equal_tokens: float | None = None
+
+
+def bench_sampling(
+    model: str,
+    *,
+    prompts: int,
+    samples: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    temperature: float,
+    rounds: int,
+    against: str | None,
+    against_prompts: int | None,
+    mesh: str | None,
+    dtype: str | None,
+    attention: str = "auto",
+) -> SamplingResult:
+    """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
+
+    Args:
+      model: a folder of a causal language model; or a shape or ``config.json``, with random weights.
+      prompts: of a pass.
+      samples: of each prompt.
+      prompt_tokens: mean length of a prompt.
+      new_tokens: of each sample.
+      temperature: 0 is greedy, for one sample.
+      rounds: timed passes of each side.
+      against: "transformers" or None.
+      against_prompts: that the usual way continues in a round; its rate is compared.
+      mesh, dtype, attention: as of :func:`prb_jax.load_policy`.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+      DataError: several greedy samples, or more tokens than the context.
+      RunError: torch is not installed.
+    """
+    source = bench_source(model)
+    policy = _policy(source, mesh=mesh, dtype=dtype, attention=attention)
+    if 2 * new_tokens >= policy.context:
+        raise DataError(
+            f"new tokens: expected less than half of the context of {policy.context}, found {new_tokens}"
+        )
+    work = synthetic_workload(
+        prompts,
+        responses=1,
+        prefix_tokens=prompt_tokens,
+        response_tokens=2,
+        vocab_size=policy.config.vocab_size,
+        longest=policy.context - new_tokens,
+    )
+    given = [np.asarray(tree.prefix) for tree in work.trees]
+    rival = None
+    if against:
+        from prb_jax.bench.rivals.transformers_sampling import TransformersSampler
+
+        config = policy.config.original | {"tie_word_embeddings": True}
+        rival = TransformersSampler(source if isinstance(source, Path) else config, dtype=policy.dtype)
+        rival.run(given[:1], samples=samples, tokens=1, temperature=temperature)
+    drawing: dict[str, Any] = {"n": samples, "temperature": temperature, "stop_ids": []}
+
+    def timed() -> tuple[float, list[np.ndarray]]:
+        start = time.perf_counter()
+        found = policy.sample(given, max_new_tokens=new_tokens, **drawing)
+        return time.perf_counter() - start, [each.token_ids for row in found for each in row]
+
+    first, ours = timed()
+    theirs, passes, count = [], list[float](), min(prompts, against_prompts or prompts)
+    for _ in range(rounds):
+        passes.append(timed()[0])
+        if rival:
+            theirs.append(
+                rival.run(given[:count], samples=samples, tokens=new_tokens, temperature=temperature)
+            )
+    seconds = statistics.median(passes)
+    result = SamplingResult(
+        dtype=policy.dtype,
+        prompts=prompts,
+        samples=samples,
+        new_tokens=new_tokens,
+        prompt_tokens=sum(map(len, given)),
+        tokens_per_second=prompts * samples * new_tokens / seconds,
+        compile_seconds=max(0.0, first - seconds),
+    )
+    if not theirs:
+        return result
+    rates = [each.tokens / each.seconds for each in theirs]
+    ratios = [
+        result.prompts * samples * new_tokens / own / rate for own, rate in zip(passes, rates, strict=True)
+    ]
+    same = rival is not None and rival.same_weights and temperature == 0
+    return replace(
+        result,
+        against_prompts=count,
+        against_tokens_per_second=statistics.median(rates),
+        speedup=statistics.median(ratios),
+        equal_tokens=_equal(ours, np.concatenate(theirs[0].ids)) if same else None,
+    )
+
+
+def _policy(source: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, attention: str) -> Policy:
+    """A policy without a tokenizer: token ids go in."""
+    if isinstance(source, Path):
+        opened = open_language_model(source, LoadOptions(mesh=mesh, dtype=dtype, attention=attention))
+        config, devices, chosen = opened.decoder.config, opened.mesh, opened.dtype
+    else:
+        config = replace(source, head=LanguageHead(True, source.final_logit_softcapping))
+        devices, chosen = make_mesh(mesh), dtype or source.default_dtype
+    kind = jnp.dtype(chosen)
+    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    shardings = parameter_shardings(abstract_params(config), devices)
+
+    def make() -> Params:
+        made = init_params(config, dtype=kind)
+        return {name: value for name, value in made.items() if name != "score"}
+
+    params = (
+        load_params(source, config, dtype=kind, shardings=shardings).params
+        if isinstance(source, Path)
+        else jax.jit(make, out_shardings=shardings)()
+    )
+    return Policy(
+        name=str(source) if isinstance(source, Path) else config.model_type,
+        program=make_program(config, mesh=devices, dtype=kind, attention=attention),
+        params=params,
+        tokenizer=cast(Any, _Silent()),
+        stop_ids=(),
+        mesh=devices,
+        dtype=chosen,
+    )
+
+
+class _Silent:
+    """In the place of a tokenizer: nobody reads the texts."""
+
+    tokenizer: Any
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return ""
+
+
+def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
+    same = []
+    for own, other in zip(ours, theirs):
+        different = np.flatnonzero(own != other)
+        same.append(different[0] if len(different) else len(own))
+    return float(np.sum(same) / (len(same) * theirs.shape[1]))
+
+
+def table(results: Sequence[SamplingResult]) -> Group:
+    """Return all results, a column each."""
+    columns: list[tuple[str, Any]] = [
+        ("dtype", lambda r: r.dtype),
+        ("prompts x samples", lambda r: f"{r.prompts} x {r.samples}"),
+        ("prompt tokens", lambda r: f"{r.prompt_tokens / r.prompts:,.0f}"),
+        ("new tokens", lambda r: f"{r.new_tokens:,}"),
+        ("tokens/s", lambda r: f"{r.tokens_per_second:,.1f}"),
+        ("compile s", lambda r: f"{r.compile_seconds:.1f}"),
+    ]
+    if any(each.speedup is not None for each in results):
+        columns += [
+            ("transformers tokens/s", lambda r: f"{r.against_tokens_per_second:,.1f}"),
+            ("speed-up", lambda r: f"{r.speedup:.2f}x"),
+            ("equal tokens", lambda r: "-" if r.equal_tokens is None else f"{r.equal_tokens:.1%}"),
+        ]
+    return results_table("sampling", [(name, [cell(each) for each in results]) for name, cell in columns])

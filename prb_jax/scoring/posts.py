@@ -1,0 +1,167 @@
+"""`prb evaluate --profile-posts 0 1 2 4 10`: one model shown more and more of its users' profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.data.writing import whole_file, write_json, writing
+from prb_jax.errors import RunError
+from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.processes.sharing import on_first_process
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.folder import check_folder
+from prb_jax.scoring import NO_CONTROLS
+from prb_jax.scoring.by_name import evaluate
+from prb_jax.scoring.evaluate import Evaluation
+from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.read_inputs import Data, read_inputs
+
+POSTS: Final = "posts.json"
+PICTURE: Final = "posts.png"
+
+
+@dataclass(frozen=True)
+class PostsSweep:
+    """The result of `prb_jax.evaluate_posts`.
+
+    Attributes:
+      out: the folder; None where none was asked for.
+      points: what `posts.json` holds under "points": one dict for each number of posts, in ascending order:
+        profile_posts, n, accuracy, ci95, truncated, difference and difference_ci95 (against the fewest posts, paired;
+        None for these themselves).
+      evaluations: by the number of posts.
+    """
+
+    out: Path | None
+    points: list[dict[str, Any]]
+    evaluations: Mapping[int, Evaluation]
+
+
+def evaluate_posts(
+    model: Model,
+    data: Data,
+    *,
+    profile_posts: Sequence[int],
+    out: str | Path | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    name: str | None = None,
+    controls: str | None = None,
+    **options: Any,
+) -> PostsSweep:
+    """Score the same comparisons with several numbers of posts of each profile, and draw accuracy against posts.
+
+    The model is loaded and the data are read once. Each number has a run of its own, `out`/posts-N, which is
+    exactly that of `prb_jax.evaluate(..., profile_posts=N)`; `out` gets `posts.json` and the picture `posts.png`. The
+    same call continues a killed one.
+
+    Args:
+      model, data, subset, limit, name: as of `prb_jax.evaluate`.
+      profile_posts: two numbers or more, each once.
+      out: the folder of the runs; without one nothing is kept but the result.
+      controls: as of `prb_jax.evaluate`, of each run that shows posts; none if not given, for the run without posts
+        is the blind control of the others.
+      options: all other arguments of `prb_jax.evaluate`.
+
+    Raises:
+      RunError: fewer than two numbers, one of them twice, or a model that is quantised here without
+        `reference=False`: it is loaded once, so that its unquantised form is not scored.
+      PrbError: as `prb_jax.evaluate`.
+    """
+    numbers = sorted(profile_posts)
+    if len(numbers) < 2 or len(set(numbers)) < len(numbers):
+        raise RunError(f"profile_posts: expected two numbers or more, each once, found {list(profile_posts)}")
+    loading = {field.name: options.pop(field.name) for field in fields(LoadOptions) if field.name in options}
+    if loading.get("quantize") is not None and options.pop("reference", None) is not False:
+        raise RunError(
+            "profile_posts: several numbers load the model once, so that its unquantised form is not scored: "
+            "give --no-reference (reference=False)"
+        )
+    folder = None if out is None else Path(out)
+    on_first_process(lambda: None if folder is None else check_folder(folder))
+    inputs = read_inputs(data, subset=subset, limit=limit)
+    scorer = open_scorer(model, LoadOptions(**loading), name=name, recorded=out is not None)
+    found = {
+        number: evaluate(
+            scorer,
+            inputs,
+            out=None if folder is None else folder / f"posts-{number}",
+            name=name,
+            profile_posts=number,
+            limit=limit,
+            controls=controls if controls and number else NO_CONTROLS,
+            **options,
+        )
+        for number in numbers
+    }
+    points = _points(found)
+    sweep = {"model": found[numbers[0]].summary["model"], "data": list(inputs.sources), "points": points}
+    if folder is not None:
+
+        def finish() -> None:
+            write_json(folder / POSTS, sweep)
+            draw_posts(points, folder / PICTURE, title=sweep["model"])
+
+        on_first_process(finish)
+    return PostsSweep(folder, points, found)
+
+
+def _points(found: Mapping[int, Evaluation]) -> list[dict[str, Any]]:
+    fewest = next(iter(found))
+    points = []
+    for number, one in found.items():
+        figures = {key: one.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
+        gain: Mapping[str, Any] = {"difference": None, "ci95": None}
+        if number != fewest:
+            gain = paired_difference(one.rows, found[fewest].rows)
+        points.append(
+            {
+                "profile_posts": number,
+                **figures,
+                "difference": gain["difference"],
+                "difference_ci95": gain["ci95"],
+            }
+        )
+    return points
+
+
+def draw_posts(points: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
+    """Draw the accuracy with its interval against the number of posts.
+
+    Args:
+      points: as of :class:`PostsSweep`.
+      path: where to write; its suffix (.png, .pdf, .svg) says what.
+      title: above the picture.
+
+    Raises:
+      RunError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RunError(
+            "the picture needs matplotlib, which is not installed: pip install matplotlib"
+        ) from error
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axis = figure.subplots()
+    posts = [point["profile_posts"] for point in points]
+    axis.plot(posts, [point["accuracy"] for point in points], marker="o", color="tab:blue")
+    for point in points:
+        if point["ci95"] is not None:
+            axis.plot([point["profile_posts"]] * 2, point["ci95"], color="tab:blue", alpha=0.5)
+    axis.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
+    axis.set_xticks(posts)
+    axis.set_xlabel("posts of the profile that the model sees")
+    axis.set_ylabel("accuracy, 95 % interval")
+    axis.grid(alpha=0.3)
+    axis.set_title(title)
+    with writing(path), whole_file(path) as file:
+        figure.savefig(
+            file,
+            dpi=120,
+            format=path.suffix[1:],
+            metadata={"Software": None} if path.suffix == ".png" else None,
+        )

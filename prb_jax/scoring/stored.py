@@ -1,0 +1,154 @@
+"""Comparisons whose trees lie in a store: they are known by their tokens, and their text is not read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote
+from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.reader import Reader
+from prb_jax.sources.large import LargeComparisons
+from prb_jax.sources.prepared import prepared_sources, tokens_folder
+from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.view import View
+from prb_jax.trees.token_store import STORE, TokenisedComparison, TokenStore, first_difference, open_store
+
+
+class StoredComparisons(Sequence[Comparison]):
+    """The comparisons of a store, each read when it is asked for.
+
+    Attributes:
+      store: the trees.
+      facts: their columns.
+      places: int64, which of the store's comparisons they are.
+    """
+
+    def __init__(self, store: TokenStore, *, places: np.ndarray | None = None) -> None:
+        self.store = store
+        self.places = np.arange(len(store)) if places is None else places
+        self._stored = Facts.stored(store.arrays, comparisons=self)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Comparison: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Comparison]: ...
+    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+        if isinstance(index, slice):
+            return [self._read(int(place)) for place in self.places[index]]
+        return self._read(int(self.places[index]))
+
+    def _read(self, place: int) -> TokenisedComparison:
+        facts, comparison = self._stored, TokenisedComparison.__new__(TokenisedComparison)
+        values = {
+            "id": facts.id(place),
+            "user_id": facts.user(place),
+            "subset": facts.subset(place),
+            "labels": tuple(facts.labels(place)),
+            "margin": facts.margin(place),
+            "tree": self.store.tree(place),
+        }
+        for name, value in values.items():
+            object.__setattr__(comparison, name, value)
+        return comparison
+
+    def facts(self) -> Facts:
+        """Return the columns of these comparisons."""
+        if len(self.places) == len(self.store):
+            return self._stored
+        return self._stored.at(self.places, comparisons=self)
+
+
+def store_key(reader: Reader, view: View) -> dict[str, Any]:
+    """Return everything that decides the trees of comparisons, JSON-ready."""
+    tokenizer = reader.tokenizer.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        vocabulary = sorted(tokenizer.get_vocab().items())
+        text = json.dumps([type(tokenizer).__name__, vocabulary])
+    else:
+        text = backend.to_str()
+    pad = None
+    if view.protocol is TextProtocol.PAPER:  # where a score is read depends on it
+        own = reader.config.pad_token_id
+        pad = reader.tokenizer.pad_token_id if own is None else own
+    return {
+        "tokenizer": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
+        "template": reader.tokenizer.template_hash,
+        "protocol": view.protocol.value,
+        "profile_posts": view.profile_posts,
+        **view.wording,
+        "max_length": reader.limit(view),
+        "truncation_side": tokenizer.truncation_side if view.protocol is TextProtocol.PAPER else None,
+        "pad_token_id": pad,
+    }
+
+
+def store_folder(tokens: Path, key: Mapping[str, Any], *, split: str) -> Path:
+    """Return where the store of a key lies."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return tokens / name / split
+
+
+def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> TokenStore | None:
+    """Return the store of a prepared folder for this model and view; None where no tokens were prepared.
+
+    Raises:
+      DataError: there are only stores of other models or views, naming the fields; it is damaged, or of other data.
+    """
+    tokens = tokens_folder(folder)
+    if tokens is None:
+        return None
+    key, name = store_key(reader, view), split
+    splits = {path.parent.name for path in tokens.glob(f"*/*/{STORE}")}
+    if not splits:
+        raise DataError(f"{tokens}: not finished; the same `prb prepare` command finishes it")
+    if split not in splits and len(splits) == 1:
+        name = splits.pop()
+    path = store_folder(tokens, key, split=name)
+    if not (path / STORE).is_file():
+        found = [open_store(other.parent).key for other in sorted(tokens.glob(f"*/{name}/{STORE}"))]
+        if not found:
+            raise DataError(f"{tokens}: no split {quote(split)}; it has {', '.join(sorted(splits))}")
+        raise DataError(
+            f"{tokens}: prepared for another model or view than {reader.name}: {first_difference(key, found)}; prepare "
+            "the data for this one too, with the same --out, or give --data the source itself"
+        )
+    store = open_store(path)
+    if store.key != key:
+        raise DataError(f"{path / STORE}: {first_difference(key, [store.key])}")
+    if store.data != (made := prepared_sources(folder, split=name)):
+        raise DataError(f"{path / STORE}: data {quote(store.data)}, expected {quote(made)}")
+    return store
+
+
+def stored_comparisons(
+    comparisons: Sequence[Comparison], folder: Path, reader: Reader, view: View, *, split: str
+) -> StoredComparisons | None:
+    """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
+
+    Args:
+      comparisons: the same ones, by their text.
+      folder: they come from this one alone.
+      reader, view: of the model.
+      split: of the folder.
+
+    Raises:
+      DataError: as `find_store`.
+    """
+    store = find_store(folder, reader, view, split=split)
+    if store is None:
+        return None
+    if isinstance(comparisons, LargeComparisons):
+        return StoredComparisons(store, places=comparisons.places)
+    # A benchmark is read as text, for its rule; a part of it is known by its text alone.
+    return StoredComparisons(store) if len(comparisons) == len(store) else None

@@ -1,0 +1,196 @@
+"""Trees on disk: what `prb prepare --model` writes, memory-mapped, so that each one is read when it is needed.
+
+A store is a folder of arrays. The tokens of a prefix are kept in pages of :data:`PAGE` tokens, each once by its
+content: people's profiles stand at the start of the prefix, so the comparisons of one person share their pages. What is
+left of a prefix after its last whole page and the responses follow one another in one array of tokens.
+
+``store.json`` is written last: a folder that has it is whole. It names each array with its size and digest, and says of
+which tokenizer, protocol and data the trees are.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_object
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.trees.tree import Tree, Truncation
+
+_EMPTY: Final = 128  # bytes of a file without numbers, which cannot be mapped
+
+PAGE: Final = 128
+"""Tokens of a page."""
+
+STORE: Final = "store.json"
+KIND: Final = "prb_jax tokens"
+FORMAT: Final = 1
+AGAIN: Final = "prepare the data set again, into another folder"
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "pages": "int32",  # [pages, PAGE] tokens
+    "page_numbers": "int32",  # of the prefixes, one after another
+    "page_starts": "int64",  # [n + 1] where those of each comparison start
+    "tokens": "int32",  # rest of the prefix and responses, one comparison after another
+    "token_starts": "int64",  # [n + 1]
+    "prefix_lengths": "int32",  # [n]
+    "response_starts": "int64",  # [n + 1] in the arrays of responses
+    "response_lengths": "int32",
+    "read": "int32",
+    "cuts": "int32",  # [n, 3] what was left out: see Truncation
+    "checks": "uint32",  # [n] crc32 of all tokens of a comparison
+    "labels": "float64",  # of the responses
+    "told": "uint8",  # [n] 1 where there is a user or a profile
+    "margins": "float64",  # [n], NaN where there is none
+    "ids": "uint8",  # UTF-8
+    "id_starts": "int64",  # [n + 1]
+    "subsets": "int32",  # [n] place in the names; likewise users
+    "users": "int32",
+    "subset_names": "uint8",  # JSON
+    "user_names": "uint8",
+    "baselines": "float64",  # [baselines, responses] scores
+}
+"""Arrays of a store, each in NAME.npy, with their kinds of numbers."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class TokenisedComparison(Comparison):
+    """A comparison by its tokens: prompt, responses and profile are not there, and asking for them is an error.
+
+    Attributes:
+      tree: its tokens.
+    """
+
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """An open store.
+
+    Attributes:
+      path: its folder.
+      key: what decides the trees: tokenizer, template, protocol, posts, longest conversation.
+      data: what they were made of, as `describe_source` says it.
+      arrays: by the names in `COLUMNS`, memory-mapped.
+    """
+
+    path: Path
+    key: Mapping[str, Any]
+    data: Any
+    arrays: Mapping[str, np.ndarray] = field(repr=False)
+
+    __repr__ = short_repr
+
+    def __len__(self) -> int:
+        return len(self.arrays["prefix_lengths"])
+
+    def tree(self, index: int) -> Tree:
+        """Read one tree.
+
+        Raises:
+          DataError: its tokens are not those that were written.
+        """
+        of = self.arrays
+        numbers = of["page_numbers"][of["page_starts"][index] : of["page_starts"][index + 1]]
+        own = np.array(of["tokens"][of["token_starts"][index] : of["token_starts"][index + 1]])
+        responses = slice(int(of["response_starts"][index]), int(of["response_starts"][index + 1]))
+        prefix, lengths = int(of["prefix_lengths"][index]), of["response_lengths"][responses].astype(np.int64)
+        if len(numbers) and int(numbers.max()) >= len(of["pages"]):
+            raise self._damaged(index)
+        tokens = np.concatenate([of["pages"][numbers].reshape(-1), own])
+        if len(tokens) != prefix + lengths.sum() or zlib.crc32(tokens.tobytes()) != int(of["checks"][index]):
+            raise self._damaged(index)
+        parts = np.split(tokens, np.cumsum([prefix, *lengths])[:-1])
+        return Tree(
+            prefix=parts[0],
+            responses=tuple(parts[1:]),
+            read=tuple(of["read"][responses].tolist()),
+            truncation=Truncation(*of["cuts"][index].tolist()),
+        )
+
+    def shapes(self) -> np.ndarray:
+        """int64 [n, 3]: (p, K, r) of every tree, for planning; no tokens are read."""
+        starts = np.asarray(self.arrays["response_starts"])
+        longest = np.maximum.reduceat(np.asarray(self.arrays["response_lengths"]), starts[:-1])
+        return np.stack([self.arrays["prefix_lengths"], np.diff(starts), longest], axis=1).astype(np.int64)
+
+    def tokens(self) -> np.ndarray:
+        """int64 [n]: tokens of every tree, the prefix once and every response."""
+        starts = np.asarray(self.arrays["response_starts"])
+        own = np.add.reduceat(np.asarray(self.arrays["response_lengths"], np.int64), starts[:-1])
+        return own + self.arrays["prefix_lengths"]
+
+    def truncated(self) -> np.ndarray:
+        """bool [n]: whether anything was cut."""
+        return (np.asarray(self.arrays["cuts"]) != 0).sum(axis=1) > 0
+
+    def _damaged(self, index: int) -> DataError:
+        return DataError(f"{self.path}: the tokens of comparison {index + 1} are damaged; {AGAIN}")
+
+
+def open_store(path: Path) -> TokenStore:
+    """Open the store in a folder.
+
+    Raises:
+      DataError: there is none, it is truncated, or it is not one of ours.
+    """
+    found = read_object(path / STORE, error=DataError, hint=AGAIN)
+    if found.get("kind") != KIND or not isinstance(found.get("key"), dict):
+        raise DataError(f"{path / STORE}: not written by `prb prepare --model`")
+    if found.get("format") != FORMAT:
+        raise DataError(
+            f"{path / STORE}: format: expected {FORMAT}, found {quote(found.get('format'))}; {AGAIN}"
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name, kind in COLUMNS.items():
+        file = path / f"{name}.npy"
+        size = (found.get("files") or {}).get(file.name, {}).get("bytes")
+        try:
+            if file.stat().st_size != size:
+                raise DataError(f"{file}: expected {size} bytes, found {file.stat().st_size}; {AGAIN}")
+            arrays[name] = np.load(file, mmap_mode="r" if size > _EMPTY else None, allow_pickle=False)
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read: {error.strerror or error}; {AGAIN}") from error
+        except ValueError as error:
+            raise DataError(f"{file}: not an array: {error}; {AGAIN}") from error
+        if arrays[name].dtype != np.dtype(kind):
+            raise DataError(f"{file}: expected {kind}, found {arrays[name].dtype}; {AGAIN}")
+    count = len(arrays["prefix_lengths"])
+    responses = len(arrays["response_lengths"])
+    ends = {
+        "page_starts": "page_numbers",
+        "token_starts": "tokens",
+        "response_starts": "read",
+        "id_starts": "ids",
+    }
+    for starts, values in ends.items():
+        if len(arrays[starts]) != count + 1 or int(arrays[starts][-1]) != len(arrays[values]):
+            raise DataError(f"{path / starts}.npy: does not belong to {values}.npy; {AGAIN}")
+    if count == 0 or found.get("comparisons") != count or len(arrays["labels"]) != responses:
+        raise DataError(
+            f"{path / STORE}: expected {found.get('comparisons')} comparisons, found {count}; {AGAIN}"
+        )
+    return TokenStore(path, found["key"], found.get("data"), arrays)
+
+
+def split_pages(prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(whole pages int32 [m, PAGE], the rest) of the tokens of a prefix."""
+    whole = len(prefix) // PAGE * PAGE
+    return prefix[:whole].reshape(-1, PAGE), prefix[whole:]
+
+
+def first_difference(expected: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
+    """Say in which fields the nearest of the keys found differs from the one expected."""
+    nearest = min(found, key=lambda key: sum(key.get(name) != value for name, value in expected.items()))
+    return ", ".join(
+        f"{name} {quote(nearest.get(name))}, expected {quote(value)}"
+        for name, value in expected.items()
+        if nearest.get(name) != value
+    )

@@ -1,0 +1,47 @@
+"""The intervals hold their nominal coverage for few users and for many, whatever the accuracy is."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.metrics.simulation import PAIRS, USERS, cells, coverage, difference_coverage
+
+REPEATS = 1000
+
+
+def within(share, low, high, *, repeats=REPEATS):
+    """Whether a share of repeats can be one of at least ``low`` and at most ``high``, but for three standard errors."""
+    return (
+        low - 3 * math.sqrt(low * (1 - low) / repeats)
+        <= share
+        <= high + 3 * math.sqrt(high * (1 - high) / repeats)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("users", USERS)
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_between_93_and_98_of_100_intervals_hold_the_accuracy(users, pairs):
+    """At most 98 from 20 users on."""
+    for mean, spread in cells():
+        share = coverage(users, pairs, mean, spread, repeats=REPEATS)
+        assert within(share, 0.93, 0.98 if users >= 20 else 1), (mean, spread, share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("users", [6, 20, 60])
+@pytest.mark.parametrize("per_cluster", [False, True])
+def test_users_with_unequal_numbers_of_pairs(users, per_cluster):
+    pairs = np.random.default_rng(3).integers(3, 61, users)
+    for mean, spread in cells():
+        share = coverage(users, pairs, mean, spread, repeats=500, per_cluster=per_cluster)
+        assert within(share, 0.93, 0.98 if users >= 20 else 1, repeats=500), (mean, spread, share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("users", "pairs"), [(6, 10), (20, 30), (100, 3)])
+def test_intervals_of_differences(users, pairs):
+    for better, spread in ((0, 0), (0.05, 0), (0.1, 0.05)):
+        share = difference_coverage(users, pairs, better, spread, repeats=600)
+        assert within(share, 0.93, 0.98, repeats=600), (better, spread, share)

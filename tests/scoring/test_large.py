@@ -1,0 +1,175 @@
+"""Data larger than memory: read by windows, with the same bytes as a result; counts, not timings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.processes.jobs import ended, job
+from tests.scoring.records import record
+
+COUNT = 1500
+PROGRAM = ("-m", "tests.scoring.large_process")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(number: int) -> dict:
+    found = record(number % 700, 2, longest=12).to_row()
+    del found["responses"]
+    rows = {
+        **found,
+        "id": f"c{number}",
+        "chosen": f"yes {number}",
+        "rejected": "no",
+        "user_id": f"u{number % 40}",
+    }
+    if number % 97 == 0:
+        rows["subset"] = "rare"
+    if number % 500 in (3, 4):  # two equal records without an id
+        del rows["id"]
+        rows["chosen"] = f"yes {number // 500}"
+        rows |= {name: rows_of(number - number % 500)[name] for name in ("question", "profile")}
+        rows["user_id"] = "u"
+    return rows
+
+
+def rows_of(number: int) -> dict:
+    found = record(number % 700, 2, longest=12).to_row()
+    return {"question": found["question"], "profile": found.get("profile", [])}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "data.jsonl"
+    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(COUNT)), encoding="utf-8")
+    return path
+
+
+def command(model: Path, data: Path, out: Path, *options: str) -> list[str]:
+    shared = ["--max-length", "64", "--no-progress", "--profile-posts", "1", "--controls", "none"]
+    return ["evaluate", str(model), "--data", str(data), "--out", str(out), *shared, *options]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def counts(output: str) -> dict[str, int]:
+    return json.loads(output.splitlines()[-1])
+
+
+def files(out: Path) -> list[bytes]:
+    return [(out / name).read_bytes() for name in ("scores.jsonl", "summary.json")]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the same data, held in memory."""
+    out = tmp_path_factory.mktemp("held") / "run"
+    done = run("-m", "prb_jax", *command(folder, data, out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.timeout(300)
+def test_windows_give_the_same_bytes_and_hold_few_records(folder, data, expected, tmp_path):
+    done = run(*PROGRAM, *command(folder, data, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "run") == files(expected)
+    seen = counts(done.stdout)
+    assert (
+        COUNT <= seen["records"] <= COUNT + 20
+    )  # of equal records without an id the second ones are read again
+    assert seen["bytes"] < 1.02 * data.stat().st_size
+    assert seen["held"] <= 600 < COUNT
+    ids = [json.loads(line)["id"] for line in files(tmp_path / "run")[0].splitlines()]
+    assert ids[4] == f"{ids[3]}#2"
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_read_each_record_once(folder, data, expected, tmp_path):
+    arguments = command(folder, data, tmp_path / "run")
+    with job([*PROGRAM, *arguments, "--distributed"], count=2) as processes:
+        found = ended(processes, seconds=280)
+    assert [status for status, *_ in found] == [0, 0], found
+    assert files(tmp_path / "run") == files(expected)
+    seen = [counts(output) for _, output, _ in found]
+    assert sum(each["bytes"] for each in seen) < 1.02 * data.stat().st_size
+    assert max(each["bytes"] for each in seen) < 0.55 * data.stat().st_size
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_run_goes_on(folder, data, expected, tmp_path):
+    arguments = [sys.executable, *PROGRAM, *command(folder, data, tmp_path / "run")]
+    scores = tmp_path / "run" / "scores.jsonl"
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not (scores.exists() and scores.stat().st_size):
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    assert 0 < scores.read_bytes().count(b"\n") < COUNT
+    done = run(*arguments[1:])
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "run") == files(expected)
+
+
+@pytest.mark.timeout(300)
+def test_gzip_and_parquet(data, tmp_path):
+    lines = data.read_bytes()
+    whole = len(lines) // 2
+    packed = tmp_path / "data.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines[:whole]) + gzip.compress(lines[whole:]))
+    table = pa.Table.from_pylist(
+        [{"id": "", "subset": "", **json.loads(line)} for line in lines.splitlines()][:900]
+    )
+    pq.write_table(
+        table.set_column(0, "id", pa.array([f"c{n}" for n in range(900)])),
+        tmp_path / "data.parquet",
+        row_group_size=250,
+    )
+    held = tmp_path / "held"
+    for name in ("data.jsonl", "data.jsonl.gz", "data.parquet"):
+        path = data if name == "data.jsonl" else tmp_path / name
+        done = run(
+            *PROGRAM, "evaluate", "baseline:random", "--data", path, "--out", tmp_path / f"large-{name}"
+        )
+        assert done.returncode == 0, done.stderr
+        if name.endswith("parquet"):
+            run("-m", "prb_jax", "evaluate", "baseline:random", "--data", path, "--out", held)
+            assert files(held) == files(tmp_path / f"large-{name}")
+    assert files(tmp_path / "large-data.jsonl") == files(tmp_path / "large-data.jsonl.gz")
+
+
+BAD = {
+    "twice": (1200, {"id": "c7"}, "data.jsonl:1201: field 'id': 'c7' was already used at {data}:8"),
+    "field": (1200, {"chosen": 3}, "data.jsonl:1201: field 'chosen'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_is_named(data, tmp_path, name):
+    number, change, message = BAD[name]
+    lines = data.read_text(encoding="utf-8").splitlines()
+    lines[number] = json.dumps(json.loads(lines[number]) | change)
+    bad = tmp_path / "data.jsonl"
+    bad.write_text("\n".join(lines), encoding="utf-8")
+    done = run(*PROGRAM, "evaluate", "baseline:length", "--data", bad, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert message.format(data=bad) in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,128 @@
+"""Several numbers of posts in one command: a run each, and accuracy against posts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import RunError
+from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.scoring import load
+from prb_jax.scoring.reward_model import RewardModel
+from tests.scoring.records import record
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    rows = [
+        dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 7}").to_row() for i in range(21)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
+    folder: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream, loaded, original = RewardModel.stream, [], load.load_opened
+
+    def stopping(self: RewardModel, *arguments: Any, **options: Any) -> Any:
+        if options["profile_posts"] == 1:
+            raise KeyboardInterrupt
+        return stream(self, *arguments, **options)
+
+    def load_opened(opened: Any) -> RewardModel:
+        loaded.append(opened)
+        return original(opened)
+
+    out = tmp_path / "sweep"
+    command = ["evaluate", str(folder), "--data", str(data), "--out", str(out), "--no-progress"]
+    command += ["--profile-posts", "2", "0", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardModel, "stream", stopping)
+        assert cli.main(command) == 130
+    assert not (out / "posts.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "load_opened", load_opened)
+        assert cli.main(command) == 0
+    assert len(loaded) == 1
+    shown = capsys.readouterr().out
+    sweep = json.loads((out / "posts.json").read_text())
+    assert [point["profile_posts"] for point in sweep["points"]] == [0, 1, 2]
+    assert (out / "posts.png").read_bytes()[:4] == b"\x89PNG"
+    rows = {}
+    for point in sweep["points"]:
+        number = point["profile_posts"]
+        alone = prb.evaluate(
+            folder,
+            str(data),
+            out=tmp_path / f"{number}",
+            profile_posts=number,
+            controls="none",
+            progress=False,
+        )
+        rows[number] = alone.rows
+        for name in ("scores.jsonl", "summary.json"):
+            assert (out / f"posts-{number}" / name).read_bytes() == (alone.out / name).read_bytes()
+        inputs = [
+            json.loads((at / "run.json").read_text())["inputs"] for at in (alone.out, out / f"posts-{number}")
+        ]
+        assert inputs[0] == inputs[1]
+        assert {key: point[key] for key in ("n", "accuracy", "ci95")} == {
+            key: alone.summary[key] for key in ("n", "accuracy", "ci95")
+        }
+        assert f"{point['accuracy']:.3f}" in shown
+    found = paired_difference(rows[2], rows[0])
+    assert (sweep["points"][2]["difference"], sweep["points"][2]["difference_ci95"]) == (
+        found["difference"], found["ci95"],
+    )  # fmt: skip
+    assert sweep["points"][0]["difference"] is None
+
+
+def test_from_python_with_controls_and_without_a_folder(model: RewardModel, data: Path) -> None:
+    records = prb.read_comparisons(data)
+    sweep = prb.evaluate_posts(model, iter(records), profile_posts=[0, 3], controls="swap", progress=False)
+    assert sweep.out is None
+    assert "controls" not in sweep.evaluations[0].summary
+    assert list(sweep.evaluations[3].summary["controls"]) == ["swap"]
+    assert [point["accuracy"] for point in sweep.points] == [
+        one.summary["accuracy"] for one in sweep.evaluations.values()
+    ]
+
+
+def test_a_config_file_may_name_several_numbers(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "options.yaml"
+    config.write_text(f"model: {folder}\ndata: {data}\nprofile_posts: [0, 1]\nno_progress: true\nlimit: 4\n")
+    assert cli.main(["evaluate", "--config", str(config), "--out", str(tmp_path / "run")]) == 0
+    recorded = json.loads((tmp_path / "run" / "posts-1" / "run.json").read_text())["command"]
+    assert recorded[recorded.index("--profile-posts") + 1 :][:2] == ["0", "1"]
+    config.write_text(config.read_text().replace("[0, 1]", "[0, many]"))
+    assert cli.main(["evaluate", "--config", str(config), "--out", str(tmp_path / "other")]) == 2
+    assert "'profile_posts': expected a whole number, found 'many'" in capsys.readouterr().err
+
+
+def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
+    def refused(message: str, **options: Any) -> None:
+        with pytest.raises(RunError, match=message):
+            prb.evaluate_posts(
+                options.pop("model", folder), data, out=tmp_path / "x", progress=False,
+                **{"profile_posts": [0, 1], **options},
+            )  # fmt: skip
+
+    refused("expected two numbers or more, each once, found", profile_posts=[1])
+    refused(r"each once, found \[1, 1\]", profile_posts=[1, 1])
+    refused("so that its unquantised form is not scored: give --no-reference", quantize="int8")
+    refused("profile_posts: baseline:length reads the whole text", model="baseline:length")

@@ -1,0 +1,233 @@
+"""Tokens on disk: scores and bytes as from the text, pages stored once, and one error for what does not fit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax import DataError, RunError, evaluate
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring import write_store as writing
+from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.write_store import TokensJob, write_store
+from prb_jax.sources.prepare import prepare
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.token_store import COLUMNS, PAGE, open_store
+from tests.scoring.records import record
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT, USERS = 90, 6
+VIEW = {"profile_posts": 2, "max_length": 600}
+
+
+def rows() -> list[dict]:
+    found = []
+    for number in range(COUNT):
+        user = number % USERS
+        profile = [
+            {"id": str(k), "category": "", "text": f"{user} {k} " + "tea rain " * 25} for k in range(2)
+        ]
+        found.append({**record(number, 2 + number % 2).to_row(), "profile": profile, "user_id": f"u{user}"})
+        found[-1]["labels"] = list(range(2 + number % 2))
+        if number % 5 == 0:
+            found[-1]["margin"] = number / 8
+    del found[41]["id"]
+    found[42] = dict(found[41])  # equal, and without an id
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
+    return path
+
+
+def job(folder: Path, data: Path, out: Path, **view: int) -> TokensJob:
+    return TokensJob(
+        model=str(folder),
+        loading=LoadOptions(),
+        view=ViewOptions(**(VIEW | view)),  # pyright: ignore[reportArgumentType]
+        sources=[str(data)],
+        folder=prepare([str(data)], out=out).folder,
+        part=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    write_store(job(folder, data, out), split="test")
+    return out
+
+
+def store_of(out: Path) -> Path:
+    return next(out.rglob("store.json")).parent
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+@pytest.fixture
+def copy(prepared: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(prepared, tmp_path / "copy")
+
+
+def test_scores_are_those_of_the_text_and_no_text_is_read(model, data, prepared, tmp_path, monkeypatch):
+    options = {**VIEW, "controls": "none", "progress": False}
+    expected = evaluate(model, str(data), out=tmp_path / "text", **options)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("text was tokenised")
+
+    monkeypatch.setattr(Reader, "encode_text", never)
+    monkeypatch.setattr("prb_jax.sources.prepared.to_row", never)
+    found = evaluate(model, str(prepared), out=tmp_path / "tokens", **options)
+    for name in ("scores.jsonl", "summary.json"):
+        assert (tmp_path / "text" / name).read_bytes() == (tmp_path / "tokens" / name).read_bytes()
+    assert found.rows[42].id == f"{found.rows[41].id}#2"
+    same = evaluate(model, str(prepared), limit=7, too_long="skip", **options)
+    assert [row.id for row in same.rows] == [row.id for row in expected.rows[:7]]
+    for row, other in zip(same.rows, expected.rows[:7], strict=True):
+        np.testing.assert_allclose(row.scores, other.scores, atol=1e-5)
+    # The run of one may be continued with the other: their data is the same.
+    assert evaluate(model, str(prepared), out=tmp_path / "text", **options).summary == expected.summary
+    monkeypatch.undo()
+    blind = evaluate(model, str(prepared), out=tmp_path / "blind", progress=False, **VIEW)
+    figures = blind.summary["controls"]["blind"]
+    assert (figures["n"], figures["shown_otherwise"]) == (COUNT, COUNT)
+
+
+def test_pages_of_a_profile_are_stored_once(model, data, prepared):
+    store = open_store(store_of(prepared))
+    trees = [store.tree(index) for index in range(len(store))]
+    assert [tree.shape for tree in trees] == [tuple(shape) for shape in store.shapes().tolist()]
+    assert [tree.tokens for tree in trees] == store.tokens().tolist()
+    whole = {
+        tree.prefix[: k + PAGE].tobytes()
+        for tree in trees
+        for k in range(0, len(tree.prefix) - PAGE + 1, PAGE)
+    }
+    assert len(store.arrays["pages"]) <= len(whole) < len(store.arrays["page_numbers"]) / 4
+    margins = np.asarray(store.arrays["margins"])
+    assert [row.get("margin") for row in rows()] == [
+        None if np.isnan(margin) else margin for margin in margins
+    ]
+
+
+@pytest.mark.timeout(200)
+def test_the_command_with_two_processes_writes_the_same_bytes(folder, data, prepared, tmp_path):
+    view = [word for name, value in VIEW.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = [
+        "prepare",
+        "--data",
+        data,
+        "--out",
+        tmp_path / "out",
+        "--model",
+        folder,
+        "--processes",
+        "2",
+        *view,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "prb_jax", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{COUNT} comparisons" in done.stdout
+    assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
+    assert not list((tmp_path / "out").rglob("parts"))
+
+
+def test_a_killed_command_goes_on_with_the_missing_parts(folder, data, prepared, tmp_path, monkeypatch):
+    work = job(folder, data, tmp_path / "out")
+    seen: list[int] = []
+    whole = Reader.encode_text
+
+    def killed(self: Reader, comparisons, *, view):
+        seen.append(len(comparisons))
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return whole(self, comparisons, view=view)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "encode_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_store(work, split="test")
+        patch.setattr(writing, "_join", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        seen[:] = [0] * 9
+        with pytest.raises(KeyboardInterrupt):
+            write_store(work, split="test")
+    assert sum(seen) == COUNT - 3 * 16
+    write_store(work, split="test")
+    assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
+
+
+def test_a_full_disk_is_one_error(folder, data, tmp_path, monkeypatch):
+    work = job(folder, data, tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        with pytest.raises(
+            RunError, match=r"cannot write .*No space left on device; the parts that are done are kept"
+        ):
+            write_store(work, split="test")
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_other_models_views_and_data_are_refused_by_field(model, data, prepared, copy):
+    with pytest.raises(DataError, match="profile_posts 2, expected 1"):
+        evaluate(model, str(prepared), progress=False, **(VIEW | {"profile_posts": 1}))
+    with pytest.raises(DataError, match="max_length 600, expected 700"):
+        evaluate(model, str(prepared), progress=False, **(VIEW | {"max_length": 700}))
+    with pytest.raises(DataError, match="protocol 'default', expected 'paper'"):
+        evaluate(model, str(prepared), progress=False, protocol="paper", **VIEW)
+    file = store_of(copy) / "store.json"
+    found = json.loads(file.read_text())
+    for field, value in (("data", []), ("key", {**found["key"], "tokenizer": "sha256:0"})):
+        file.write_text(json.dumps({**found, field: value}))
+        with pytest.raises(DataError, match="data" if field == "data" else "tokenizer 'sha256:0', expected"):
+            evaluate(model, str(copy), progress=False, **VIEW)
+
+
+DAMAGE = {
+    "store.json": (lambda file: file.write_text("{"), "store.json: not valid JSON"),
+    "tokens.npy": (lambda file: file.write_bytes(file.read_bytes()[:-8]), "tokens.npy: expected"),
+    "labels.npy": (lambda file: file.unlink(), "labels.npy: cannot be read: No such file"),
+    "users.npy": (lambda file: file.write_bytes(b"x" * file.stat().st_size), "users.npy: not an array"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_store_is_refused(model, copy, name):
+    damage, message = DAMAGE[name]
+    damage(store_of(copy) / name)
+    with pytest.raises(DataError, match=message):
+        evaluate(model, str(copy), progress=False, **VIEW)
+
+
+def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
+    path = store_of(copy)
+    pages = (path / "pages.npy").read_bytes()
+    (path / "pages.npy").write_bytes(pages[:-1] + bytes([pages[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"the tokens of comparison \d+ are damaged"):
+        evaluate(model, str(copy), progress=False, **VIEW)
+    (path / "store.json").write_text(json.dumps({"kind": "something else"}))
+    with pytest.raises(DataError, match="not written by `prb prepare --model`"):
+        evaluate(model, str(copy), progress=False, **VIEW)
+    assert set(COLUMNS) == {file.stem for file in path.glob("*.npy")}
