@@ -41,17 +41,17 @@ class Program:
       function: of :func:`jax.jit`.
       arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
       flops: what its result needs on all chips together, without anything computed twice or in vain.
-      attention: the implementation that it holds.
       visited: how often a step of its attention kernel computes, on average: the share of the steps that compute
         anything; more than one where a step goes through several blocks of keys.
+      attention: the name of that kernel, or of another implementation; "" where nobody asks.
       kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
     """
 
     function: Any
     arguments: tuple[Any, ...]
     flops: float
-    attention: str
     visited: float
+    attention: str = ""
     kernel_bytes: float = 0.0
 
 
@@ -75,7 +75,7 @@ def scoring_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: these chips have no matrix units for that form, or such attention.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
     kind = jnp.dtype(dtype)
@@ -91,14 +91,17 @@ def scoring_program(
             f"found {quote(attention)}"
         )
     options: dict[str, Any] = {"mesh": mesh, "dtype": kind, "readout": readout, "shardings": shardings}
-    placed = _placed(weights, shardings)
+    weights = placed(weights, shardings)
     if attention == "paged":
         function = make_stream_fn(config, attention=attention, **options)
         batch, visited, read = paged_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
-        return Program(function, (placed, batch), flops, PAGED_ATTENTION, visited, read)
-    function, arguments = make_score_fn(config, attention=attention, **options), (placed, _batch(shape, mesh))
-    return Program(function, arguments, forward_flops(config, shape), chosen.name, _visited(config, shape))
+        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, read)
+    function = make_score_fn(config, attention=attention, **options)
+    arguments = (weights, batch_of(shape, mesh))
+    return Program(
+        function, arguments, forward_flops(config, shape), visited_steps(config, shape), chosen.name
+    )
 
 
 def training_program(
@@ -119,7 +122,7 @@ def training_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: a head with several labels, or an attention that cannot be.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     lora = LoraConfig()
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=tuning, lora=lora),
@@ -142,7 +145,7 @@ def training_program(
         frozen=frozen,
     ).step
     embedding = abstract_params(config)["embed"]
-    state = _placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
+    state = placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
 
     def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
@@ -155,10 +158,10 @@ def training_program(
         "weights": rows(jnp.float32, count),
         "users": rows(jnp.int32, count),
     }
-    arguments = (state, _placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
+    arguments = (state, placed(frozen, step.frozen_shardings), batch_of(shape, mesh), Extras(**extras))
     flops = PASSES[tuning] * forward_flops(config, shape)
     chosen = choose_attention(mesh, jnp.dtype(dtype), attention)
-    return Program(step.accumulate, arguments, flops, chosen.name, _visited(config, shape))
+    return Program(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
@@ -167,7 +170,7 @@ def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     return shape.batch * tree
 
 
-def _visited(config: DecoderConfig, shape: BatchShape) -> float:
+def visited_steps(config: DecoderConfig, shape: BatchShape) -> float:
     """Of layers that see all and layers with a window, the dearer."""
     window = config.sliding_window if all(config.layer_windows) else None
     return visited_share(TreeMask(shape.layout, window))
@@ -221,7 +224,7 @@ def _inner(parameters: dict[str, Any]) -> list[Any]:
     return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
 
 
-def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
@@ -238,14 +241,14 @@ def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
         )
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
+def placed(shapes: Any, shardings: Any) -> Any:
     def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(place, shapes, shardings)
 
 
-def _batch(shape: BatchShape, mesh: Mesh) -> TreeBatch:
+def batch_of(shape: BatchShape, mesh: Mesh) -> TreeBatch:
     count, responses = shape.batch, shape.responses
 
     def rows(*sizes: int) -> Any:
