@@ -43,8 +43,9 @@ def wants_policy(options: argparse.Namespace) -> bool:
         "attention": options.attention != "auto",
         "questions-per-user": options.questions_per_user > 1,
     }
-    for name in (name for name, there in given.items() if there):
-        raise RunError(f"--{name} does not go with --ppo: leave it out")
+    refused = [name for name, there in given.items() if there]
+    if refused:
+        raise RunError(f"--{refused[0]} does not go with --ppo: leave it out")
     if options.tuning == "head":
         raise RunError("--tuning: expected lora or full with --ppo, found head")
     return True
