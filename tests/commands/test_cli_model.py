@@ -1,7 +1,6 @@
 """The command line with a model: a checkpoint on disk, scored by real processes that are killed."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.plain_process import plain_environment
 from tests.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,8 +66,10 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    return plain | {"JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    return plain_environment() | {
+        "JAX_PLATFORMS": "cpu",
+        "PRB_JAX_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }
 
 
 def command(*arguments: object) -> list[str]:
