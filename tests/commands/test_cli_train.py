@@ -87,19 +87,20 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("moments", [(5,), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
-    model, data, environment, whole, tmp_path
+    model, data, environment, whole, tmp_path, moments
 ):
     out = tmp_path / "killed"
     kills = 0
-    for step in (2, 5, 10):
+    for step in moments:
         process = start(train(model, data, out), environment)
         wait_for_step(process, out, step)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.communicate()
-    assert kills >= 2
+    assert kills >= (len(moments) + 1) // 2
     done = run(train(model, data, out), environment)
     assert done.returncode == 0, done.stderr
     assert "continued from the checkpoint of step" in done.stderr

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prb_jax.commands.compilation_cache import cache_folder, enable_compilation_cache
+from prb_jax.commands.compilation_cache import cache_folder, delete_unused, enable_compilation_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
@@ -56,3 +56,18 @@ def test_a_second_process_finds_the_compiled_program(tmp_path):
     assert int(outputs[0][1]) == 0
     assert int(outputs[1][1]) > 0
     assert list(tmp_path.rglob("*-cache"))
+
+
+def test_what_was_not_used_for_longest_is_deleted_once_a_day(tmp_path):
+    for age in range(5):
+        path = tmp_path / f"{age}-cache"
+        path.write_bytes(b"0123456789")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    (tmp_path / "note").write_bytes(b"not a program")
+    delete_unused(tmp_path, most=30)
+    assert {path.name for path in tmp_path.glob("[0-9n]*")} == {"0-cache", "1-cache", "2-cache", "note"}
+    delete_unused(tmp_path, most=0)
+    assert (tmp_path / "0-cache").exists()
+    os.utime(tmp_path / ".checked", (1e9, 1e9))
+    delete_unused(tmp_path, most=0)
+    assert not list(tmp_path.glob("*-cache"))
