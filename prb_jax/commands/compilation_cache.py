@@ -25,8 +25,8 @@ def cache_folder() -> Path | str:
     """Where compiled programs are kept: the first of
 
     1. ``$JAX_COMPILATION_CACHE_DIR``, taken as it is;
-    2. ``$PRB_JAX_CACHE/compiled/HOST``;
-    3. ``$XDG_CACHE_HOME/prb_jax/compiled/HOST``, that is ``~/.cache/prb_jax/compiled/HOST``.
+    2. ``$PRB_JAX_CACHE/programs/HOST``;
+    3. ``$XDG_CACHE_HOME/prb_jax/programs/HOST``, that is ``~/.cache/prb_jax/programs/HOST``.
 
     HOST names the jax version and the processor: programs compiled for one CPU may hold instructions
     that another one lacks, and a home directory is often shared between machines.
@@ -39,7 +39,7 @@ def cache_folder() -> Path | str:
         root = Path(own)
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax"
-    return root / "compiled" / f"jax-{version('jax')}-{_processor()}"
+    return root / "programs" / f"jax-{version('jax')}-{_processor()}"
 
 
 def enable_compilation_cache() -> Path | str | None:

@@ -26,10 +26,10 @@ def test_the_folder_names_jax_and_the_processor(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = cache_folder()
     assert isinstance(folder, Path)
-    assert folder.parent == tmp_path / ".cache" / "prb_jax" / "compiled"
+    assert folder.parent == tmp_path / ".cache" / "prb_jax" / "programs"
     assert folder.name.startswith("jax-")
     monkeypatch.setenv("PRB_JAX_CACHE", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own" / "compiled" / folder.name
+    assert cache_folder() == tmp_path / "own" / "programs" / folder.name
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
     assert cache_folder() == "gs://bucket/cache"
 
