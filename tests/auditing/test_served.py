@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -30,13 +31,13 @@ class Served:
     lines: list[str]
     url: str
 
-    def client(self, name: str | None = None, **headers: str) -> httpx.Client:
-        """A client of an annotator, or of nobody."""
-        client = httpx.Client(base_url=self.url, headers=headers, timeout=60)
-        if name is not None:
+    @contextlib.contextmanager
+    def client(self, name: str) -> Iterator[httpx.Client]:
+        """A client of an annotator."""
+        with httpx.Client(base_url=self.url, timeout=60) as client:
             token = client.post("/api/join", json={"name": name}).json()["token"]
             client.headers["Authorization"] = f"Bearer {token}"
-        return client
+            yield client
 
     def kill(self) -> None:
         self.process.kill()
