@@ -158,7 +158,7 @@ def plan_on(
     sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
     if crossing := crossing_axis(mesh):
         sizes += f",dcn={crossing}"
-    found = _compiled(program, place, mesh=sizes or "fsdp=1", batch=rows)
+    found = compile_program(program, place, mesh=sizes or "fsdp=1", batch=rows)
     return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
 
 
@@ -180,7 +180,7 @@ def roofline(
     }
 
 
-def _compiled(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
+def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     chips = len(place.devices)
     traced = program.function.trace(*program.arguments)
     lowered = traced.lower()
@@ -256,7 +256,7 @@ def _nothing_kept() -> Iterator[None]:
 
 def _refused(program: Program, place: Slice, message: str, seconds: float, *, mesh: str, batch: int) -> Plan:
     """A program for which the compiler finds no room: it says how much it would need."""
-    arguments = sum(_bytes_per_chip(leaf) for leaf in jax.tree.leaves(program.arguments))
+    arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves(program.arguments))
     peak = max(needed_bytes(message), arguments)
     return Plan(
         fits=False,
@@ -285,7 +285,7 @@ def needed_bytes(message: str) -> int:
     return round(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
-def _bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
+def bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
     sharding = cast(jax.sharding.NamedSharding, leaf.sharding)
     size = leaf.dtype.itemsize
     for part in sharding.shard_shape(leaf.shape):

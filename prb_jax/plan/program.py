@@ -82,7 +82,7 @@ def scoring_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: these chips have no matrix units for that form.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
     kind = jnp.dtype(dtype)
@@ -92,9 +92,9 @@ def scoring_program(
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
-    batch = _batch(shape, mesh)
-    arguments = (_placed(weights, shardings), batch)
-    return Program(function, arguments, forward_flops(config, shape), _visited(config, shape))
+    batch = batch_of(shape, mesh)
+    arguments = (placed(weights, shardings), batch)
+    return Program(function, arguments, forward_flops(config, shape), visited_steps(config, shape))
 
 
 def training_program(
@@ -108,7 +108,7 @@ def training_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: a head with several labels.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     lora = LoraConfig()
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=tuning, lora=lora),
@@ -130,7 +130,7 @@ def training_program(
         frozen=frozen,
     ).step
     embedding = abstract_params(config)["embed"]
-    state = _placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
+    state = placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
 
     def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
@@ -143,9 +143,9 @@ def training_program(
         "weights": rows(jnp.float32, count),
         "users": rows(jnp.int32, count),
     }
-    arguments = (state, _placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
+    arguments = (state, placed(frozen, step.frozen_shardings), batch_of(shape, mesh), Extras(**extras))
     flops = PASSES[tuning] * forward_flops(config, shape)
-    return Program(step.accumulate, arguments, flops, _visited(config, shape))
+    return Program(step.accumulate, arguments, flops, visited_steps(config, shape))
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
@@ -154,7 +154,7 @@ def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     return shape.batch * tree
 
 
-def _visited(config: DecoderConfig, shape: BatchShape) -> float:
+def visited_steps(config: DecoderConfig, shape: BatchShape) -> float:
     """Of layers that see all and layers with a window, the dearer."""
     window = config.sliding_window if all(config.layer_windows) else None
     return visited_share(TreeMask(shape.layout, window))
@@ -208,7 +208,7 @@ def _inner(parameters: dict[str, Any]) -> list[Any]:
     return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
 
 
-def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
@@ -225,14 +225,14 @@ def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
         )
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
+def placed(shapes: Any, shardings: Any) -> Any:
     def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(place, shapes, shardings)
 
 
-def _batch(shape: BatchShape, mesh: Mesh) -> TreeBatch:
+def batch_of(shape: BatchShape, mesh: Mesh) -> TreeBatch:
     count, responses = shape.batch, shape.responses
 
     def rows(*sizes: int) -> Any:

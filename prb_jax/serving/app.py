@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -45,6 +45,8 @@ class Served:
       figures: what is counted.
       limits: for clients.
       token: that clients must send as ``Authorization: Bearer TOKEN``; None for none.
+      identity: everything about the model that decides its scores.
+      view: what it is shown of a request.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Served:
     figures: Figures
     limits: Limits
     token: str | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    view: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_app(served: Served) -> Starlette:
@@ -62,7 +66,8 @@ def make_app(served: Served) -> Starlette:
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model"}]})
+        facts = {"identity": dict(served.identity), "view": dict(served.view)}
+        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
 
     async def metrics(request: Request) -> Response:
         served.figures.waiting.set(served.engine.waiting)

@@ -47,7 +47,7 @@ def bearer(request: Request) -> str:
 
 def same_token(given: str, token: str) -> bool:
     """Whether two tokens are equal, in a time that does not tell where they differ."""
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
 
 
 def check_token(request: Request, token: str | None) -> None:
