@@ -18,6 +18,7 @@ class PlantedFeatures:
 
     name = "planted"
     width = WIDTH
+    gives_rewards = False
 
     def __init__(self, rows: int = 200, seed: int = 0) -> None:
         self.table = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
@@ -33,6 +34,11 @@ class PlantedFeatures:
         self.calls += 1
         advance(len(texts), len(texts))
         return Embedded(self.table[[int(text.split()[0][1:]) for text in texts]], truncated=0)
+
+    def shown(
+        self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        raise AssertionError("no rewards")
 
 
 def planted_people(
