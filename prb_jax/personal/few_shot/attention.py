@@ -14,8 +14,10 @@ Low-rank bilinear similarity with the attention of Vaswani and others 2017; ours
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +33,13 @@ from prb_jax.personal.few_shot.episodes import (
     fit_episodes,
     people_of,
 )
-from prb_jax.personal.few_shot.fitting import mean_loss, minimise, numpy_rng, pooled_direction
+from prb_jax.personal.few_shot.fitting import Validation, mean_loss, minimise, numpy_rng
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers
 
 OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
 MOST_DRAWS = 32
 """Batches of people, at most, on whose queries the start is fitted: about three for each person where it suffices."""
-
-GAINS_L2 = 1e-3
-"""Penalty of the gains at the start, of similarities of variance 1."""
 
 SHARPNESS = 2.0
 """The logits at the start: so many times the cosine."""
@@ -52,15 +51,17 @@ class AttentionSettings(EpisodeSettings):
 
     Attributes:
       width: h, the rank of both similarities, at most D.
-      l2: penalties of the pooled direction that v starts as, of which the validation part chooses one.
+      l2: penalties of v at the start, of which the validation part chooses one.
+      gain_l2: penalties of the gains at the start, of similarities of variance 1; likewise.
     """
 
     width: int = 32
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    gain_l2: tuple[float, ...] = (1e-3, 1e-1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"l2": 0}, least={"width": 1})
+        check_numbers(self, above={"l2": 0, "gain_l2": 0}, least={"width": 1})
 
 
 def fit(
@@ -73,9 +74,9 @@ def fit(
 ) -> Fitted:
     """Fit v and the gains of the similarity along principal directions, then train everything by episodes."""
     seen.require("attention", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     features = np.asarray(seen.features, np.float32)
-    directions = principal_directions(features, min(settings.width, len(pooled)), rng=numpy_rng(key))
+    count = features.shape[1]
+    directions = principal_directions(features, min(settings.width, count), rng=numpy_rng(key))
     size = np.sqrt(np.mean(np.sum((features @ directions) ** 2, axis=1)))
     # Values start as the cosine along these directions, logits as a multiple of it.
     similar, attended = (
@@ -83,19 +84,32 @@ def fit(
         directions / size * np.sqrt(SHARPNESS * np.sqrt(directions.shape[1])),
     )
     arrays = {
-        "direction": pooled,
+        "direction": np.zeros(count, np.float32),
         "candidate_value": similar,
         "memory_value": similar.copy(),
         "candidate_key": attended,
         "memory_key": attended.copy(),
         "gains": np.zeros(KINDS, np.float32),
     }
-    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
+    penalties = list(product(sorted(settings.l2, reverse=True), settings.gain_l2))
     draws = min(MOST_DRAWS, -(-3 * seen.people // settings.batch))
-    people = people_of(seen, most=settings.most)
-    found = _linear_start(start, people, jax.random.fold_in(key, 1), settings=settings, draws=draws)
-    arrays |= {"direction": np.asarray(found[0]), "gains": np.asarray(found[1])}
-    start = replace(start, arrays=arrays)
+    found = _linear_starts(
+        Fitted(arrays, {}, settings),
+        people_of(seen, most=settings.most),
+        jax.random.fold_in(key, 1),
+        np.array(penalties, np.float32),
+        settings=settings,
+        draws=draws,
+    )
+    fits = [
+        Fitted(
+            {**arrays, "direction": direction, "gains": gains},
+            {"l2": np.float32(l2), "gain_l2": np.float32(gain_l2)},
+            settings,
+        )
+        for (l2, gain_l2), direction, gains in zip(penalties, *map(np.asarray, found), strict=True)
+    ]
+    start = Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
     return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
 
 
@@ -109,11 +123,17 @@ def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Gen
 
 
 @partial(jax.jit, static_argnames=("settings", "draws"))
-def _linear_start(
-    fitted: Fitted, people: People, key: jax.Array, *, settings: AttentionSettings, draws: int
+def _linear_starts(
+    fitted: Fitted,
+    people: People,
+    key: jax.Array,
+    penalties: Array,
+    *,
+    settings: AttentionSettings,
+    draws: int,
 ) -> tuple[Array, Array]:
-    """The direction v and the gains of the lowest loss on queries of the seen people, together: in both of them the
-    reward is linear."""
+    """The directions v [n, D] and the gains [n, 3] of the lowest loss on queries of the seen people, together: in both
+    of them the reward is linear. ``penalties`` is [n, 2], of v and of the gains."""
 
     def of_batch(key: jax.Array) -> tuple[Array, Array, Array]:
         episode = draw(people, key, batch=settings.batch, shots=settings.shots)
@@ -126,14 +146,18 @@ def _linear_start(
     deltas, similar, weights = jax.lax.map(of_batch, jax.random.split(key, draws))
     scale = jnp.sqrt(jnp.sum(similar**2 * weights[..., None], axis=(0, 1, 2)) / jnp.sum(weights)) + 1e-6
 
-    def loss(params: tuple[Array, Array]) -> jax.Array:
-        direction, gains = params
-        penalty = fitted.numbers["l2"] * jnp.sum(direction**2) + GAINS_L2 * jnp.sum(gains**2)
-        return mean_loss(deltas @ direction + (similar / scale) @ gains, weights) + 0.5 * penalty
+    def solve(start: tuple[Array, Array], penalty: Array) -> tuple[Any, Any]:
+        def loss(params: tuple[Array, Array]) -> jax.Array:
+            direction, gains = params
+            size = penalty[0] * jnp.sum(direction**2) + penalty[1] * jnp.sum(gains**2)
+            return mean_loss(deltas @ direction + (similar / scale) @ gains, weights) + 0.5 * size
 
-    start = (jnp.asarray(fitted.arrays["direction"]), jnp.zeros(KINDS, jnp.float32))
-    direction, gains = minimise(loss, start, steps=100)
-    return direction, gains / scale
+        found = minimise(loss, start, steps=100)
+        return found, found  # the next start
+
+    zero = (jnp.asarray(fitted.arrays["direction"]), jnp.zeros(KINDS, jnp.float32))
+    _, (directions, gains) = jax.lax.scan(solve, zero, penalties)
+    return directions, gains / scale
 
 
 def _state(fitted: Fitted, memory: Array, signs: Array, kinds: Array, mask: Array) -> State:

@@ -3,8 +3,9 @@
     context tokens: MLP[delta_i; 1], MLP[-delta_i; -1] and one learned null token;  target token: MLP[e; 0]
     layers of attention whose keys are the context alone, without positions;  r(e) = (v + H t(e)).e
 
-t(e) is the last layer's normed token of the target. The head H makes a direction of it: its length does not grow with that
-of e, so that a head which gave the reward itself could not tell two responses apart that lie far out on one side. Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
+t(e) is the last layer's normed token of the target. The head H makes a direction of it: the length of t does not grow
+with that of e, so that a head which gave the reward itself could not tell apart two responses that lie far out on one
+side. Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
 r(delta) = -r(-delta). The null token defines k = 0. The published head predicts a mean and a deviation of a number
 under a Gaussian likelihood; comparisons have no such number, so r is trained by the Bradley-Terry loss. v starts as the
 pooled direction, so that the transformer learns what is personal. A mask tells the padding, never a feature of zero.
