@@ -13,6 +13,7 @@ the chips' peak.
 """
 
 from prb_jax.plan.planner import Plan, plan
+from prb_jax.plan.policy import PolicyPlan, plan_policy
 from prb_jax.plan.sweeping import sweep
 
-__all__ = ["Plan", "plan", "sweep"]
+__all__ = ["Plan", "PolicyPlan", "plan", "plan_policy", "sweep"]
