@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     ask,
+    audit,
     bench,
     best_of_n,
     build,
@@ -50,7 +51,7 @@ EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
     evaluate, judge, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n,
-    guide, policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, build, prepare, split,
+    guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, build, prepare, split,
     rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 

@@ -36,6 +36,7 @@ ORDER = (
     ("rl",),
     ("serving",),
     ("building",),
+    ("auditing",),
     ("reports",),
     ("inspection",),
     ("plan",),

@@ -28,28 +28,26 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
         write_model(STORIES, tmp_path / "model", causal=True)
     else:
         write_policy(tmp_path / "model", "llama", eos=7)
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(4)])
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(3)])
     made = {
         "data": str(data),
         "generator": {"model": str(tmp_path / "model")},
         "writing": {
             "candidates": 2, "rounds": 1, "least_words": 0, "most_words": 999, "plan_tokens": 8, "max_new_tokens": 12,
-            "together": 2, "profile_posts": 1,
+            "together": 3, "profile_posts": 1,
         },
         "relax": GATES,
         "product": {"private_share": 0.5},
     }  # fmt: skip
     built = prb.build(made, out=tmp_path / "out", progress=False)
     rows = (tmp_path / "out" / "rows.jsonl").read_bytes()
-    assert built.summary["spent"]["generator"]["requests"] == 4 * (3 + 2 * 2)
+    assert built.summary["spent"]["generator"]["requests"] == 3 * (3 + 2 * 2)
     assert built.summary["spent"]["generator"]["reply_tokens"] > 0
     assert built.summary["pairs"] == len(lines(tmp_path / "out" / "pairs.jsonl")) > 0
     killed = tmp_path / "killed"
     killed.mkdir()
     (killed / "run.json").write_bytes((tmp_path / "out" / "run.json").read_bytes())
-    (killed / "rows.jsonl").write_bytes(
-        b"".join(rows.splitlines(keepends=True)[:3])
-    )  # within the second unit
+    (killed / "rows.jsonl").write_bytes(b"".join(rows.splitlines(keepends=True)[:2]))  # two of three rows
     prb.build(made, out=killed, progress=False)
     assert (killed / "rows.jsonl").read_bytes() == rows
     for name in ("pairs.jsonl", "public.jsonl", "README.md"):
