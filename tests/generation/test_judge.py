@@ -14,7 +14,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
-from prb_jax.generation import judge, verdicts
+from prb_jax.generation import judge_pairs, verdicts
 from prb_jax.generation.endpoint import EndpointOptions
 from prb_jax.generation.judge_run import JudgeOptions
 from prb_jax.generation.verdicts import default_messages, default_verdict, paper_first, paper_verdict
@@ -198,7 +198,7 @@ def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: p
     folder, data = tmp_path / "policy", pairs(3)
     write_policy(folder, "qwen3", num_hidden_layers=1)
     policy = prb.load_policy(folder)
-    monkeypatch.setattr(judge, "REASON_TOKENS", 8)
+    monkeypatch.setattr(judge_pairs, "REASON_TOKENS", 8)
     reasoned = JudgeOptions(profile_posts=0, reason=True)
     found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
     assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
