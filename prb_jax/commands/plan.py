@@ -32,6 +32,11 @@ def add(verbs: Verbs) -> None:
         "--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)"
     )
     sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
+    sub.add_argument(
+        "--sample",
+        action="store_true",
+        help="the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
+    )
     sub.add_argument("--tuning", choices=TUNINGS, help="with --train (default: full)")
     sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train (default: none)")
     sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
@@ -54,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
     if options.train and options.quantize:
         raise RunError("--quantize is for scoring only: leave it out with --train")
+    if options.sample and (options.train or options.sweep):
+        raise RunError(f"--sample: is a plan of its own: leave out --{'train' if options.train else 'sweep'}")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
     # No device is used: a program for TPUs is compiled on the CPU.
@@ -77,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
         "remat": options.remat or "none",
         "quantize": options.quantize,
     }
+    if options.sample:
+        return _sample(options)
     if options.sweep:
         batches = () if options.batch is None else (options.batch,)
         result = sweep(options.model, batches=batches, report=report, **common)
@@ -97,7 +106,36 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _sample(options: argparse.Namespace) -> int:
+    """Plan the sampler, and print a table or JSON."""
+    from prb_jax.plan.sampling import plan_sampling
+    from prb_jax.plan.tables import sampling_table
+
+    found = plan_sampling(
+        options.model,
+        topology=options.topology,
+        slices=options.slices,
+        mesh=options.mesh,
+        prompt=options.prefix,
+        samples=options.responses,
+        new_tokens=options.response_length,
+        batch=options.batch,
+        dtype=options.dtype,
+        quantize=options.quantize,
+    )
+    if options.json:
+        print(json.dumps(found.to_json()))
+    else:
+        print_table(sampling_table(found, title=_title(options)))
+    return 0
+
+
 def _title(options: argparse.Namespace) -> str:
+    if options.sample:
+        return (
+            f"sampling of {options.model} on {options.topology}: {options.responses} samples of "
+            f"{options.response_length:,} tokens a prompt of {options.prefix:,}, {options.dtype}"
+        )
     work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
     place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
     return (

@@ -13,6 +13,7 @@ the chips' peak.
 """
 
 from prb_jax.plan.planner import Plan, plan
+from prb_jax.plan.sampling import SamplingPlan, plan_sampling
 from prb_jax.plan.sweeping import sweep
 
-__all__ = ["Plan", "plan", "sweep"]
+__all__ = ["Plan", "SamplingPlan", "plan", "plan_sampling", "sweep"]

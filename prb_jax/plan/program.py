@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -62,12 +63,14 @@ class Program:
       arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
       flops: what its result needs on all chips together, without anything computed twice or in vain.
       visited: the share of its attention kernel's steps that compute anything.
+      named: further arguments by their names.
     """
 
     function: Any
     arguments: tuple[Any, ...]
     flops: float
     visited: float
+    named: Mapping[str, Any] = field(default_factory=dict)
 
 
 def scoring_program(
@@ -82,7 +85,7 @@ def scoring_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: these chips have no matrix units for that form.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
     kind = jnp.dtype(dtype)
@@ -93,7 +96,7 @@ def scoring_program(
     shardings = parameter_shardings(weights, mesh)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
     batch = _batch(shape, mesh)
-    arguments = (_placed(weights, shardings), batch)
+    arguments = (placed(weights, shardings), batch)
     return Program(function, arguments, forward_flops(config, shape), _visited(config, shape))
 
 
@@ -108,7 +111,7 @@ def training_program(
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: a head with several labels.
     """
-    _check(config, shape, mesh)
+    check_shape(config, shape, mesh)
     lora = LoraConfig()
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=tuning, lora=lora),
@@ -130,7 +133,7 @@ def training_program(
         frozen=frozen,
     ).step
     embedding = abstract_params(config)["embed"]
-    state = _placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
+    state = placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
 
     def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
@@ -143,7 +146,7 @@ def training_program(
         "weights": rows(jnp.float32, count),
         "users": rows(jnp.int32, count),
     }
-    arguments = (state, _placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
+    arguments = (state, placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
     flops = PASSES[tuning] * forward_flops(config, shape)
     return Program(step.accumulate, arguments, flops, _visited(config, shape))
 
@@ -208,7 +211,8 @@ def _inner(parameters: dict[str, Any]) -> list[Any]:
     return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
 
 
-def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+    """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
@@ -225,7 +229,9 @@ def _check(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
         )
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
+def placed(shapes: Any, shardings: Any) -> Any:
+    """Return a tree of shapes with the shardings of its arrays."""
+
     def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

@@ -22,6 +22,7 @@ from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.further_baselines import further_baselines
+from prb_jax.scoring.hints import UPPER_BOUND
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.read_inputs import SPLIT
@@ -155,7 +156,8 @@ def run_evaluation(
         check_benchmarks(inputs)
     judge = scorer if isinstance(scorer, HasJudgements) else None
     if inputs.hints and reader is None and judge is None:
-        raise RunError(f"{', '.join(inputs.hints)}: {known_as} reads no prompt in which they could stand")
+        named = ", ".join(name for name in inputs.hints if name != UPPER_BOUND)
+        raise RunError(f"{named}: {known_as} reads no prompt in which they could stand")
     controls = choose_controls(
         options.controls, inputs.comparisons, reader, view=view, seed=options.seed, judge=judge is not None
     )
