@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from rich.console import Group
 
-from prb_jax.bench.sampling import bench_policy
+from prb_jax.bench.sampling import silent_policy
 from prb_jax.bench.scorer import bench_source
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.choose import Rules
@@ -85,7 +85,7 @@ def bench_guidance(
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    policy = bench_policy(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
+    policy = silent_policy(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
     kind, devices = jnp.dtype(policy.dtype), policy.mesh
     config = replace(policy.config, head=LINEAR, num_labels=1)
     reward = make_program(config, mesh=devices, dtype=kind, attention=attention)

@@ -6,6 +6,9 @@ from prb_jax.training.settings import OptimizerSettings
 
 STEPS = 1000
 LEARNING_RATE = 1e-5
+KL_COEFFICIENT = 0.04
+"""Of the KL in the loss of a policy."""
+
 OPTIMIZER = OptimizerSettings(
     learning_rate=LEARNING_RATE,
     schedule="constant",

@@ -1,4 +1,4 @@
-"""`prb bench`: time scoring, training, sampling, guidance, serving, loading or ranking on this machine."""
+"""`prb bench`: time scoring, training, sampling, guiding, PPO, serving, loading or ranking on this machine."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ Measure = Callable[[argparse.Namespace], list[Any]]
 
 def add(verbs: Verbs) -> None:
     """Add the verb, its sub-verbs and their arguments."""
-    about = "how fast a model scores, trains, draws texts, serves, loads or ranks on this machine"
+    about = "how fast a model scores, trains, draws texts, learns from them, serves, loads or ranks on this machine"
     sub_verbs = verbs.add_parser("bench", help=about, description=about).add_subparsers(required=True)
 
     score = _add(
@@ -107,6 +107,31 @@ def add(verbs: Verbs) -> None:
         "--candidates", type=positive, default=10, metavar="C", help="tried for each token (default: 10)"
     )
     add_attention(guide)
+
+    policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
+    policy.add_argument("--prompts", type=positive, default=2, metavar="N", help="of a step (default: 2)")
+    policy.add_argument(
+        "--samples",
+        type=positive,
+        nargs="+",
+        default=[8],
+        metavar="N",
+        help="rollouts of each prompt (default: 8)",
+    )
+    policy.add_argument(
+        "--prompt-tokens", type=positive, default=2000, metavar="N", help="of a prompt, about (default: 2000)"
+    )
+    policy.add_argument(
+        "--new-tokens", type=positive, default=128, metavar="N", help="of a rollout, at most (default: 128)"
+    )
+    policy.add_argument("--against", choices=("trl",), help="also time TRL's GRPOTrainer, and compare")
+    policy.add_argument(
+        "--against-rows",
+        type=positive,
+        metavar="N",
+        help="rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)",
+    )
+    add_attention(policy)
 
     serve = _add(
         sub_verbs,
@@ -253,6 +278,25 @@ def _guide(options: argparse.Namespace) -> list[Any]:
     names = ("prompts", "prompt_tokens", "new_tokens", "candidates", "rounds", "mesh", "attention")
     chosen = {name: getattr(options, name) for name in names}
     results = [bench_guidance(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
+    print_table(table(results))
+    return results
+
+
+def _ppo(options: argparse.Namespace) -> list[Any]:
+    if options.against_rows is not None and options.against is None:
+        raise RunError("--against-rows needs --against trl")
+    from prb_jax.bench.policy import bench_policy, table
+
+    _check_weights(options)
+    names = (
+        "prompts", "prompt_tokens", "new_tokens", "rounds", "against", "against_rows", "mesh", "attention",
+    )  # fmt: skip
+    chosen = {name: getattr(options, name) for name in names}
+    results = [
+        bench_policy(options.model, dtype=dtype, samples=samples, **chosen)
+        for dtype in options.dtype
+        for samples in options.samples
+    ]
     print_table(table(results))
     return results
 

@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
         metavar="RUN",
         nargs="+",
         required=True,
-        help="runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`",
+        help="runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold",
     )
     sub.add_argument("--out", metavar="DIR", help="folder for correlate.json and correlate.png")
     sub.add_argument("--lineage", metavar="FILE", help="JSON, {name of a score run: lineage}")

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.commands.arguments import Verbs, add_quantize, add_verb, positive
+from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT_POLICIES
@@ -31,14 +32,17 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)"
     )
+    add_policy_arguments(sub)
     sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
     sub.add_argument(
         "--sample",
         action="store_true",
         help="the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
     )
-    sub.add_argument("--tuning", choices=TUNINGS, help="with --train (default: full)")
-    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train (default: none)")
+    sub.add_argument(
+        "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
+    )
+    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: none)")
     sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
     sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
     sub.add_argument(
@@ -55,6 +59,10 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plan, and print a table or JSON."""
+    if wants_policy(options):
+        # No device is used: a program for TPUs is compiled on the CPU.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        return run_policy(options)
     if not options.train and (options.tuning or options.remat):
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
     if options.train and options.quantize:

@@ -2,10 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Verbs, add_distributed, add_verb
 from prb_jax.commands.configured import add_configured, given_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.processes.job import INTERRUPTED
+from prb_jax.processes.sharing import process_index
 
 
 def add(verbs: Verbs) -> None:
@@ -23,6 +24,7 @@ def add(verbs: Verbs) -> None:
         overrides="model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02",
         out="train.json, metrics.jsonl, rollouts.jsonl, model",
     )
+    add_distributed(sub)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     if result.stopped_by is not None:
         return INTERRUPTED  # what was saved is said already
+    if process_index() > 0:
+        return 0
     for name, before in result.summary["first"].items():
         print(f"{name.replace('_', ' '):>20}  {before:10.4g} -> {result.summary['last_tenth'][name]:.4g}")
     print(f"written to {result.out}; `prb sample {result.out} --data ... --out ...` draws texts from it")

@@ -174,12 +174,12 @@ class Endpoint:
                 failure = f"{type(error).__name__}: {error}"
                 continue
             if answer.status_code in RETRIED or answer.status_code >= 500:
-                failure = f"status {answer.status_code}: {_shown(answer)}"
-                wait = _retry_after(answer, wait)
+                failure = f"status {answer.status_code}: {shown(answer)}"
+                wait = retry_after(answer, wait)
                 continue
             if answer.status_code != 200:
                 hint = f"; set {KEY} to a key that it takes" if answer.status_code in (401, 403) else ""
-                raise RunError(f"{options.url}: status {answer.status_code}: {_shown(answer)}{hint}")
+                raise RunError(f"{options.url}: status {answer.status_code}: {shown(answer)}{hint}")
             try:
                 found = parse_json(answer.content, where=options.url, error=RunError)
                 self._read(found)
@@ -260,12 +260,13 @@ def _alternatives(found: Any) -> list[tuple[str, list[tuple[str, float]]]] | Non
         return None
 
 
-def _shown(answer: httpx.Response) -> str:
+def shown(answer: httpx.Response) -> str:
+    """Return the text of an answer for a message."""
     return quote(answer.text)
 
 
-def _retry_after(answer: httpx.Response, default: float) -> float:
-    """The seconds that an endpoint asks to wait, given as a number or as a date."""
+def retry_after(answer: httpx.Response, default: float) -> float:
+    """Return the seconds that an endpoint asks to wait, given as a number or as a date."""
     given = answer.headers.get("retry-after", "")
     try:
         seconds = float(given)

@@ -18,6 +18,7 @@ from prb_jax.generation.choose import Rules
 from prb_jax.generation.programs import Programs
 from prb_jax.generation.steps import Prompts, Rows, Stops
 from prb_jax.models.decoder import Params
+from prb_jax.processes.sharing import fetch
 
 STEPS = 32
 """Tokens that are drawn before the host looks at the rows, at most."""
@@ -191,10 +192,10 @@ class _Unit:
     def _finished(self, rows: Rows) -> tuple[list[Drawn], np.ndarray | None]:
         """Samples that are done, and the rows that only their text ended."""
         busy = self.row >= 0
-        done = np.asarray(rows.done) & busy
+        done = fetch(rows.done) & busy
         if self.task.cut is None and not done.any():
             return [], None
-        lengths, tokens = np.asarray(rows.cache.lengths), np.asarray(rows.tokens)
+        lengths, tokens = fetch(rows.cache.lengths), fetch(rows.tokens)
         found, ended = [], np.zeros(self.row.shape, bool)
         logprobs = sampled = None
         for tree, place in np.argwhere(busy if self.task.cut else done):
@@ -203,7 +204,7 @@ class _Unit:
             if kept is None and not done[tree, place]:
                 continue
             if logprobs is None or sampled is None:
-                logprobs, sampled = np.asarray(rows.logprobs), np.asarray(rows.sampled_logprobs)
+                logprobs, sampled = fetch(rows.logprobs), fetch(rows.sampled_logprobs)
             if kept is not None:
                 finish, ended[tree, place] = "text", not done[tree, place]
             else:

@@ -156,7 +156,7 @@ def plan_on(
         program = training_program(config, shape, mesh=devices, dtype=dtype, tuning=tuning, remat=remat)
     else:
         program = scoring_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
-    found = compile_plan(program, place, mesh=mesh_named(mesh, devices), batch=rows)
+    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=rows)
     return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
 
 
@@ -186,7 +186,7 @@ def roofline(
     }
 
 
-def compile_plan(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
+def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
     """Compile a program for a slice, and say what it takes.
 
     Args:

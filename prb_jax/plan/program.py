@@ -95,9 +95,9 @@ def scoring_program(
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
-    batch = _batch(shape, mesh)
+    batch = batch_of(shape, mesh)
     arguments = (placed(weights, shardings), batch)
-    return Program(function, arguments, forward_flops(config, shape), _visited(config, shape))
+    return Program(function, arguments, forward_flops(config, shape), visited_steps(config, shape))
 
 
 def training_program(
@@ -146,9 +146,9 @@ def training_program(
         "weights": rows(jnp.float32, count),
         "users": rows(jnp.int32, count),
     }
-    arguments = (state, placed(frozen, step.frozen_shardings), _batch(shape, mesh), Extras(**extras))
+    arguments = (state, placed(frozen, step.frozen_shardings), batch_of(shape, mesh), Extras(**extras))
     flops = PASSES[tuning] * forward_flops(config, shape)
-    return Program(step.accumulate, arguments, flops, _visited(config, shape))
+    return Program(step.accumulate, arguments, flops, visited_steps(config, shape))
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
@@ -157,7 +157,7 @@ def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     return shape.batch * tree
 
 
-def _visited(config: DecoderConfig, shape: BatchShape) -> float:
+def visited_steps(config: DecoderConfig, shape: BatchShape) -> float:
     """Of layers that see all and layers with a window, the dearer."""
     window = config.sliding_window if all(config.layer_windows) else None
     return visited_share(TreeMask(shape.layout, window))
@@ -238,7 +238,7 @@ def placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(place, shapes, shardings)
 
 
-def _batch(shape: BatchShape, mesh: Mesh) -> TreeBatch:
+def batch_of(shape: BatchShape, mesh: Mesh) -> TreeBatch:
     count, responses = shape.batch, shape.responses
 
     def rows(*sizes: int) -> Any:

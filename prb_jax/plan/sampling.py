@@ -25,7 +25,7 @@ from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.chips import Slice, describe_slice
-from prb_jax.plan.planner import Plan, bytes_per_chip, compile_plan, mesh_named
+from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named
 from prb_jax.plan.program import BatchShape, Program, check_shape, placed
 from prb_jax.sharding import make_mesh, parameter_shardings, replicated
 from prb_jax.trees.shapes import round_up
@@ -103,7 +103,7 @@ def plan_sampling_on(
     trees = batch or devices.shape["data"] * devices.shape["fsdp"]
     shape = BatchShape(batch=trees, prefix=prompt, responses=samples, response_length=new_tokens)
     program, caches = sampling_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
-    found = compile_plan(program, place, mesh=mesh_named(mesh, devices), batch=trees)
+    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=trees)
     if found.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
         found = replace(found, note="the time is that of one token of each sample")
     found = replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)

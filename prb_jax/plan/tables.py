@@ -6,6 +6,7 @@ from rich.console import Group
 
 from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan
+from prb_jax.plan.policy import PolicyPlan
 from prb_jax.plan.sampling import SamplingPlan
 from prb_jax.reports.style import facts_table, new_table
 
@@ -62,6 +63,26 @@ def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
             "–" if mfu is None else f"{100 * mfu:.1f} %",
         )
     return Group(table)
+
+
+def policy_table(found: PolicyPlan, *, title: str) -> Group:
+    """The plan of a policy: what is held, what is shared, and what each program takes."""
+    room = _gib(found.hbm_bytes_per_chip)
+    facts = [
+        ("fits", "yes" if found.fits else "no"),
+        ("mesh, prompts", f"{found.mesh}, {found.batch}"),
+        ("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {room}"),
+    ]
+    held = new_table(headings=("held", "a chip", "shares"))
+    for part, size in found.held.items():
+        held.add_row(part, _gib(size), found.shared.get(part, ""))
+    held.add_row("all", _gib(sum(found.held.values())), "")
+    programs = new_table(headings=("program", "peak a chip, all that is held included", "time, at best"))
+    programs.add_row("draw: caches of the rollouts", _gib(found.peaks["draw"]), "–")
+    for name, each in found.programs.items():
+        seconds = "–" if each.estimated_seconds is None else f"{each.estimated_seconds:.3g} s"
+        programs.add_row(name, _gib(found.peaks[name]), seconds)
+    return Group(facts_table(facts, title=title), held, programs)
 
 
 def verdict(each: Plan) -> str:

@@ -65,6 +65,17 @@ def gather_int32(own: np.ndarray) -> list[np.ndarray]:
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
+def fetch(array: Any) -> np.ndarray:
+    """The whole of an array on the host, wherever its parts are; a collective where they are with several processes."""
+    import numpy as np
+
+    if process_count() == 1 or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
 def own_part(count: int) -> range:
     """Which of so many items are this process's, of a division into equal parts in order."""
     first, last = (index * count // process_count() for index in (process_index(), process_index() + 1))

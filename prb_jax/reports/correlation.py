@@ -77,7 +77,8 @@ def correlate(
 
     Args:
       scores: run folders of `prb evaluate`, one for each reward model, on the same data.
-      behaviour: run folders with a ``behaviour.json``: of `prb best-of-n`, `prb policy-accuracy`, `prb guide`.
+      behaviour: run folders with a ``behaviour.json``: of `prb best-of-n`, `prb policy-accuracy`, `prb guide`,
+        `prb ppo`.
       out: folder in which `correlate.json` and `correlate.png` are written; without one nothing is.
       lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
       quantile: over users and subsets, above 0 and at most 0.5.

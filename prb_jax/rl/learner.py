@@ -64,7 +64,7 @@ class Learner:
         self._frozen: Params = {}
         self._reference: Params | None = None
         self._abstract = _abstract_state(settings, actor, step)
-        self._look = _make_look(settings, actor, step)
+        self._look = make_look(settings, actor, step)
 
     @property
     def mesh(self) -> Mesh:
@@ -78,8 +78,8 @@ class Learner:
           The number of steps made by then, and the facts that were saved with them.
         """
         params = self._load()
-        sources, self._frozen = _sources(self.settings, params)
-        self._reference = None if self.settings.tuning == "lora" else _reference(params, self.actor.dtype)
+        sources, self._frozen = sources_of(self.settings, params)
+        self._reference = None if self.settings.tuning == "lora" else reference_of(params, self.actor.dtype)
         saved = checkpoints.restore_newest(flat_arrays(_kept(self._abstract)))
         if saved is None:
             self._state = self._step.init(sources)
@@ -204,11 +204,14 @@ def make_learner(settings: PpoSettings) -> Learner:
         lora_scale=lora_scale,
         remat=settings.remat,
     )
-    return Learner(settings, opened, policy=policy, actor=actor, step=_make_step(settings, actor))
+    return Learner(settings, opened, policy=policy, actor=actor, step=make_policy_step(settings, actor))
 
 
-def _make_step(settings: PpoSettings, actor: Actor) -> TrainStep:
-    sources, frozen = jax.eval_shape(lambda params: _sources(settings, params), abstract_params(actor.config))
+def make_policy_step(settings: PpoSettings, actor: Actor) -> TrainStep:
+    """Return the compiled functions of an update, of policy and value function together."""
+    sources, frozen = jax.eval_shape(
+        lambda params: sources_of(settings, params), abstract_params(actor.config)
+    )
     lengths = (settings.steps * settings.batch.updates,)
     policy = settings.optimizer
     value_rate = (
@@ -235,8 +238,8 @@ def _make_step(settings: PpoSettings, actor: Actor) -> TrainStep:
     )
 
 
-def _sources(settings: PpoSettings, params: Params) -> tuple[dict[str, Params], Params]:
-    """The arrays that each group starts with, and those that are not trained.
+def sources_of(settings: PpoSettings, params: Params) -> tuple[dict[str, Params], Params]:
+    """Return the arrays that each group starts with, and those that are not trained.
 
     The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
     """
@@ -255,15 +258,16 @@ def _sources(settings: PpoSettings, params: Params) -> tuple[dict[str, Params], 
     return sources, frozen
 
 
-def _reference(params: Params, dtype: jnp.dtype) -> Params:
-    """The starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
+def reference_of(params: Params, dtype: jnp.dtype) -> Params:
+    """Return the starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
     if dtype == jnp.float32:
         return params
     layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
     return {**params, "layers": layers}
 
 
-def _make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable[..., Any]:
+def make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable[..., Any]:
+    """Return (state, frozen, reference or None, batch) -> log-probabilities, those of the reference, and values."""
     full = settings.tuning == "full"
     everywhere = replicated(actor.mesh)
     reference_shardings = parameter_shardings(abstract_params(actor.config), actor.mesh) if full else None
@@ -294,7 +298,7 @@ def _make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable
 
 
 def _abstract_state(settings: PpoSettings, actor: Actor, step: TrainStep) -> TrainState:
-    sources = jax.eval_shape(lambda params: _sources(settings, params)[0], abstract_params(actor.config))
+    sources = jax.eval_shape(lambda params: sources_of(settings, params)[0], abstract_params(actor.config))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(step.init, sources),

@@ -13,6 +13,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, listed, quote
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.rl.board import RolloutBoard
 from prb_jax.rl.credit import Credit, credit
 from prb_jax.rl.learner import Learner, Looked
@@ -62,7 +63,8 @@ class Loop:
       order: which prompts each step sees.
       shapes: of microbatches.
       columns: R, tokens of a response with padding.
-      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; dpo has no watch.
+      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; dpo has no watch, and of
+        several processes all but the first have no log and no kept rows.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class Loop:
         shapes: Shapes,
         columns: int,
         checkpoints: Checkpoints,
-        log: MetricsLog,
+        log: MetricsLog | None,
         board: RolloutBoard,
         display: Display,
-        kept: StepRows,
+        kept: StepRows | None,
         watch: Watch | None,
         interruption: Interruption,
     ) -> None:
@@ -91,16 +93,20 @@ class Loop:
         self.kept, self.watch, self.interruption = kept, watch, interruption
         self.step = 0
         self.coefficient = self.settings.kl.coefficient
+        self.reason: str | None = None
 
     def run(self, done: int, facts: Mapping[str, Any]) -> str | None:
         """Go from step ``done`` to the end, or to where the watch ends the run; the name of the signal that stopped it
         before that, if one did."""
         self.step = done
         self.coefficient = float(facts.get("kl_coefficient", self.coefficient))
+        self.reason = self._reason_to_stop()
         while not self.ended():
             row = self._step()
             self.step += 1
-            self.log.write({"step": self.step, "epoch": self.order.epoch_of(self.step), **row})
+            if self.log is not None:
+                self.log.write({"step": self.step, "epoch": self.order.epoch_of(self.step), **row})
+            self.reason = self._reason_to_stop()
             self.board.take(self.step, row)
             self.display.update()
             last, stop = self.ended(), self.interruption.reached(self.step)
@@ -114,17 +120,19 @@ class Loop:
 
     def ended(self) -> bool:
         """Tell whether there is nothing more to do."""
-        return self.step == self.settings.steps or self.reason_to_stop() is not None
+        return self.step == self.settings.steps or self.reason is not None
 
-    def reason_to_stop(self) -> str | None:
-        """Return why the watch ends the run here; None where it does not."""
-        return None if self.watch is None else self.watch.reason_to_stop(self.log.rows)
+    def _reason_to_stop(self) -> str | None:
+        """Why the watch ends the run here; None where it does not. A collective."""
+        watch = self.watch
+        if watch is None or not watch.may_stop:
+            return None
+        return on_first_process(lambda: watch.reason_to_stop([] if self.log is None else self.log.rows))
 
     def _save(self) -> None:
-        self.kept.sync()
-        if self.watch is not None:
-            self.watch.sync()
-        self.log.sync()
+        for each in (self.kept, self.watch, self.log):
+            if each is not None:
+                each.sync()
         facts = {"time": time.time(), "kl_coefficient": self.coefficient, "seed": self.settings.seed}
         self.learner.save(self.checkpoints, self.step, facts)
 
@@ -175,7 +183,7 @@ class Loop:
         )
         updates = self._update(lesson, members)
         times.append(time.perf_counter())
-        if number == 1 or number % settings.rollouts_every == 0:
+        if self.kept is not None and (number == 1 or number % settings.rollouts_every == 0):
             named = [self.comparisons[member] for member in members[: settings.rollout.keep]]
             self.kept.write(rollout_rows(number, named, rollouts, scores.values, looked))
         numbers = {name: float(np.asarray(value)) for name, value in found.numbers.items()}

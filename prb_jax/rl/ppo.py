@@ -3,7 +3,8 @@
 ``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
 ``metrics.jsonl``   one row a step.
 ``rollouts.jsonl``  some rollouts of some steps.
-``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them, and
+                    ``behaviour.json`` has the gold at the end for `prb correlate`.
 ``checkpoints/``    states to continue from.
 ``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
 ``summary.json``    written last: a folder that has it is finished.
@@ -24,10 +25,19 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, short_repr
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.rl.board import RolloutBoard
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.loop import Loop, response_columns
-from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
+from prb_jax.rl.record import (
+    open_ppo_run,
+    panels_of,
+    read_ppo_run,
+    run_inputs,
+    run_summary,
+    shared_settings,
+)
 from prb_jax.rl.rewards import Reward, open_reward
 from prb_jax.rl.rollouts import Sampler, encode_pairs
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
@@ -118,10 +128,9 @@ def ppo(
         gold_given=gold is not None,
     )
     path = Path(out)
-    refuse_file(out)
-    read_ppo_run(path)
-    if settings.log.wandb is not None:
-        check_wandb(f"log.wandb={settings.log.wandb}")
+    on_first_process(lambda: _check_wanted(path, settings.log.wandb))
+    # Nothing more is shared before the processes are compared: another one may not train at all.
+    check_agreement(shared_settings(settings))
     found = _read_data(settings, data)
     learner = make_learner(settings)
     rewards = [(reward, settings.reward), (gold, settings.watch.gold)]
@@ -130,12 +139,27 @@ def ppo(
         for given, name in rewards
     )
     inputs = run_inputs(settings, found, learner, opened, measured)
-    with held_folder(path):
-        open_ppo_run(path, inputs, learner, command=command, reward=opened)
-        if (path / SUMMARY).is_file():
-            summary = read_object(path / SUMMARY, error=RunError)
+    check_agreement(inputs)
+    with contextlib.ExitStack() as stack:
+
+        def open_folder() -> dict[str, Any] | None:
+            stack.enter_context(held_folder(path))
+            open_ppo_run(path, inputs, learner, command=command, reward=opened)
+            return read_object(path / SUMMARY, error=RunError) if (path / SUMMARY).is_file() else None
+
+        summary = on_first_process(open_folder)
+        if summary is not None:
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
-        return _Run(settings, path, list(found.train), learner, opened, measured).go(progress=progress)
+        return _Run(settings, path, list(found.train), learner, opened, measured, inputs).go(
+            progress=progress
+        )
+
+
+def _check_wanted(out: Path, wandb: str | None) -> None:
+    refuse_file(out)
+    read_ppo_run(out)
+    if wandb is not None:
+        check_wandb(f"log.wandb={wandb}")
 
 
 @dataclass(eq=False)
@@ -148,12 +172,14 @@ class _Run:
     learner: Learner
     reward: Reward | None
     gold: Reward | None
+    inputs: dict[str, Any]
 
     def go(self, *, progress: bool) -> PpoResult:
         settings, learner = self.settings, self.learner
         order = Order(len(self.comparisons), settings.batch.prompts, settings.seed)
         pairs, sampler, lengths, columns = self._prepared()
         shapes = self._shapes(order, lengths)
+        first = process_index() == 0
         with contextlib.ExitStack() as stack:
             messages: list[str] = []
             checkpoints = Checkpoints(
@@ -165,16 +191,20 @@ class _Run:
             stack.callback(checkpoints.close)
             done, facts = learner.begin(checkpoints)
             board = RolloutBoard(settings.steps, done)
-            display = stack.enter_context(show_progress(f"training {self.out}", board, enabled=progress))
+            shown = show_progress(f"training {self.out}", board, enabled=progress and first)
+            display = stack.enter_context(shown)
+            say = display.say if first else lambda text: None
             if self.reward is not None:
                 messages.append(f"reward: {self.reward.name}, which reads the rollouts as text")
             if done:
                 messages.append(f"continued from the checkpoint of step {done}")
             for message in messages:
-                display.say(message)
+                say(message)
             interruption = stack.enter_context(watch_signals())
-            log = MetricsLog(self.out, step=done, options=settings.log, settings=flat_settings(settings))
-            stack.callback(log.close)
+            log = None
+            if first:
+                log = MetricsLog(self.out, step=done, options=settings.log, settings=flat_settings(settings))
+                stack.callback(log.close)
             watch = None
             if self.reward is not None:
                 watch = Watch(self.out, step=done, settings=settings.watch, gold=self.gold)
@@ -191,21 +221,20 @@ class _Run:
                 log=log,
                 board=board,
                 display=display,
-                kept=StepRows(self.out / ROLLOUTS, step=done),
+                kept=StepRows(self.out / ROLLOUTS, step=done) if first else None,
                 watch=watch,
                 interruption=interruption,
             )
             stopped = loop.run(done, facts)
             if stopped is not None:
-                display.say(
+                say(
                     f"{stopped}: saved at step {loop.step} of {settings.steps}; the same command continues the run"
                 )
                 return PpoResult(self.out, loop.step, stopped_by=stopped)
             checkpoints.wait()
-            reason = loop.reason_to_stop()
-            if reason is not None:
-                display.say(f"ended at step {loop.step} of {settings.steps}: {reason}")
-            summary = self._finish(log, display, watch, reason)
+            if loop.reason is not None:
+                say(f"ended at step {loop.step} of {settings.steps}: {loop.reason}")
+            summary = self._finish(log, display, watch, loop.reason)
             return PpoResult(self.out, loop.step, self.out / MODEL, summary)
 
     def _prepared(self) -> tuple[list[Tree] | None, Sampler | None, list[tuple[int, int, int]], int]:
@@ -244,13 +273,20 @@ class _Run:
         )
 
     def _finish(
-        self, log: MetricsLog, display: Display, watch: Watch | None, reason: str | None
+        self, log: MetricsLog | None, display: Display, watch: Watch | None, reason: str | None
     ) -> dict[str, Any]:
         """Export the policy, draw the curves and write the summary."""
-        if not (self.out / MODEL).exists():
+        there = on_first_process(lambda: [(self.out / name).exists() for name in (MODEL, ADAPTER)])
+        if not there[0]:
             self.learner.export(self.out / MODEL)
-        if self.settings.tuning == "lora" and not (self.out / ADAPTER).exists():
+        if self.settings.tuning == "lora" and not there[1]:
             self.learner.export_adapter(self.out / ADAPTER)
+        return on_first_process(lambda: self._summed_up(log, display, watch, reason))
+
+    def _summed_up(
+        self, log: MetricsLog | None, display: Display, watch: Watch | None, reason: str | None
+    ) -> dict[str, Any]:
+        assert log is not None
         if self.settings.log.plot:
             from prb_jax.training.curves import plot_curves
 
@@ -261,6 +297,15 @@ class _Run:
                     watch.draw()
             except RunError as error:  # a picture less is no reason to fail
                 display.say(f"no picture: {error}")
+        if watch is not None and self.reward is not None:
+            watch.write_behaviour(
+                algorithm=self.settings.algorithm,
+                reward=self.reward,
+                setting={
+                    key: value for key, value in self.inputs.items() if key not in ("reward", "versions")
+                },
+                policy=self.inputs["model"].get("architecture"),
+            )
         summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason)
         write_json(self.out / SUMMARY, summary)
         return summary

@@ -12,6 +12,7 @@ import numpy as np
 
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
+from prb_jax.processes.sharing import process_count
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.settings import PpoSettings
@@ -28,10 +29,12 @@ _PANELS: Panels = (
     ("reward", "Reward"), ("gold", "Gold"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens")
 )  # fmt: skip
 
-# Known by their contents, or without effect on the result.
+# Known by their contents.
+_NAMES = ("model", "data", "reward", "revision", "tokenizer", "chat_template", "watch.gold")
+# Without effect on the result, these names and others.
 _WITHOUT_EFFECT = (
-    "model", "data", "reward", "revision", "tokenizer", "chat_template", "mesh", "scoring.mesh", "attention",
-    "batch.tokens", "watch.gold", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
+    *_NAMES, "mesh", "scoring.mesh", "attention",
+    "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
     "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip
 
@@ -49,6 +52,13 @@ _DEFINITIONS = {
     "ended_share": "share of rollouts that end by a stop token",
     "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
 }
+
+
+def shared_settings(settings: PpoSettings) -> dict[str, Any]:
+    """Return the settings that several processes must have in common before anything is read: all but names."""
+    values = flat_settings(settings).items()
+    shared = {name: value for name, value in values if name not in _NAMES and not name.startswith("log.")}
+    return {"verb": "ppo", "settings": shared}
 
 
 def run_inputs(
@@ -125,6 +135,7 @@ def open_ppo_run(
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
             "count": len(devices),
+            "processes": process_count(),
         },
     }
     names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}

@@ -13,10 +13,14 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
+from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.plain import PlainScorer
 from prb_jax.scoring.scored import Scorer
 
 
@@ -67,6 +71,10 @@ class Reward:
             found.pop("name")
         return found
 
+    def model_identity(self) -> dict[str, Any]:
+        """Return what tells the model from others, wherever it is and whatever it is shown."""
+        return reward_identity({name: value for name, value in self.identity().items() if name != "view"})
+
     def score(
         self, comparisons: Sequence[Comparison], texts: Sequence[Sequence[str]], *, step: int
     ) -> Scores:
@@ -92,9 +100,23 @@ class Reward:
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
             asks += _asks(prompt, comparison, own)
-        failed = self._fill(values, asks, step=step)
+        values, failed = self._filled(values, asks, step=step)
         scaled = values * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
+
+    def _filled(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> tuple[np.ndarray, int]:
+        """The values with the reward's scores, and how many failed.
+
+        A function and a server are asked by the first of several processes, a model on their devices by all together.
+        """
+
+        def fill() -> tuple[list[list[float]], int]:
+            failed = self._fill(values, asks, step=step)
+            return values.tolist(), failed
+
+        alone = isinstance(self.scorer, PlainScorer | RemoteScorer)
+        found, failed = on_first_process(fill) if alone else fill()
+        return np.asarray(found), failed
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
         """Put the reward's scores in their places, and return how many failed."""
@@ -181,22 +203,35 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
 
     Args:
       settings: of the run.
-      model: its name, a scorer or a function of a comparison.
+      model: its name, the URL of a server, a scorer or a function of a comparison.
 
     Raises:
       RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
     """
     facts: dict[str, Any] = {}
     opened: Any = model
-    if isinstance(model, str) and is_file_function(model):
-        facts, opened = _function_of(model)
     scoring = settings.scoring
+    if isinstance(model, str) and is_url(model):
+        _refuse_for_server(scoring)
+        opened = open_remote(model)
+        facts = {"view": opened.view}
+    elif isinstance(model, str) and is_file_function(model):
+        facts, opened = _function_of(model)
     options = LoadOptions()
     if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
-    name = getattr(opened, "__name__", None) if facts else None
+    name = getattr(opened, "__name__", None) if facts and callable(opened) else None
     scorer = open_scorer(opened, options, name=name, recorded=True)
     return Reward(scorer, scoring, facts)
+
+
+def _refuse_for_server(scoring: ScoringSettings) -> None:
+    for name in ("profile_posts", "protocol", "max_length", "dtype", "mesh"):
+        if (value := getattr(scoring, name)) is not None:
+            raise RunError(
+                f"config key 'scoring.{name}': decided where the reward is served (`prb serve`): leave it out, found "
+                f"{quote(value)}"
+            )
 
 
 def _function_of(reward: str) -> tuple[dict[str, Any], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
@@ -96,7 +97,8 @@ class Sampler:
         task = Task(
             prompts=[self.prompts[member].ids for member in members],
             samples=self.settings.n,
-            rules=as_rules(self.options.rules),
+            # Of the host: an array of this process's device could not go to those of others.
+            rules=jax.tree.map(np.asarray, as_rules(self.options.rules)),
             stop_ids=self._stop_ids,
             tokens=self.settings.max_new_tokens,
             seed=step_seed(seed, step),

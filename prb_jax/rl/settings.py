@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from prb_jax.errors import DataError, RunError
 from prb_jax.models import AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
+from prb_jax.rl.algorithms import GROUPED, Algorithm, check_used
 from prb_jax.rl.sections import (
     AdvantageSettings,
     KeptSettings,
@@ -29,12 +30,8 @@ from prb_jax.rl.sections import (
     check_choices,
     check_value,
 )
-from prb_jax.training.config import build_settings, to_config_dict
+from prb_jax.training.config import build_settings, flat_settings, to_config_dict
 from prb_jax.training.settings import EVENTS, LogSettings
-
-Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo"]
-GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
-"""Algorithms that compare the responses of a prompt with each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +44,8 @@ class PpoSettings:
         responses are looked at by dpo alone.
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, or a function as
-        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
+      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, or
+        a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
       algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
         from the pairs of the data and draws nothing.
       steps: rounds of rollouts and their updates.
@@ -112,6 +109,8 @@ class PpoSettings:
                 f"rollout.n: expected at least 2 with algorithm={self.algorithm}, which compares the rollouts of a "
                 f"prompt, found {self.rollout.n}"
             )
+        if _DEFAULTS:  # else they are being made
+            check_used(self.algorithm, flat_settings(self), _DEFAULTS)
 
     @property
     def with_values(self) -> bool:
@@ -127,6 +126,10 @@ class PpoSettings:
     def rollouts_every(self) -> int:
         """Steps between two of which rollouts are kept."""
         return self.rollout.keep_every or max(1, self.steps // EVENTS)
+
+
+_DEFAULTS: dict[str, Any] = {}
+_DEFAULTS |= flat_settings(PpoSettings())
 
 
 def default_config() -> ConfigDict:
@@ -165,11 +168,12 @@ def load_ppo_settings(
             raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
     if settings.algorithm == "dpo" and (settings.reward or reward_given):
         raise RunError("config key 'reward': dpo learns from labelled pairs and asks no reward: leave it out")
-    watch, has_gold = settings.watch, bool(settings.watch.gold) or gold_given
-    if settings.algorithm == "dpo" and (has_gold or watch.window is not None or watch.most_kl is not None):
-        raise RunError("config section 'watch': dpo draws no rollouts that could be watched: leave it out")
-    if watch.window is not None and not has_gold:
-        raise RunError("config key 'watch.window': needs watch.gold, the second reward that it looks at")
+    has_gold = bool(settings.watch.gold) or gold_given
+    if settings.algorithm == "dpo" and gold_given:
+        raise RunError("gold: dpo draws no rollouts that could be watched: leave it out")
+    for name in ("window", "every"):
+        if getattr(settings.watch, name) != _DEFAULTS[f"watch.{name}"] and not has_gold:
+            raise RunError(f"config key 'watch.{name}': needs watch.gold, the second reward that it looks at")
     return settings
 
 

@@ -1,12 +1,14 @@
 """The watch over a policy that may find a weakness of its reward: gold beside the reward, and when to stop.
 
 ``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
-and the share of distinct words and pairs of words. ``overoptimisation.png`` shows reward and gold against the square
-root of the KL, as Gao et al. 2023 (2210.10760) do.
+the share of distinct words and pairs of words, and the sum and count of each user's gold. ``overoptimisation.png``
+shows reward and gold against the square root of the KL, as Gao et al. 2023 (2210.10760) do. ``behaviour.json`` has the
+gold of the last tenth of the measurements, for `prb correlate`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,18 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.processes.sharing import process_index
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.step_rows import StepRows
+from prb_jax.runs.behaviour import Figure, cluster_of, write_behaviour
 
 GOLD = "gold.jsonl"
 PICTURE = "overoptimisation.png"
 
 
 class Watch:
-    """Measures gold on rollouts, and says when to stop.
+    """Measures gold on rollouts, and says when to stop. Of several processes the first one writes.
 
     Args:
       out: the run folder.
@@ -36,7 +40,7 @@ class Watch:
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
         self.out, self.settings, self.gold = out, settings, gold
-        self.rows = StepRows(out / GOLD, step=step) if gold is not None else None
+        self.rows = StepRows(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
 
     def measure(
         self,
@@ -57,10 +61,13 @@ class Watch:
           kl: of a rollout.
         """
         found = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
-        if self.gold is None or self.rows is None or step % self.settings.every:
+        if self.gold is None or step % self.settings.every:
             return found
         gold = self.gold.score(comparisons, texts, step=step).values
         users = [comparison.user_id for comparison in comparisons]
+        by_user: dict[str, list[float]] = {}
+        for comparison, own in zip(comparisons, gold.astype(np.float64), strict=True):
+            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(own.tolist())
         row = {
             "step": step,
             "kl": kl,
@@ -69,9 +76,16 @@ class Watch:
             "gold": float(gold.mean()),
             **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
             **found,
+            "gold_by_user": {user: [math.fsum(own), len(own)] for user, own in by_user.items()},
         }
-        self.rows.write([row])
+        if self.rows is not None:
+            self.rows.write([row])
         return {**found, "gold": row["gold"]}
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the watch ever ends the run."""
+        return self.settings.most_kl is not None or self.settings.window is not None
 
     def reason_to_stop(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
         """Return why the run ends here, by the rows of `metrics.jsonl` so far; None where it goes on."""
@@ -81,6 +95,41 @@ class Watch:
         """Wait for the disk."""
         if self.rows is not None:
             self.rows.sync()
+
+    def write_behaviour(
+        self, *, algorithm: str, reward: Reward, setting: Mapping[str, Any], policy: str | None
+    ) -> None:
+        """Write `behaviour.json`: the gold of the rollouts of the last tenth of the measurements, where there are any.
+
+        Args:
+          algorithm: of the run.
+          reward: under which the policy was trained.
+          setting: all else that decides the figure.
+          policy: its architecture.
+
+        Raises:
+          RunError: the file cannot be written.
+        """
+        if self.rows is None or not self.rows.rows:
+            return
+        measured = self.rows.rows[-max(1, len(self.rows.rows) // 10) :]
+        sums: dict[str, list[float]] = {}
+        counts: dict[str, int] = {}
+        for row in measured:
+            for user, (total, count) in row["gold_by_user"].items():
+                sums.setdefault(user, []).append(total)
+                counts[user] = counts.get(user, 0) + count
+        figure = Figure(
+            name=f"{algorithm} gold",
+            reward_model=reward.model_identity(),
+            label=reward.name,
+            setting=setting,
+            policy=policy,
+            clusters=list(sums),
+            sums=[math.fsum(own) for own in sums.values()],
+            counts=[counts[user] for user in sums],
+        )
+        write_behaviour(self.out, [figure])
 
     def draw(self) -> None:
         """Draw `overoptimisation.png`, where gold was measured.

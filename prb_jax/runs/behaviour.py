@@ -115,7 +115,7 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
     if not path.exists():
         raise RunError(
             f"{folder}: expected a finished run of a verb with a behaviour (`prb best-of-n`, `prb policy-accuracy`, "
-            f"`prb guide`), found no {BEHAVIOUR} in it"
+            f"`prb guide`, `prb ppo` with watch.gold), found no {BEHAVIOUR} in it"
         )
     found = read_object(path, error=RunError)
     if found.get("kind") != _KIND or not isinstance(found.get("figures"), list) or not found["figures"]:

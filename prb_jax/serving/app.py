@@ -7,8 +7,8 @@ import hmac
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -51,6 +51,8 @@ class Served:
       figures: what is counted.
       limits: for clients.
       token: that clients must send as ``Authorization: Bearer TOKEN``; None for none.
+      identity: everything about the model that decides its scores.
+      view: what it is shown of a request.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Served:
     figures: Figures
     limits: Limits
     token: str | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    view: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _RefusedError(Exception):
@@ -76,7 +80,8 @@ def make_app(served: Served) -> Starlette:
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model"}]})
+        facts = {"identity": dict(served.identity), "view": dict(served.view)}
+        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
 
     async def metrics(request: Request) -> Response:
         served.figures.waiting.set(served.engine.waiting)

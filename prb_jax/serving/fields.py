@@ -31,6 +31,20 @@ def texts(body: Body, *names: str) -> list[str]:
     return [fields.text(each, WHERE, f"{name}[{k}]") for k, each in enumerate(found)]
 
 
+def prompts(body: Body, *names: str) -> list[tuple[Message, ...]]:
+    """Return one or more prompts, from the first of these fields that is there: each is a text or a conversation."""
+    name = next((each for each in names if body.get(each) is not None), names[0])
+    value = body.get(name)
+    if not isinstance(value, list) or not any(isinstance(each, list) for each in value):
+        return [(Message("user", each),) for each in texts(body, *names)]
+    return [
+        messages(each, f"{name}[{k}]")
+        if isinstance(each, list)
+        else (Message("user", fields.text(each, WHERE, f"{name}[{k}]")),)
+        for k, each in enumerate(value)
+    ]
+
+
 def messages(value: object, name: str) -> tuple[Message, ...]:
     """Return a conversation."""
     found = []
@@ -80,6 +94,11 @@ def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
     if len(value) != count:
         fields.fail(WHERE, "profile", f"expected one, or {count} for {count} responses, found {len(value)}")
     return [read_profile(each, f"{WHERE}: profile[{k}]") for k, each in enumerate(value)]
+
+
+def orders(body: Body, count: int) -> list[str | None]:
+    """Return by what the posts of each of `count` responses are ordered: `profile_order`, one for all of them."""
+    return [fields.optional_text(body.get("profile_order"), WHERE, "profile_order")] * count
 
 
 def no_profile(body: Body) -> None:

@@ -28,13 +28,14 @@ class Texts:
     Attributes:
       prompt: the conversation before the response.
       response: its text.
-      user_id, profile: as of a comparison.
+      user_id, profile, profile_order: as of a comparison.
     """
 
     prompt: tuple[Message, ...]
     response: str
     user_id: str | None = None
     profile: tuple[Post, ...] = ()
+    profile_order: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ class Grower:
         whole: list[int] = []
         for place, item in enumerate(items):
             if isinstance(item, Texts):
-                texts.setdefault((item.prompt, item.user_id, item.profile), []).append(place)
+                texts.setdefault((item.prompt, item.user_id, item.profile, item.profile_order), []).append(
+                    place
+                )
             else:
                 whole.append(place)
         groups = [
@@ -199,6 +202,7 @@ def _comparison(items: Sequence[Item]) -> Comparison:
         responses=[each.response for each in texts],
         user_id=first.user_id,
         profile=first.profile,
+        profile_order=first.profile_order,
     )
 
 

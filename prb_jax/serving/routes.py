@@ -18,6 +18,7 @@ import numpy as np
 
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Message
+from prb_jax.data.conversation import Messages
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.items import Item, Score, Texts, Whole
@@ -57,12 +58,12 @@ def score(body: Body) -> Asked:
     query, profile = fields.text(body, "query"), body.get("profile")
     if isinstance(profile, str):
         query, body = query + checks.text(profile, WHERE, "profile"), {**body, "profile": None}
-    items = _answers(body, [query], [fields.text(body, "response_text")])
+    items = _answers(body, [_user(query)], [fields.text(body, "response_text")])
     return Asked(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
 
 
 def _score_documents(body: Body) -> Asked:
-    queries = fields.texts(body, "queries", "text_1", "query")
+    queries = fields.prompts(body, "queries", "text_1", "query")
     documents = fields.texts(body, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
         checks.fail(
@@ -92,7 +93,7 @@ def rerank(body: Body) -> Asked:
         ]
         return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
 
-    return Asked(_answers(body, [query] * len(documents), documents), answer, _activation(body))
+    return Asked(_answers(body, [_user(query)] * len(documents), documents), answer, _activation(body))
 
 
 def classify(body: Body) -> Asked:
@@ -146,9 +147,9 @@ def bare_number(body: Body) -> Asked:
     prompt, response = body.get("prompt"), fields.text(body, "response")
     if isinstance(prompt, list):
         messages = fields.messages(prompt, "prompt")
-        items = [Texts(messages, response, fields.users(body, 1)[0], fields.profiles(body, 1)[0])]
+        items = _answers(body, [messages], [response])
     else:
-        items = _answers(body, [fields.text(body, "prompt")], [response])
+        items = _answers(body, [_user(fields.text(body, "prompt"))], [response])
     return Asked(items, lambda scores, model: scores[0].value, _activation(body))
 
 
@@ -183,8 +184,7 @@ def _spoken(body: Body) -> list[Item]:
     messages = fields.messages(body["messages"], "messages")
     if len(messages) < 2 or messages[-1].role != "assistant":
         checks.fail(WHERE, "messages", "expected a conversation that ends with the assistant's response")
-    user, profile = fields.users(body, 1)[0], fields.profiles(body, 1)[0]
-    return [Texts(messages[:-1], messages[-1].content, user, profile)]
+    return _answers(body, [messages[:-1]], [messages[-1].content])
 
 
 def _whole(body: Body) -> list[Item]:
@@ -210,12 +210,14 @@ def _whole(body: Body) -> list[Item]:
     return items
 
 
-def _answers(body: Body, queries: Sequence[str], responses: Sequence[str]) -> list[Item]:
+def _user(text: str) -> Messages:
+    return (Message("user", text),)
+
+
+def _answers(body: Body, prompts: Sequence[Messages], responses: Sequence[str]) -> list[Item]:
     count = len(responses)
-    given = zip(queries, responses, fields.users(body, count), fields.profiles(body, count), strict=True)
-    return [
-        Texts((Message("user", query),), response, user, profile) for query, response, user, profile in given
-    ]
+    users, profiles, orders = (of(body, count) for of in (fields.users, fields.profiles, fields.orders))
+    return [Texts(*each) for each in zip(prompts, responses, users, profiles, orders, strict=True)]
 
 
 def _activation(body: Body) -> bool:

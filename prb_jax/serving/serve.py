@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
+from prb_jax.rl.remote import TOKEN
 from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.app import Served, make_app
@@ -19,9 +20,6 @@ from prb_jax.serving.items import MOST_RESPONSES, Grower
 from prb_jax.serving.limits import Limits
 from prb_jax.serving.warm import shapes_for
 from prb_jax.text.view import ViewOptions
-
-TOKEN = "PRB_SERVE_TOKEN"
-"""The environment variable with the token that clients must send."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +87,15 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
         most=options.limits.waiting,
         figures=figures,
     )
-    return engine, Served(model.name, engine, figures, options.limits, options.token)
+    return engine, Served(
+        model.name,
+        engine,
+        figures,
+        options.limits,
+        token=options.token,
+        identity=model.identity(),
+        view=asdict(view),
+    )
 
 
 def is_loopback(host: str) -> bool:

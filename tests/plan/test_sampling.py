@@ -42,6 +42,7 @@ def test_the_program_and_its_caches() -> None:
     assert found.plan.fits
     assert found.plan.argument_bytes_per_chip > sum(caches)
     assert found.to_json()["prefix_cache_bytes_per_chip"] == caches[0]
+    assert found.plan.estimated_seconds is not None
     assert found.tokens_per_second == pytest.approx(6 / found.plan.estimated_seconds)
     with pytest.raises(MeshError, match="conversations of 1025 tokens"):
         sampling_program(config, replace(SHAPE, prefix=993), mesh=mesh, dtype="float32")

@@ -92,3 +92,16 @@ def test_reinforce_and_what_is_reported() -> None:
     assert numbers["kl"] == pytest.approx((NEW - REFERENCE).sum(-1).mean(), abs=1e-6)
     assert numbers["kl_per_token"] == pytest.approx((NEW - REFERENCE)[MASK].mean(), abs=1e-6)
     assert (numbers["length"], numbers["ended_share"], numbers["equal_groups"]) == (2.5, 0.75, 0.0)
+
+
+def test_prompts_whose_rollouts_have_one_score_are_counted_and_teach_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "SCORES", np.array([[0.3, 0.3], [1.0, 2.0]]))
+    monkeypatch.setitem(globals(), "ENDED", np.ones((2, 2), bool))
+    for algorithm in ("grpo", "rloo"):
+        kl = KlSettings(place="loss", estimator="k3")
+        ours = found(algorithm=algorithm, kl=kl)
+        assert float(ours.numbers["equal_groups"]) == 1.0
+        assert not np.asarray(ours.advantages)[0].any()
+        assert np.asarray(ours.advantages)[1].any()

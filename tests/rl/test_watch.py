@@ -6,12 +6,23 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import prb_jax as prb
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.watch import distinct, reason_to_stop
-from tests.rl.tiny import BANDIT, has_letter, metrics, rows, settings, write_tiny_policy
+from prb_jax.runs.behaviour import read_behaviour
+from tests.rl.tiny import (
+    BANDIT,
+    by_taste,
+    comparisons,
+    has_letter,
+    metrics,
+    rows,
+    settings,
+    write_tiny_policy,
+)
 
 
 def lacks_letter(comparison: prb.Comparison) -> Sequence[float]:
@@ -40,6 +51,11 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> N
     held = [(row["gold"], *row["gold_ci95"]) for row in watched if row["gold_ci95_reason"] is None]
     assert held
     assert all(low <= gold <= high for gold, low, high in held)
+    (figure,) = read_behaviour(out)
+    last = watched[-max(1, len(watched) // 10) :]
+    assert (figure.name, len(figure.clusters)) == ("rloo gold", 8)
+    assert sum(figure.counts) == 64 * len(last)
+    assert figure.value == pytest.approx(np.mean([row["gold"] for row in last]))
     assert (out / "overoptimisation.png").exists()
     assert (out / "model" / "config.json").exists()
     page = prb.report(out, out=tmp_path / "page.html").read_text(encoding="utf-8")
@@ -50,6 +66,25 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> N
         "Rollouts to read",
     ):
         assert text in page
+
+
+def test_runs_with_gold_are_a_behaviour_that_correlate_reads(tmp_path: Path) -> None:
+    model = tmp_path / "policy"
+    write_tiny_policy(model)
+    given = settings(model) | BANDIT | {"steps": 1}
+    for name, reward in {"letter": has_letter, "lack": lacks_letter, "taste": by_taste}.items():
+        prb.evaluate(reward, comparisons(), out=tmp_path / "scores" / name, progress=False)
+        out = tmp_path / "ppo" / name
+        prb.ppo(given, out=out, data=comparisons(), reward=reward, gold=by_taste, progress=False)
+    names = ("letter", "lack", "taste")
+    found = prb.correlate(
+        [tmp_path / "scores" / name for name in names], [tmp_path / "ppo" / name for name in names], draws=100
+    )
+    assert found["unmatched"] == {"scores": [], "behaviour": []}
+    for each in found["models"]:
+        (figure,) = read_behaviour(tmp_path / "ppo" / each["name"])
+        assert each["behaviour"]["rloo gold"]["value"] == pytest.approx(figure.value)
+    assert {each["models"] for each in found["correlations"]} == {3}
 
 
 def row(reward: float, gold: float | None = None, kl: float = 0.0) -> dict[str, float]:

@@ -69,6 +69,11 @@ def settings(model: Path, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def without_rollouts(given: dict[str, Any]) -> dict[str, Any]:
+    """The same settings for dpo, which draws nothing."""
+    return {key: value for key, value in given.items() if key.partition(".")[0] not in ("rollout", "scoring")}
+
+
 def metrics(out: Path) -> list[dict[str, float]]:
     """Rows of `metrics.jsonl` without what the clock says."""
     lines = (out / "metrics.jsonl").read_text().splitlines()

@@ -23,7 +23,11 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.rl.remote import open_remote
+from prb_jax.runs.behaviour import reward_identity
+from prb_jax.runs.folder import as_recorded
 from prb_jax.text.tokenizer import ChatTokenizer
+from tests.rl.tiny import BANDIT, comparisons, settings, write_tiny_policy
 from tests.scoring.records import write_model
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Neither of the two."]
@@ -182,6 +186,46 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
         for given in (QUESTION, prompt):
             answer = client.post("/slime", json={"prompt": given, "response": ANSWERS[0], "label": "x"})
             assert float(answer.text) == pytest.approx(values[0], abs=1e-5)
+
+
+def test_a_policy_is_trained_by_the_served_model(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewards of `prb ppo` are the offline scores of its rollouts, conversations, users and profiles included."""
+    url, policy = f"http://127.0.0.1:{server.port}", tmp_path / "policy"
+    with pytest.raises(prb.RunError, match=r"status 401: .*set PRB_SERVE_TOKEN to the server's token"):
+        open_remote(url)
+    monkeypatch.setenv("PRB_SERVE_TOKEN", "secret")
+    remote = open_remote(url)
+    assert reward_identity(remote.identity()) == reward_identity(as_recorded(server.model.identity()))
+    write_tiny_policy(policy)
+    turns = [{"role": role, "content": f"{role} says tea"} for role in ("user", "assistant", "user")]
+    people = [
+        *comparisons(2),
+        prb.Comparison(id="t", prompt=turns, responses=["a", "b"], profile=POSTS, profile_order="recency"),
+    ]
+    given = (
+        settings(policy) | BANDIT | {"steps": 1, "batch.prompts": 3, "rollout.keep": 3, "scoring.empty": -9.0}
+    )
+    given |= {"rollout.n": 2, "rollout.max_new_tokens": 4}
+    prb.ppo(given, out=tmp_path / "run", data=people, overrides=[f"reward={url}"], progress=False)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    prompts = {each.id: each for each in people}
+    for row in rows:
+        each = prompts[row["id"]]
+        if row["text"].strip():
+            one = prb.Comparison(
+                id="1",
+                prompt=each.prompt,
+                responses=[row["text"]],
+                user_id=each.user_id,
+                profile=each.profile,
+                profile_order=each.profile_order,
+            )
+            assert row["reward"] == pytest.approx(server.model.score(one).item(), abs=1e-5)
+    record = json.loads((tmp_path / "run" / "train.json").read_text())
+    assert record["inputs"]["reward"]["view"]["max_length"] == 512
 
 
 def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Server) -> None:

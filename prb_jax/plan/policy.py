@@ -1,0 +1,253 @@
+"""Policy, reference, value function and reward model of `prb ppo` on one slice of TPUs: what each holds and runs.
+
+All weights stay on the chips through a whole step. The programs run one after another: what they need beyond the
+weights that they are given is not needed by two of them at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.generation.load import make_program
+from prb_jax.generation.programs import choose_shape, program_shardings
+from prb_jax.generation.steps import empty_prompts, empty_rows
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.named_shapes import read_model
+from prb_jax.plan.chips import describe_slice
+from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program
+from prb_jax.plan.program import (
+    BatchShape,
+    Program,
+    batch_of,
+    check_shape,
+    forward_flops,
+    placed,
+    scoring_program,
+    visited_steps,
+)
+from prb_jax.rl.forward import Actor
+from prb_jax.rl.learner import make_look, make_policy_step, reference_of, sources_of
+from prb_jax.rl.objective import POLICY, VALUE, Targets
+from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
+from prb_jax.rl.settings import PpoSettings
+from prb_jax.sharding import batch_sharding, make_mesh, parameter_shardings
+from prb_jax.training.utilisation import PASSES
+
+Trunk = Literal["own", "shared"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyPlan:
+    """What training a policy takes on one slice. Bytes are those of one chip.
+
+    Attributes:
+      fits: every program finds room beside all that is held.
+      mesh, batch: what was planned; batch is the prompts of a microbatch.
+      hbm_bytes_per_chip: what a chip has.
+      held: weights and states that stay on the chips, by part.
+      shared: of a part that holds nothing of its own, what it uses.
+      caches: of the rollouts that are drawn at a time; they are gone when programs run.
+      peaks: of each program, all that is held included; of "draw" caches alone, without the temporaries.
+      programs: as compiled, one microbatch each.
+    """
+
+    fits: bool
+    mesh: str
+    batch: int
+    hbm_bytes_per_chip: int
+    held: Mapping[str, int]
+    shared: Mapping[str, str]
+    caches: int
+    peaks: Mapping[str, int]
+    programs: Mapping[str, Plan]
+
+    @property
+    def peak_bytes_per_chip(self) -> int:
+        """Of the whole step."""
+        return max(self.peaks.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, JSON-ready."""
+        programs = {name: each.to_json() for name, each in self.programs.items()}
+        return {**asdict(self), "peak_bytes_per_chip": self.peak_bytes_per_chip, "programs": programs}
+
+
+def plan_policy(
+    model: str | Path | DecoderConfig,
+    *,
+    topology: str,
+    slices: int = 1,
+    mesh: str | None = None,
+    reward: str | Path | DecoderConfig | None = None,
+    tuning: Literal["lora", "full"] = "lora",
+    trunk: Trunk = "own",
+    prefix: int = 3840,
+    responses: int = 8,
+    response_length: int = 128,
+    batch: int | None = None,
+    dtype: str = "bfloat16",
+    remat: str = "none",
+) -> PolicyPlan:
+    """Compile what a step of `prb ppo` with a value function runs, for a slice of TPUs.
+
+    Args:
+      model: of the policy: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration.
+      topology, slices, mesh, dtype, remat: as of :func:`prb_jax.plan.plan`.
+      reward: the reward model on the same mesh, as `model`; None for one elsewhere.
+      tuning: of the policy.
+      trunk: of the value function.
+      prefix, responses, response_length: P of a prompt, K rollouts of it, R tokens of each.
+      batch: prompts of a microbatch; one for each part that the mesh splits a batch into if not given.
+
+    Raises:
+      RunError: libtpu is missing.
+      MeshError: an unknown topology, or a mesh that does not divide the chips, a model or the batch.
+      CheckpointError: a configuration that cannot be used.
+    """
+    place = describe_slice(topology, slices=slices)
+    devices = make_mesh(mesh, devices=place.devices)
+    parts = devices.shape["data"] * devices.shape["fsdp"]
+    shape = BatchShape(
+        batch=batch or parts, prefix=prefix, responses=responses, response_length=response_length
+    )
+    config = _with_language_head(read_model(model))
+    check_shape(config, shape, devices)
+    settings = PpoSettings(
+        tuning=tuning,
+        remat=remat,  # pyright: ignore[reportArgumentType] - checked by the settings
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        rollout=RolloutSettings(n=responses, max_new_tokens=response_length),
+        batch=RolloutBatchSettings(prompts=shape.batch),
+        value=ValueSettings(trunk=trunk),
+    )
+    held, shared, programs = _policy_programs(config, settings, shape, devices)
+    given = {name: sum(held.values()) for name in programs}
+    if reward is not None:
+        score = scoring_program(read_model(reward), shape, mesh=devices, dtype=dtype)
+        held["reward model"] = given["score"] = _bytes(score.arguments[0])
+        programs["score"] = score
+    sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1) or "fsdp=1"
+    plans = {
+        name: compile_program(each, place, mesh=sizes, batch=shape.batch) for name, each in programs.items()
+    }
+    whole, caches = sum(held.values()), _cache_bytes(config, shape, devices, jnp.dtype(dtype))
+    beside = {name: whole - given[name] for name in plans}
+    peaks = {name: each.peak_bytes_per_chip + beside[name] for name, each in plans.items()}
+    peaks["draw"] = whole + caches
+    room = place.chip.hbm_bytes
+    return PolicyPlan(
+        fits=all(each.fits for each in plans.values()) and max(peaks.values()) <= room,
+        mesh=sizes,
+        batch=shape.batch,
+        hbm_bytes_per_chip=room,
+        held=held,
+        shared=shared,
+        caches=caches,
+        peaks=peaks,
+        programs=plans,
+    )
+
+
+def _policy_programs(
+    config: DecoderConfig, settings: PpoSettings, shape: BatchShape, mesh: Mesh
+) -> tuple[dict[str, int], dict[str, str], dict[str, Program]]:
+    """What is held, what is shared, and the programs "look" and "update"."""
+    kind, full = jnp.dtype(settings.dtype), settings.tuning == "full"
+    actor = Actor(
+        config=config,
+        mesh=mesh,
+        dtype=kind,
+        temperature=settings.rollout.temperature,
+        lora_scale=1.0 if full else settings.lora.scale,
+        remat=settings.remat,
+    )
+    step = make_policy_step(settings, actor)
+    weights = abstract_params(config, dtype=jnp.dtype("float32") if full else kind)
+    sources, frozen = jax.eval_shape(lambda params: sources_of(settings, params), weights)
+    state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
+    frozen = placed(frozen, step.frozen_shardings)
+    reference = None
+    if full:
+        abstract = jax.eval_shape(lambda params: reference_of(params, kind), weights)
+        reference = placed(abstract, parameter_shardings(abstract, mesh))
+    own = settings.value.trunk == "own"
+    trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
+    value = f"value function ({copies if own else 'a head'})"
+    held = {
+        **({} if full else {"policy, frozen weights": _bytes(frozen)}),
+        f"policy, {trained}": _bytes(state[POLICY]["params"]),
+        "reference": 0 if reference is None else _bytes(reference),
+        value: _bytes(state[VALUE]["params"]),
+        "optimiser and sums of gradients": _bytes(state)
+        - _bytes(state[POLICY]["params"])
+        - _bytes(state[VALUE]["params"]),
+    }
+    shared = {} if full else {"reference": "the policy's frozen weights"}
+    if not own:
+        shared[value] = "the policy's trunk"
+    elif not full:
+        shared[value] = "the policy's frozen weights"
+    batch, forward = batch_of(shape, mesh), forward_flops(config, shape)
+    visited = visited_steps(config, shape)
+    trunks = 2 if own else 1
+    look = Program(
+        make_look(settings, actor, step), (state, frozen, reference, batch), (1 + trunks) * forward, visited
+    )
+    update = Program(
+        step.accumulate,
+        (state, frozen, batch, _targets(shape, mesh)),
+        PASSES[settings.tuning] * trunks * forward,
+        visited,
+    )
+    return held, shared, {"look": look, "update": update}
+
+
+def _targets(shape: BatchShape, mesh: Mesh) -> Targets:
+    count, responses, length = shape.batch, shape.responses, shape.response_length
+
+    def rows(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=batch_sharding(mesh, len(sizes)))
+
+    tokens = dict.fromkeys(
+        ("weights", "counts", "old", "reference", "advantages"), rows(count, responses, length)
+    )
+    states = dict.fromkeys(("value_weights", "values", "returns"), rows(count, responses, length + 1))
+    return Targets(**tokens, **states, kl=rows(count))
+
+
+def _cache_bytes(config: DecoderConfig, shape: BatchShape, mesh: Mesh, dtype: jnp.dtype) -> int:
+    """Of the rows of a sampler that draws the rollouts of a microbatch, keys and values of its prompts included."""
+    program = make_program(config, mesh=mesh, dtype=dtype)
+    sizes = choose_shape(
+        program,
+        longest=shape.prefix,
+        samples=shape.responses,
+        tokens=shape.response_length,
+        prompts=shape.batch,
+    )
+
+    def make() -> tuple[Any, Any]:
+        return (
+            empty_prompts(program, trees=sizes.trees, columns=sizes.prompt_columns),
+            empty_rows(program, trees=sizes.trees, samples=sizes.samples, columns=sizes.columns),
+        )
+
+    return _bytes(placed(jax.eval_shape(make), program_shardings(program)))
+
+
+def _with_language_head(config: DecoderConfig) -> DecoderConfig:
+    tied = bool(config.original.get("tie_word_embeddings", False))
+    return replace(config, head=LanguageHead(tied, config.final_logit_softcapping))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(map(bytes_per_chip, jax.tree.leaves(tree)))

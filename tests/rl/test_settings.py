@@ -1,0 +1,88 @@
+"""Options of `prb ppo`: each is used by the algorithm that is chosen, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.rl.algorithms import ALGORITHMS, algorithms_of
+from prb_jax.rl.settings import PpoSettings, default_config, load_ppo_settings
+from prb_jax.training.config import flat_settings
+
+DEFAULTS = flat_settings(PpoSettings())
+CHOICES: dict[str, Any] = {
+    "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
+    "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",
+    "value.trunk": "shared", "watch.gold": "baseline:length", "loss.label_smoothing": 0.1,
+}  # fmt: skip
+BESIDE = {"kl.place": {"kl.estimator": "k3"}}
+ALONE = (
+    "kl.place",
+    "kl.horizon",
+    "scoring.no_end_value",
+    "scoring.free_tokens",
+    "watch.every",
+    "watch.window",
+)
+
+
+def other(key: str) -> Any:
+    """A value that the key may have and does not have by default."""
+    default = DEFAULTS[key]
+    if key in CHOICES:
+        return CHOICES[key]
+    if isinstance(default, bool):
+        return not default
+    if default is None:
+        return 3
+    return (default / 2 or 0.5) if isinstance(default, float) else default + 2
+
+
+def load(**changes: Any) -> PpoSettings:
+    return load_ppo_settings(changes, complete=False)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_key_that_the_algorithm_does_not_use_is_refused_by_name(algorithm: str) -> None:
+    keys = [key for key in DEFAULTS if len(algorithms_of(key)) < len(ALGORITHMS)]
+    assert len(keys) > 40
+    for key in keys:
+        users = algorithms_of(key)
+        assert load(**{"algorithm": algorithm, key: DEFAULTS[key]}).algorithm == algorithm
+        if algorithm not in users:
+            message = f"^{key}: expected .* algorithm={algorithm.replace('+', '[+]')}, .*{users[0]}.* found "
+            with pytest.raises(prb.DataError, match=message):
+                load(**{"algorithm": algorithm, key: other(key), **BESIDE.get(key, {})})
+        elif key not in ALONE:
+            assert flat_settings(load(**{"algorithm": algorithm, key: other(key)}))[key] == other(key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tuning": "full", "lora.rank": 4}, r"lora.rank: needs tuning=lora"),
+        ({"kl.horizon": 5.0}, r"kl.horizon: needs kl.target"),
+        ({"kl.coefficient": 0.0, "kl.target": 3.0}, r"kl.target: needs a kl.coefficient above 0"),
+        ({"scoring.no_end_value": 3.0}, r"scoring.no_end_value: needs scoring.no_end"),
+        ({"scoring.free_tokens": 3}, r"scoring.free_tokens: needs scoring.token_penalty"),
+        ({"watch.every": 3}, r"'watch.every': needs watch.gold"),
+        ({"watch.window": 3}, r"'watch.window': needs watch.gold"),
+    ],
+)
+def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(prb.PrbError, match=message):
+        load(**changes)
+
+
+def test_a_config_in_python_is_checked_too(tmp_path: Path) -> None:
+    config = default_config()
+    config.algorithm = "grpo"
+    config.advantage.lam = 0.9
+    with pytest.raises(prb.DataError, match=r"advantage.lam: .* algorithm=grpo, .*\(ppo does\), found 0.9"):
+        load_ppo_settings(config, complete=False)
+    (tmp_path / "config.yaml").write_text("algorithm: dpo\nrollout.n: 7\n")
+    with pytest.raises(prb.DataError, match=r"rollout.n: .*algorithm=dpo, .*\(ppo, grpo, .* do\), found 7"):
+        load_ppo_settings(tmp_path / "config.yaml", complete=False)
