@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import PrbWarning, RunError, quote
 from prb_jax.generation.endpoint import REPLIES, Endpoint, EndpointOptions, check_one_model
-from prb_jax.generation.judge import JudgeScorer, Way
+from prb_jax.generation.judge import JUDGEMENTS, JudgeScorer, Way
 from prb_jax.generation.judge_pairs import BothOrders, PaperWay
 from prb_jax.generation.judge_ratings import SpokenRatings
 from prb_jax.generation.ratings import Scale, read_template
@@ -112,7 +113,7 @@ def judge(
             "cost_dollars": asked.cost(prompts, replies),
         }
 
-    return evaluate(
+    result = evaluate(
         JudgeScorer(way, out=folder, name=name, usage=usage),
         with_hints(read_inputs(data, subset=subset, limit=limit), options.hints),
         out=out,
@@ -124,6 +125,15 @@ def judge(
         progress=progress,
         command=command,
     )
+    judged = result.summary["judge"]
+    if judged.get("unparsable", judged.get("failed_parses")) == judged["n"]:
+        warnings.warn(
+            f"{result.summary['model']}: no comparison could be judged, for replies could not be read: see "
+            f"{folder / JUDGEMENTS}",
+            PrbWarning,
+            stacklevel=2,
+        )
+    return result
 
 
 def _check(options: JudgeOptions, *, local: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.generation.endpoint import Endpoint, Reply
 from prb_jax.generation.load import load_opened_policy
 from prb_jax.generation.policy import Policy
@@ -102,8 +102,18 @@ class EndpointSpeaker:
 
 
 def local_speaker(model: str | Path, loading: LoadOptions) -> PolicySpeaker:
-    """Load a causal language model that replies."""
-    return PolicySpeaker(load_opened_policy(open_language_model(model, loading)))
+    """Load a causal language model that replies.
+
+    Raises:
+      CheckpointError: it cannot be loaded, or nothing could end a reply.
+    """
+    policy = load_opened_policy(open_language_model(model, loading))
+    if not policy.stop_ids:
+        raise CheckpointError(
+            f"{policy.name}: no stop token, and no reply would end: expected eos_token_id in generation_config.json, "
+            "config.json or the tokenizer's files"
+        )
+    return PolicySpeaker(policy)
 
 
 def fitted(

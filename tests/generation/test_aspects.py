@@ -117,7 +117,7 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path: Path) -> None:
 
 def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path: Path) -> None:
     data = write_data(tmp_path, 4)
-    write_policy(tmp_path / "policy", "qwen3", num_hidden_layers=1)
+    write_policy(tmp_path / "policy", "qwen3", eos=3, num_hidden_layers=1)
     write_model_without_torch(tmp_path / "rm", "qwen3", vocab_size=VOCABULARY, num_hidden_layers=1)
     write_tokenizer(tmp_path / "rm")
     plans = tmp_path / "plans"
