@@ -16,7 +16,7 @@ import numpy as np
 from prb_jax.bench.workload import Workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import STREAM_ATTENTION, choose_attention
+from prb_jax.models.attention.choice import choose_attention, stream_attention_name
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.flops import stream_flops, tree_flops
@@ -24,7 +24,7 @@ from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
-from prb_jax.scoring.batch_shapes import lanes, uses_streams
+from prb_jax.scoring.batch_shapes import lanes
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
@@ -94,9 +94,11 @@ def load_for_bench(
     score_fn = make_score_fn(
         config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
     )
-    stream_fn = None
-    if uses_streams(devices):
-        stream_fn = make_stream_fn(config, mesh=devices, dtype=kind, readout=readout, shardings=shardings)
+    stream_fn, shown = None, stream_attention_name(devices, attention)
+    if shown is not None:
+        stream_fn = make_stream_fn(
+            config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
+        )
     if isinstance(model, DecoderConfig):
 
         def make() -> Params:
@@ -118,9 +120,7 @@ def load_for_bench(
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=STREAM_ATTENTION
-        if stream_fn
-        else choose_attention(devices, kind, attention, scored=config).name,
+        attention=shown or choose_attention(devices, kind, attention, scored=config).name,
     )
 
 

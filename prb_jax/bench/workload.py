@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.trees.tree import Tree, build_tree
 
 PREFIX_SPREAD = 0.45
 """Standard deviation of the logarithm of prefix lengths, as ten-post profiles have it."""
 
 RESPONSE_SPREAD = 0.25
-
-QUESTION_TOKENS = 40
-"""Of a prefix, its question, where a person has several; what stands before it is theirs."""
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ def add_attention(sub: Parser) -> None:
         "--attention",
         choices=ATTENTIONS,
         default="auto",
-        help="the machine's own choice (default), the block-wise XLA program, or our own kernel for GPUs "
-        "(on TPUs: the splash kernel)",
+        help="the machine's own choice (default), the block-wise XLA program, our own kernel for GPUs "
+        "(on TPUs: the splash kernel), or for scoring on TPUs a kernel over packed streams (paged)",
     )
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.commands.arguments import Verbs, add_quantize, add_verb, positive
+from prb_jax.commands.arguments import Verbs, add_attention, add_quantize, add_verb, positive
 from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
@@ -48,8 +48,17 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--response-length", metavar="R", type=positive, default=128, help="tokens (default: 128)"
     )
+    sub.add_argument(
+        "--questions-per-user",
+        metavar="Q",
+        type=positive,
+        default=1,
+        help="trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
+        "paged (default: 1)",
+    )
     sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
     add_quantize(sub)
+    add_attention(sub)
     sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     sub.add_argument(
         "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
@@ -67,10 +76,14 @@ def run(options: argparse.Namespace) -> int:
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
     if options.train and options.quantize:
         raise RunError("--quantize is for scoring only: leave it out with --train")
-    if options.sample and (options.train or options.sweep):
-        raise RunError(f"--sample: is a plan of its own: leave out --{'train' if options.train else 'sweep'}")
+    if options.sample:
+        _check_sample(options)
+    if options.train and options.questions_per_user > 1:
+        raise RunError("--questions-per-user is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
+    if options.questions_per_user > 1 and options.attention != "paged":
+        raise RunError("--questions-per-user is for packed streams: it needs --attention paged")
     # No device is used: a program for TPUs is compiled on the CPU.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from prb_jax.plan.planner import plan
@@ -88,9 +101,11 @@ def run(options: argparse.Namespace) -> int:
         "prefix": options.prefix,
         "responses": options.responses,
         "response_length": options.response_length,
+        "questions_per_user": options.questions_per_user,
         "dtype": options.dtype,
         "remat": options.remat or "none",
         "quantize": options.quantize,
+        "attention": options.attention,
     }
     if options.sample:
         return _sample(options)
@@ -112,6 +127,19 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_table(shown)
     return 0
+
+
+def _check_sample(options: argparse.Namespace) -> None:
+    """Raise RunError for options that do not go with --sample."""
+    given = {
+        "train": options.train,
+        "sweep": options.sweep,
+        "attention": options.attention != "auto",
+        "questions-per-user": options.questions_per_user > 1,
+    }
+    for name, there in given.items():
+        if there:
+            raise RunError(f"--sample: is a plan of its own: leave out --{name}")
 
 
 def _sample(options: argparse.Namespace) -> int:

@@ -36,9 +36,17 @@ def wants_policy(options: argparse.Namespace) -> bool:
             if getattr(options, name) is not None:
                 raise RunError(f"--{name.replace('_', '-')} is for policies: it needs --ppo")
         return False
-    for name in ("train", "sample", "quantize", "sweep"):
-        if getattr(options, name):
-            raise RunError(f"--{name} does not go with --ppo: leave it out")
+    given = {
+        "train": options.train,
+        "sample": options.sample,
+        "quantize": options.quantize,
+        "sweep": options.sweep,
+        "attention": options.attention != "auto",
+        "questions-per-user": options.questions_per_user > 1,
+    }
+    refused = [name for name, there in given.items() if there]
+    if refused:
+        raise RunError(f"--{refused[0]} does not go with --ppo: leave it out")
     if options.tuning == "head":
         raise RunError("--tuning: expected lora or full with --ppo, found head")
     return True

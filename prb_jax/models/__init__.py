@@ -8,8 +8,11 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 """The dtype to compute in."""
 
-AttentionName = Literal["auto", "blockwise", "kernel"]
+AttentionName = Literal["auto", "blockwise", "kernel", "paged"]
 """See :func:`prb_jax.models.attention.choice.choose_attention`."""
+
+TrainedAttention = Literal["auto", "blockwise", "kernel"]
+"""The attention through which gradients can be taken."""
 
 Remat = Literal["none", "dots", "full"]
 """What the backward pass computes again: see :func:`prb_jax.models.decoder_layer.rematerialised`."""

@@ -21,9 +21,9 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import Attention, choose_attention
+from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
 from prb_jax.models.attention.reads import attend_from_reads, take_places
-from prb_jax.models.attention.streams import attend_from_stream_reads, stream_attention
+from prb_jax.models.attention.streams import attend_from_stream_reads
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
     Params,
@@ -202,7 +202,7 @@ def decode_stream(
         tokens=tokens,
         positions=jnp.asarray(batch.positions),
         longest=tokens.shape[1],
-        attend=functools.partial(stream_attention, batch=batch, mesh=mesh),
+        attend=attention_over(batch, mesh),
         attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
         apart=True,
     )

@@ -9,6 +9,9 @@ from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 
+QUESTION_TOKENS = 40
+"""Of a made-up prefix, its question, where a person has several; what stands before it is the person's profile."""
+
 # (hidden_size, intermediate_size, layers, heads, kv heads, head_dim, vocabulary) of Qwen3's published
 # sizes; the first is a model of 43 million parameters in the same proportions.
 _QWEN3: dict[str, tuple[int, int, int, int, int, int, int]] = {

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError, quote
 from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
-from prb_jax.plan.program import BatchShape, Program, executed_flops, scoring_program, training_program
+from prb_jax.plan.program import Program, executed_flops, scoring_program, training_program
+from prb_jax.plan.shapes import BatchShape
 from prb_jax.sharding import crossing_axis, make_mesh
 from prb_jax.training import TUNINGS, Tuning
 
@@ -94,10 +93,12 @@ def plan(
     prefix: int = 3840,
     responses: int = 2,
     response_length: int = 128,
+    questions_per_user: int = 1,
     batch: int | None = None,
     dtype: str = "bfloat16",
     remat: str = "none",
     quantize: str | None = None,
+    attention: str = "auto",
 ) -> Plan:
     """Compiles scoring, or the forward and backward pass of a training step, for a slice of TPUs.
 
@@ -110,20 +111,24 @@ def plan(
       train: training instead of scoring.
       tuning: what is trained: "head", "lora" or "full".
       prefix, responses, response_length: P, K, R of the trees.
+      questions_per_user: of scoring with the attention "paged": so many trees in a row begin with the same profile,
+        all of the prefix but a question of 40 tokens.
       batch: trees; two for each part that the mesh splits a batch into if not given.
       dtype: of activations, and of weights that are not trained.
       remat: what the backward pass computes again: "none", "dots" or "full".
       quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
+      attention: as of :func:`prb_jax.load`.
 
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
-      CheckpointError: a configuration that cannot be used.
+      CheckpointError: a configuration that cannot be used, or an attention that cannot be.
     """
     return plan_on(
         describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
-        prefix=prefix, responses=responses, response_length=response_length, batch=batch, dtype=dtype, remat=remat,
-        quantize=quantize,
+        prefix=prefix, responses=responses, response_length=response_length,
+        questions_per_user=questions_per_user, batch=batch, dtype=dtype, remat=remat, quantize=quantize,
+        attention=attention,
     )  # fmt: skip
 
 
@@ -137,10 +142,12 @@ def plan_on(
     prefix: int,
     responses: int,
     response_length: int,
+    questions_per_user: int,
     batch: int | None,
     dtype: str,
     remat: str,
     quantize: str | None,
+    attention: str,
 ) -> Plan:
     """As :func:`plan`, on devices that are already described."""
     if tuning not in TUNINGS:
@@ -149,15 +156,24 @@ def plan_on(
         raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
     if train and quantize is not None:
         raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
+    if train and questions_per_user > 1:
+        raise MeshError(f"questions_per_user: {questions_per_user} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)
     rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
-    shape = BatchShape(batch=rows, prefix=prefix, responses=responses, response_length=response_length)
+    shape = BatchShape(
+        batch=rows,
+        prefix=prefix,
+        responses=responses,
+        response_length=response_length,
+        questions_per_user=questions_per_user,
+    )
+    options: Any = {"mesh": devices, "dtype": dtype, "attention": attention}
     if train:
-        program = training_program(config, shape, mesh=devices, dtype=dtype, tuning=tuning, remat=remat)
+        program = training_program(config, shape, tuning=tuning, remat=remat, **options)
     else:
-        program = scoring_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
+        program = scoring_program(config, shape, quantize=quantize, **options)
     found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=rows)
-    return replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
+    return replace(found, attention=program.attention)
 
 
 def mesh_named(asked: str | None, mesh: Mesh) -> str:
@@ -239,7 +255,7 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
         matmul_flops=executed_flops(
             traced.jaxpr, visited=program.visited, int8=place.chip.bf16_flops / place.chip.int8_ops
         ),
-        memory_bytes=costs.memory_bytes,
+        memory_bytes=costs.memory_bytes + program.kernel_bytes,
         link_bytes=costs.link_bytes,
     )
     sides: dict[Bound, float] = {side: seconds for side, seconds in whole.items() if side in known}

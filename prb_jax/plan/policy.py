@@ -25,7 +25,6 @@ from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program
 from prb_jax.plan.program import (
-    BatchShape,
     Program,
     batch_of,
     check_shape,
@@ -34,6 +33,7 @@ from prb_jax.plan.program import (
     scoring_program,
     visited_steps,
 )
+from prb_jax.plan.shapes import BatchShape
 from prb_jax.rl.forward import Actor
 from prb_jax.rl.learner import make_look, make_policy_step, reference_of, sources_of
 from prb_jax.rl.objective import POLICY, VALUE, Targets

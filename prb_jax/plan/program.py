@@ -12,14 +12,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, quote
+from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention
 from prb_jax.models.attention.splash import visited_share
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
+from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import paged_stream, stream_flops
 from prb_jax.readouts.labels import choose_readout
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import Tuning
 from prb_jax.training.groups import split_params
@@ -27,31 +31,7 @@ from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, m
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.mask import TreeLayout, TreeMask
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchShape:
-    """B trees of P prefix tokens and K responses of R tokens: all of them real in the estimate.
-
-    Attributes:
-      batch, prefix, responses, response_length: B, P, K, R.
-    """
-
-    batch: int
-    prefix: int
-    responses: int
-    response_length: int
-
-    @property
-    def tokens(self) -> int:
-        """Of one tree."""
-        return self.layout.tokens
-
-    @property
-    def layout(self) -> TreeLayout:
-        """Of one tree."""
-        return TreeLayout(self.prefix, self.responses, self.response_length)
+from prb_jax.trees.mask import TreeMask
 
 
 @dataclass(frozen=True)
@@ -62,7 +42,10 @@ class Program:
       function: of :func:`jax.jit`.
       arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
       flops: what its result needs on all chips together, without anything computed twice or in vain.
-      visited: the share of its attention kernel's steps that compute anything.
+      visited: how often a step of its attention kernel computes, on average: the share of the steps that compute
+        anything; more than one where a step goes through several blocks of keys.
+      attention: the name of that kernel, or of another implementation; "" where nobody asks.
+      kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
       named: further arguments by their names.
     """
 
@@ -70,20 +53,30 @@ class Program:
     arguments: tuple[Any, ...]
     flops: float
     visited: float
+    attention: str = ""
+    kernel_bytes: float = 0.0
     named: Mapping[str, Any] = field(default_factory=dict)
 
 
 def scoring_program(
-    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
+    config: DecoderConfig,
+    shape: BatchShape,
+    *,
+    mesh: Mesh,
+    dtype: str,
+    quantize: str | None = None,
+    attention: str = "auto",
 ) -> Program:
-    """The scorer of :func:`prb_jax.readouts.score_fn.make_score_fn` and a batch of one shape.
+    """The scorer of :mod:`prb_jax.readouts.score_fn` and a batch of one shape. With the attention "paged" each part
+    of the batch has its share of the trees in one packed stream.
 
     Args:
       quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
+      attention: one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
-      CheckpointError: these chips have no matrix units for that form.
+      CheckpointError: these chips have no matrix units for that form, or such attention.
     """
     check_shape(config, shape, mesh)
     if quantize is not None:
@@ -94,14 +87,35 @@ def scoring_program(
     )
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
-    function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
-    batch = batch_of(shape, mesh)
-    arguments = (placed(weights, shardings), batch)
-    return Program(function, arguments, forward_flops(config, shape), visited_steps(config, shape))
+    chosen = choose_attention(mesh, kind, attention, scored=config)
+    if attention != "paged" and shape.questions_per_user > 1:
+        raise MeshError(
+            "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'paged', "
+            f"found {quote(attention)}"
+        )
+    options: dict[str, Any] = {"mesh": mesh, "dtype": kind, "readout": readout, "shardings": shardings}
+    weights = placed(weights, shardings)
+    if attention == "paged":
+        function = make_stream_fn(config, attention=attention, **options)
+        batch, visited, read = paged_stream(config, shape, mesh=mesh)
+        flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
+        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, read)
+    function = make_score_fn(config, attention=attention, **options)
+    arguments = (weights, batch_of(shape, mesh))
+    return Program(
+        function, arguments, forward_flops(config, shape), visited_steps(config, shape), chosen.name
+    )
 
 
 def training_program(
-    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, tuning: Tuning, remat: str
+    config: DecoderConfig,
+    shape: BatchShape,
+    *,
+    mesh: Mesh,
+    dtype: str,
+    tuning: Tuning,
+    remat: str,
+    attention: str = "auto",
 ) -> Program:
     """``accumulate`` of :func:`prb_jax.training.objective.make_reward_training`: forward and backward of a batch.
 
@@ -109,7 +123,7 @@ def training_program(
 
     Raises:
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
-      CheckpointError: a head with several labels.
+      CheckpointError: a head with several labels, or an attention that cannot be.
     """
     check_shape(config, shape, mesh)
     lora = LoraConfig()
@@ -124,6 +138,7 @@ def training_program(
         loss=LossSettings(),
         lora_scale=lora.scale if tuning == "lora" else 1.0,
         remat=remat,
+        attention=attention,
     )
     step = make_reward_training(
         objective,
@@ -148,7 +163,8 @@ def training_program(
     }
     arguments = (state, placed(frozen, step.frozen_shardings), batch_of(shape, mesh), Extras(**extras))
     flops = PASSES[tuning] * forward_flops(config, shape)
-    return Program(step.accumulate, arguments, flops, visited_steps(config, shape))
+    chosen = choose_attention(mesh, jnp.dtype(dtype), attention)
+    return Program(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
@@ -170,7 +186,7 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
     dearest counts.
 
     Args:
-      visited: the share of the steps in the grid of an attention kernel in which it does anything.
+      visited: how often a step in the grid of an attention kernel computes, on average.
       int8: what an operation of a product of int8 factors counts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)

@@ -26,7 +26,8 @@ from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.chips import Slice, describe_slice
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named
-from prb_jax.plan.program import BatchShape, Program, check_shape, placed
+from prb_jax.plan.program import Program, check_shape, placed
+from prb_jax.plan.shapes import BatchShape
 from prb_jax.sharding import make_mesh, parameter_shardings, replicated
 from prb_jax.trees.shapes import round_up
 
@@ -160,7 +161,7 @@ def sampling_program(
     caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
     function = run_program(own)
-    return Program(function, arguments, step_flops(policy, shape), 1.0, named), caches
+    return Program(function, arguments, step_flops(policy, shape), 1.0, named=named), caches
 
 
 def step_flops(config: DecoderConfig, shape: BatchShape) -> float:

@@ -47,9 +47,11 @@ def sweep(
     prefix: int = 3840,
     responses: int = 2,
     response_length: int = 128,
+    questions_per_user: int = 1,
     dtype: str = "bfloat16",
     remat: str = "none",
     quantize: str | None = None,
+    attention: str = "auto",
     report: Callable[[Plan], None] = lambda found: None,
 ) -> Sweep:
     """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size, and for long
@@ -60,8 +62,8 @@ def sweep(
         are given. A batch size that one mesh does not divide is left out for that mesh. After one that
         does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, slices, train, tuning, prefix, responses, response_length, dtype, remat, quantize: as in
-        :func:`prb_jax.plan.plan`.
+      model, topology, slices, train, tuning, prefix, responses, response_length, questions_per_user, dtype,
+        remat, quantize, attention: as in :func:`prb_jax.plan.plan`.
 
     Raises:
       As :func:`prb_jax.plan.plan`; MeshError also if no mesh at all divides the model and a batch.
@@ -69,7 +71,8 @@ def sweep(
     place, config = describe_slice(topology, slices=slices), read_model(model)
     options: dict[str, Any] = {
         "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
-        "response_length": response_length, "dtype": dtype, "remat": remat, "quantize": quantize,
+        "response_length": response_length, "questions_per_user": questions_per_user, "dtype": dtype,
+        "remat": remat, "quantize": quantize, "attention": attention,
     }  # fmt: skip
     plans: list[Plan] = []
     refused: dict[str, str] = {}

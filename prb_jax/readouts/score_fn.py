@@ -75,10 +75,12 @@ def make_stream_fn(
     dtype: jnp.dtype,
     readout: str | None = "logit",
     shardings: Mapping[str, Any] | None = None,
+    attention: str = "auto",
 ) -> StreamFn:
     """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
 
-    Arguments as of :func:`make_score_fn`.
+    Arguments as of :func:`make_score_fn`; with the attention "paged" batches have pages, and tables of blocks with
+    any other.
     """
     shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 
@@ -86,7 +88,9 @@ def make_stream_fn(
         found = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
         return found if readout is None else read_out(found, readout)
 
-    batches = stream_batch_shardings(mesh, windows=config.sliding_window is not None)
+    batches = stream_batch_shardings(
+        mesh, windows=config.sliding_window is not None, paged=attention == "paged"
+    )
     return jax.jit(score, in_shardings=(shardings, batches), out_shardings=replicated(mesh))
 
 
@@ -130,5 +134,8 @@ def make_state_fns(
         headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings, attention=attention
     )
     return StateFns(
-        trees, make_stream_fn(headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings)
+        trees,
+        make_stream_fn(
+            headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings, attention=attention
+        ),
     )

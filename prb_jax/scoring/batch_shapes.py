@@ -38,17 +38,16 @@ def shape_options(
     )
 
 
-def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> StreamOptions:
+def stream_options(
+    config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None, *, paged: bool = False
+) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
-    which each part that the mesh splits batches into computes one at a time."""
+    which each part that the mesh splits batches into computes one at a time; with `paged` a kernel reads pages."""
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     tokens = batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192)
-    return StreamOptions(tokens=round_up(tokens, BLOCK), streams=shards, window=config.sliding_window)
-
-
-def uses_streams(mesh: Mesh) -> bool:
-    """Whether decoders on these devices are scored over packed streams: CPUs; kernels want trees in buckets."""
-    return mesh.devices.flat[0].platform == "cpu"
+    return StreamOptions(
+        tokens=round_up(tokens, BLOCK), streams=shards, window=config.sliding_window, paged=paged
+    )
 
 
 def lanes(mesh: Mesh) -> int:

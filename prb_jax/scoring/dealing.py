@@ -95,7 +95,10 @@ class _Streams:
 
     def _dealt(self, trees: Sequence[Tree], indices: Sequence[int], dealt: DealtStreams) -> Dealt:
         def make() -> StreamBatch:
-            return make_stream_batch(trees, dealt, streams=self.options.streams, window=self.options.window)
+            options = self.options
+            return make_stream_batch(
+                trees, dealt, streams=options.streams, window=options.window, paged=options.paged
+            )
 
         def take(scores: np.ndarray) -> list[np.ndarray]:
             rows = []

@@ -66,8 +66,9 @@ def load(
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
-      attention: "auto", the machine's own choice; "blockwise", the XLA program; or "kernel", our own kernel for
-        GPUs (on TPUs the splash kernel): see :func:`prb_jax.models.attention.choice.choose_attention`.
+      attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", our own kernel for
+        GPUs (on TPUs the splash kernel); or "paged", on TPUs packed streams and a kernel that reads pages: see
+        :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.

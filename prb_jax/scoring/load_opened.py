@@ -8,13 +8,12 @@ import jax.numpy as jnp
 
 from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.models.attention.choice import STREAM_ATTENTION, choose_attention
+from prb_jax.models.attention.choice import choose_attention, stream_attention_name
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding, load_prompts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
-from prb_jax.scoring.batch_shapes import uses_streams
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import check_heads, parameter_shardings
@@ -40,18 +39,22 @@ def load_opened(opened: OpenedModel) -> RewardModel:
         score_fn = make_score_fn(
             config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings, attention=attention
         )
-        if uses_streams(mesh):
+        streams = stream_attention_name(mesh, attention)
+        if streams is not None:
             stream_fn = make_stream_fn(
-                config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings
+                config,
+                mesh=mesh,
+                dtype=dtype,
+                readout=opened.labels,
+                shardings=shardings,
+                attention=attention,
             )
         saved = load_prompts(path, width=config.hidden_size)
         loaded = load_params(
             path, config, dtype=dtype, head_dtype=jnp.float32, shardings=shardings, quantize=quantize
         )
         params = loaded.params
-        shown_attention = choose_attention(mesh, dtype, attention, scored=config).name
-        if stream_fn is not None:
-            shown_attention = STREAM_ATTENTION
+        shown_attention = streams or choose_attention(mesh, dtype, attention, scored=config).name
         if saved is not None:
             embedding = extend_embedding(params["embed"], saved.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
+from prb_jax.models.attention.choice import PAGED_ATTENTION
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
 from prb_jax.scoring.dealing import Batch
@@ -52,7 +53,7 @@ class RewardModel:
         meaningless. It compiles once for each shape (B, P, K, R).
       stream_fn: the same for packed streams, rewards float32 [S, M] of a
         :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
-        CPUs. It compiles once for each shape (S, N, M).
+        CPUs, and where the attention "paged" was asked for. It compiles once for each shape (S, N, M).
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
@@ -244,7 +245,8 @@ class RewardModel:
         """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
         if self.stream_fn is None:
             return self.shape_options(batch_tokens)
-        return stream_options(self.decoder, self.mesh, batch_tokens)
+        paged = self.attention == PAGED_ATTENTION
+        return stream_options(self.decoder, self.mesh, batch_tokens, paged=paged)
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""

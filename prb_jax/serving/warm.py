@@ -97,4 +97,4 @@ def _empty_batches(fixed: StreamOptions | Shapes) -> Iterator[Batch]:
     packed = PackedStream((0,), (0,), tree.tokens)
     for shape in fixed.fixed:
         dealt = DealtStreams(shape, (packed,))
-        yield make_stream_batch([tree], dealt, streams=fixed.streams, window=fixed.window)
+        yield make_stream_batch([tree], dealt, streams=fixed.streams, window=fixed.window, paged=fixed.paged)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
-from prb_jax.models import AttentionName, Dtype, Remat
+from prb_jax.models import Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
@@ -298,7 +298,7 @@ class TrainSettings:
     chat_template: str | None = None
     batch_by: Literal["comparison", "user"] = "comparison"
     remat: Remat = "none"
-    attention: AttentionName = "auto"
+    attention: TrainedAttention = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -34,6 +34,7 @@ class StreamOptions:
       streams: of a batch: one for each part that the mesh splits it into.
       block: a stream's length is a multiple of this.
       window: of the model's sliding layers, if it has any.
+      paged: attention is a kernel's that reads pages, see :mod:`prb_jax.trees.stream_pages`.
       share: beginnings that comparisons have in common are computed once.
       fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: what a server
         has compiled before its first request.
@@ -43,6 +44,7 @@ class StreamOptions:
     streams: int = 1
     block: int = BLOCK
     window: int | None = None
+    paged: bool = False
     share: bool = True
     fixed: tuple[StreamShape, ...] = ()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
 from prb_jax.trees.packing import DealtStreams, PackedStream, StreamShape
 from prb_jax.trees.stream_blocks import block_tables
+from prb_jax.trees.stream_pages import PageTable, page_table
 from prb_jax.trees.tree import Tree
 
 
@@ -58,8 +59,9 @@ class StreamBatch:
       previous: [S, N], the place of the token before it in its conversation; -1 for a first one.
       reads: [S, M], places of the tokens whose states give the scores.
       ends: [S, M], places of the last tokens of the same conversations.
-      blocks: which blocks meet in attention.
-      window_blocks: the same in layers with a sliding window; None for a model without any.
+      blocks: which blocks meet in attention; None where it reads pages.
+      window_blocks: the same in layers with a sliding window; None for a model without any too.
+      pages: the pages that a kernel reads; None where attention goes block by block.
     """
 
     tokens: np.ndarray | jax.Array
@@ -68,21 +70,30 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array
     ends: np.ndarray | jax.Array
-    blocks: BlockTable
+    blocks: BlockTable | None
     window_blocks: BlockTable | None
+    pages: PageTable | None = None
 
     __repr__ = short_repr
 
 
-def stream_batch_shardings(mesh: Mesh, *, windows: bool) -> StreamBatch:
+def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
     """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
-    flat, table = (cast(Any, batch_sharding(mesh, rank)) for rank in (2, 3))
-    tables = BlockTable(table, table)
-    return StreamBatch(flat, flat, flat, flat, flat, flat, tables, tables if windows else None)
+    flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
+    names = ("tokens", "positions", "until", "previous", "reads", "ends")
+    arrays: dict[str, Any] = dict.fromkeys(names, flat)
+    blocks: Any = BlockTable
+    pages: Any = PageTable
+    return StreamBatch(
+        **arrays,
+        blocks=None if paged else blocks(table, table),
+        window_blocks=blocks(table, table) if windows and not paged else None,
+        pages=pages(tokens=table, pages=table, keys=flat, starts=flat, sequences=flat) if paged else None,
+    )
 
 
 def make_stream_batch(
-    trees: Sequence[Tree], dealt: DealtStreams, *, streams: int, window: int | None
+    trees: Sequence[Tree], dealt: DealtStreams, *, streams: int, window: int | None, paged: bool = False
 ) -> StreamBatch:
     """Lay the trees of a batch out.
 
@@ -91,6 +102,7 @@ def make_stream_batch(
       dealt: which of them stand in which stream.
       streams: S; those that are missing hold nothing but padding.
       window: of the model's sliding layers, if it has any.
+      paged: with the pages of a kernel instead of the tables of blocks.
 
     Raises:
       ValueError: more streams than S, or trees that do not fit.
@@ -106,10 +118,17 @@ def make_stream_batch(
         keys, counts = zip(*found, strict=True)
         return BlockTable(np.stack(keys), np.stack(counts))
 
+    def pages() -> PageTable:
+        runs = dealt.shape.reads
+        found = [page_table(each["previous"], each["positions"], used, runs=runs) for each, used in laid]
+        return PageTable(**{name: np.stack([each[name] for each in found]) for name in found[0]})
+
+    arrays: dict[str, Any] = {name: np.stack([each[name] for each, _ in laid]) for name in laid[0][0]}
     return StreamBatch(
-        **{name: np.stack([each[name] for each, _ in laid]) for name in laid[0][0]},
-        blocks=table(None),
-        window_blocks=None if window is None else table(window),
+        **arrays,
+        blocks=None if paged else table(None),
+        window_blocks=None if paged or window is None else table(window),
+        pages=pages() if paged else None,
     )
 
 

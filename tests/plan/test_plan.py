@@ -21,7 +21,9 @@ from prb_jax.plan import Plan, plan, sweep
 from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
 from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
-from prb_jax.plan.program import BatchShape, executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.program import executed_flops, forward_flops, scoring_program, training_program
+from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import paged_stream, stream_flops
 from prb_jax.plan.tables import plan_table, sweep_table
 from prb_jax.sharding import make_mesh
 
@@ -78,6 +80,25 @@ def test_forward_flops_by_hand():
     pairs = (1 + 2 + 3 + 4) + 2 * (5 + 6)
     by_hand = 3 * 3 * (2 * matrices * 8 + 4 * pairs * 4 * 64)
     assert forward_flops(config, shape) == by_hand
+
+
+def test_streams_by_hand():
+    """Two people with two questions: a profile of 128 tokens and 40 of each question, then two responses of 64."""
+    config, mesh = parse_config(TINY, where="tiny"), make_mesh(devices=jax.devices()[:1])
+    shape = BatchShape(batch=4, prefix=168, responses=2, response_length=64, questions_per_user=2)
+    batch, visited, read = paged_stream(config, shape, mesh=mesh)
+    assert (batch.tokens.shape, batch.reads.shape) == ((1, 1024), (1, 8))  # 928 real ones
+    # Runs begin at 0, 232, 296, 400 and again at 464. Blocks of 64 queries hold tokens of them 22 times, and all
+    # conversations of 232 keys fit into one block.
+    assert visited == 22 / 16
+    assert read == 2 * 22 * 512 * (2 * 2 * 128) * 3
+    matrices = 256 * (2 * 256 + 2 * 128 + 3 * 512)
+    tree = 168 * 169 // 2 + 2 * sum(168 + j for j in range(1, 65))
+    pairs = 4 * tree - 2 * (128 * 129 // 2)
+    by_hand = 2 * (2 * matrices * 928 + 4 * pairs * 4 * 64)
+    assert stream_flops(config, shape, mesh=mesh, reads_only=False) == by_hand * 3 / 2
+    last = 2 * 256 * (2 * 128 * 928 + (2 * 256 + 3 * 512) * 8) + 4 * 8 * 232 * 4 * 64
+    assert stream_flops(config, shape, mesh=mesh, reads_only=True) == by_hand + last
 
 
 def test_products_of_the_traced_programs():
@@ -183,6 +204,11 @@ def test_models_that_cannot_be_read(tmp_path):
         (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
         (["--sweep", "--mesh", "fsdp=4"], "--sweep tries meshes itself"),
+        (["--train", "--questions-per-user", "2"], "--questions-per-user is for scoring only"),
+        (
+            ["--questions-per-user", "2"],
+            "--questions-per-user is for packed streams: it needs --attention paged",
+        ),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], message: str, capsys):
@@ -326,6 +352,27 @@ class TestOnTpus:
             assert set(re.findall(r"splash_mha_(\w+?)_", text)) == kernels
             assert 'custom_call_target="tpu_custom_call"' in text
             assert not re.search(r"\[(\d+,)*2048,2048\]", text)
+
+    @pytest.mark.slow
+    def test_streams_by_pages(self, config_file, capsys):
+        """Two questions a person; the kernel is in the program, and no array of all tokens by all tokens."""
+        command = [
+            "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
+            "--response-length", "64", "--batch", "8", "--attention", "paged", "--questions-per-user", "2", "--json",
+        ]  # fmt: skip
+        assert cli.main(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        mesh = make_mesh("fsdp=4", devices=describe_slice("v5e:2x2").devices)
+        shape = BatchShape(batch=8, questions_per_user=2, **SHAPE)
+        config = parse_config(TINY, where="tiny")
+        assert found["flops"] == stream_flops(config, shape, mesh=mesh, reads_only=True)
+        assert found["fits"]
+        assert found["compile_seconds"] > 0
+        program = scoring_program(config, shape, mesh=mesh, dtype="bfloat16", attention="paged")
+        text = program.function.trace(*program.arguments).lower().compile().as_text()
+        assert "ragged_paged_attention_kernel" in text
+        assert "splash_mha" not in text
+        assert not re.search(r"\[(\d+,)*512,512\]", text)
 
     def test_eight_bits_take_half_the_arguments_and_products(self):
         """Of the layers' matrices: int8 factors are multiplied as such."""

@@ -13,6 +13,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.readouts.registry import ROWS
 from prb_jax.readouts.resolve import resolve_model
+from prb_jax.scoring import reward_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.training.convert import convert
 from tests.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
@@ -81,6 +82,21 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     np.testing.assert_allclose(again[1, :3], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
     alone = rm.reward(rows[1].question, rows[1].responses[2], profile_posts=0)
     np.testing.assert_allclose(alone, again[1, 2], atol=TOLERANCE, rtol=0)
+
+
+def test_batches_side_by_side_give_the_same_bytes(
+    rm: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [comparison(number, 2 + number % 3) for number in range(24)]
+
+    def scored(lanes: int) -> list[tuple[tuple[int, ...], list[bytes]]]:
+        monkeypatch.setattr(reward_model, "lanes", lambda mesh: lanes)
+        batches = rm.stream(rows, profile_posts=0, batch_tokens=128)
+        return [(batch.indices, [scores.tobytes() for scores in batch.scores]) for batch in batches]
+
+    alone = scored(1)
+    assert len(alone) > 4
+    assert scored(3) == alone
 
 
 def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> None:

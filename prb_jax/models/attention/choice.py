@@ -11,16 +11,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.errors import CheckpointError, PrbWarning, quote
+from prb_jax.errors import CheckpointError, MeshError, PrbWarning, quote
 from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
+from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
 STREAM_ATTENTION = "block-wise XLA over packed streams"
 """What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
+
+PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
+"""What :mod:`prb_jax.models.attention.paged` is called in logs and reports."""
 
 
 CUDNN = "cuDNN"
@@ -55,16 +60,19 @@ def choose_attention(
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
         wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" our own
-            kernel for GPUs, and on TPUs the splash kernel.
+            kernel for GPUs, and on TPUs the splash kernel. "paged" is a kernel for scoring over packed streams on
+            TPUs; this function checks that it can be, and gives the implementation for trees in buckets beside it.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
-        CheckpointError: no such name, or a machine or dtype without a kernel.
+        CheckpointError: no such name, or a machine or dtype without such a kernel.
         MeshError: the mesh splits what the kernel cannot.
     """
     if wanted not in ATTENTIONS:
         raise CheckpointError(f"attention: expected {', '.join(ATTENTIONS)}, found {quote(wanted)}")
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if wanted == "paged":
+        _check_paged(platform, dtype, mesh, scored)
     if platform == "tpu" and dtype == jnp.bfloat16 and wanted != "blockwise":
         # Only here: the kernel's package takes a while to import, and knows TPUs alone.
         from prb_jax.models.attention.splash import splash_attention
@@ -93,6 +101,52 @@ def choose_attention(
     return AttentionChoice(f"block-wise XLA, {order}", attend, refused)
 
 
+def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
+    """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
+    :data:`PAGED_ATTENTION` where it is wanted; None where trees are scored in buckets.
+
+    Args:
+        mesh, wanted: as of :func:`choose_attention`, which has checked them.
+    """
+    if wanted == "paged":
+        return PAGED_ATTENTION
+    return STREAM_ATTENTION if mesh.devices.flat[0].platform == "cpu" else None
+
+
+def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
+    """Refuse to use the kernel that reads pages where it cannot be; errors as of :func:`choose_attention`."""
+    if platform != "tpu" or dtype != jnp.bfloat16:
+        raise CheckpointError(
+            "attention: 'paged' is a kernel for TPUs in bfloat16, found "
+            f"{platform} in {jnp.dtype(dtype).name}: use 'auto'"
+        )
+    if scored is None:
+        raise CheckpointError(
+            "attention: 'paged' scores packed streams alone, and has no backward pass: use 'auto'"
+        )
+    split = {"sequence": 1, "tensor": 1} if mesh is None else mesh.shape
+    if split["sequence"] > 1:
+        raise MeshError(
+            f"attention: 'paged' takes whole streams, found sequence={split['sequence']}: use 'auto'"
+        )
+    # Of the key-value heads of a device, keys and values fill whole rows of the kernel's tiles.
+    heads, parts = scored.num_key_value_heads, split["tensor"]
+    if heads // parts not in (1, 2, 4) and heads // parts % 8:
+        raise MeshError(
+            "attention: 'paged' takes 1, 2, 4 or a multiple of 8 key-value heads on a device, "
+            f"found num_key_value_heads={heads} with tensor={parts}: use 'auto'"
+        )
+
+
+def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
+    """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
+    if batch.pages is None:
+        return functools.partial(stream_attention, batch=batch, mesh=mesh)
+    from prb_jax.models.attention.paged import paged_attention
+
+    return functools.partial(paged_attention, table=batch.pages, mesh=mesh)
+
+
 def wanted_attention(
     mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, scored: DecoderConfig | None = None
 ) -> Attention | None:
@@ -108,4 +162,4 @@ def wanted_attention(
             PrbWarning,
             stacklevel=3,
         )
-    return None if wanted == "auto" and choice.name != CUDNN else choice.attend
+    return None if wanted in ("auto", "paged") and choice.name != CUDNN else choice.attend

@@ -184,7 +184,9 @@ def test_what_no_kernel_can_do_is_an_error() -> None:
     for platform, dtype in (("tpu", "float32"), ("cpu", "bfloat16"), ("cpu", "float32")):
         with pytest.raises(CheckpointError, match=f"attention: .* found {platform} in {dtype}"):
             chosen(platform, dtype, "kernel")
-    with pytest.raises(CheckpointError, match="attention: expected auto, blockwise, kernel, found 'flash'"):
+    with pytest.raises(
+        CheckpointError, match="attention: expected auto, blockwise, kernel, paged, found 'flash'"
+    ):
         chosen("gpu", "bfloat16", "flash")
     with pytest.raises(MeshError, match="found sequence=2: use sequence=1"):
         chosen("gpu", "bfloat16", "kernel", sequence=2)
