@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
+    from prb_jax.auditing.audit import audit
+    from prb_jax.auditing.export import audit_export
+    from prb_jax.auditing.report import audit_report
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.aspects import plan_aspects
@@ -74,6 +77,9 @@ _HOMES = {
     "correlate": "prb_jax.reports.correlation",
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
+    "audit": "prb_jax.auditing.audit",
+    "audit_export": "prb_jax.auditing.export",
+    "audit_report": "prb_jax.auditing.report",
     "split": "prb_jax.sources.split",
     "PpoResult": "prb_jax.rl.ppo",
     "ppo": "prb_jax.rl.ppo",
@@ -106,6 +112,9 @@ __all__ = [
     "TrainResult",
     "__version__",
     "ask",
+    "audit",
+    "audit_export",
+    "audit_report",
     "compare",
     "correlate",
     "evaluate",

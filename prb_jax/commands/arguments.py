@@ -119,9 +119,11 @@ def policy_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
 
 
-def add_data(sub: Parser, *, about: str = "as of `prb evaluate`") -> None:
+def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
     """Add `--data`, `--subset` and `--limit`."""
-    sub.add_argument("--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=True, help=about)
+    sub.add_argument(
+        "--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=required, help=about
+    )
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
 
