@@ -25,6 +25,7 @@ from prb_jax.building.writers import Writer, open_speaker, open_writer
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
+from prb_jax.generation.endpoint import REPLIES
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -33,7 +34,6 @@ from prb_jax.runs.rows import Row, open_rows
 ROWS: Final = "rows.jsonl"
 FAILURES: Final = "failures.jsonl"
 GATES_FILE: Final = "gate_figures.json"
-REPLIES: Final = "replies"
 RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=ROWS)
 
 _FIELDS: Final = ("id", "over", "aspects", "plan", "candidates", "requests", "tries")

@@ -15,7 +15,7 @@ from prb_jax.building.settings import BuildSettings, SpeakerSettings
 from prb_jax.building.write import total
 from prb_jax.building.writers import EndpointWriter, Writer, cost
 from prb_jax.data.records import digest
-from prb_jax.generation.judge import EndpointSpeaker, Speaker
+from prb_jax.generation.speakers import EndpointSpeaker, Speaker
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.clusters import clusters_of

@@ -25,7 +25,7 @@ from prb_jax.building.gates.overlap import read_known
 from prb_jax.building.judging import BLIND, RUBRIC, Verdicts, judge_pairs
 from prb_jax.building.settings import BuildSettings
 from prb_jax.errors import RunError, short_repr
-from prb_jax.generation.judge import Speaker
+from prb_jax.generation.speakers import Speaker
 from prb_jax.runs.progress import Count, show_progress
 
 REWARDS = "reward_models"

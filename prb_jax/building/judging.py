@@ -12,7 +12,8 @@ from typing import Any, Final
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.prompts import blind_messages, prompts_digest, rubric_messages
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.generation.judge import LETTER_TOKENS, Speaker
+from prb_jax.generation.judge_pairs import LETTER_TOKENS
+from prb_jax.generation.speakers import Speaker
 from prb_jax.generation.verdicts import default_verdict
 from prb_jax.runs.rows import Row, open_rows
 

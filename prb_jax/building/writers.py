@@ -14,8 +14,8 @@ from prb_jax.building.settings import SpeakerSettings
 from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
 from prb_jax.generation.endpoint import KEY, Endpoint, EndpointOptions, NoReplyError, Reply
-from prb_jax.generation.judge import EndpointSpeaker, PolicySpeaker, Speaker
 from prb_jax.generation.policy import Policy
+from prb_jax.generation.speakers import EndpointSpeaker, PolicySpeaker, Speaker
 
 Conversation = Sequence[Message]
 

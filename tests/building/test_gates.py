@@ -174,7 +174,16 @@ class Knowing:
     def identity(self) -> dict[str, str]:
         return {"name": "knowing"}
 
-    def replies(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> list[Reply]:
+    def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
+        return None
+
+    def replies(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_new_tokens: int,
+        alternatives: int | None = None,
+    ) -> list[Reply]:
         found = []
         for (message,) in conversations:
             a = message.content.partition("Answer A:\n")[2].partition("\n\nAnswer B:")[0]
