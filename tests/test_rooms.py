@@ -35,6 +35,7 @@ ORDER = (
     ("generation",),
     ("rl",),
     ("serving",),
+    ("auditing",),
     ("reports",),
     ("inspection",),
     ("plan",),

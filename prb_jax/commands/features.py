@@ -38,6 +38,13 @@ def add(verbs: Verbs) -> None:
         help="an encoder of texts reads each response without its prompt",
     )
     sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=positive,
+        default=0,
+        help="a reward model also scores each response with the first N posts of the profile before its prompt",
+    )
+    sub.add_argument(
         "--protocol", choices=PROTOCOLS, help="of conversations (default: as in training, or default)"
     )
     sub.add_argument(
@@ -72,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
                 view=ViewOptions(protocol=options.protocol, max_length=options.max_length),
                 store=options.store,
                 responses_alone=options.responses_alone,
+                profile_posts=options.profile_posts,
             ),
             subset=options.subset,
             limit=options.limit,
@@ -84,5 +92,11 @@ def run(options: argparse.Namespace) -> int:
         f"{facts['answers']:,} responses and {facts['posts']:,} posts, {store.width:,} numbers each, {facts['dtype']}; "
         f"cut to the model's length: {cut['answers']:,} and {cut['posts']:,}"
     )
+    kept = [
+        *(["the reward of each response"] if store.rewards is not None else []),
+        *([f"{facts['shown']:,} rewards with a profile"] if store.shown is not None else []),
+    ]
+    if kept:
+        print(f"kept too: {' and '.join(kept)}")
     print(f"written to {store.path}")
     return 0

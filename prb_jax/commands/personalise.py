@@ -73,6 +73,13 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--responses-alone", action="store_true", help="of an encoder of texts, as of `prb features`"
     )
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=positive,
+        default=0,
+        help="of a reward model, as of `prb features`: for the method profile_in_context",
+    )
     add_model_options(sub)
     add_no_progress(sub)
 
@@ -101,7 +108,11 @@ def run(options: argparse.Namespace) -> int:
             seeds=options.seeds,
             split=options.split,
             settings=read_settings(options.settings),
-            features=FeatureOptions(loading=loading, responses_alone=options.responses_alone),
+            features=FeatureOptions(
+                loading=loading,
+                responses_alone=options.responses_alone,
+                profile_posts=options.profile_posts,
+            ),
             subset=options.subset,
             limit=options.limit,
             mesh=options.mesh,

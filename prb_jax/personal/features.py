@@ -2,7 +2,9 @@
 
 A store is a folder that `prb features` writes. ``features.json`` is written last: a folder that has it is whole. Each
 distinct response (with its prompt, without any profile) and each distinct post has one row, in parts of `.npy` files;
-``answers.keys.npy`` and ``posts.keys.npy`` hold the digest of the text of each row, by which a row is found.
+``answers.keys.npy`` and ``posts.keys.npy`` hold the digest of the text of each row, by which a row is found. Of a
+reward model ``rewards-*.npy`` holds its own reward of each response, and ``shown-*.npy``, where it was asked for, the
+reward of each response with its prompt and a profile; both are one float32 number a row.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ KEY_BYTES: Final = 16
 JUDGED: Final[Mapping[str, int]] = {"Agrees with: ": 1, "Disagrees with: ": -1}
 JUDGED_CATEGORIES: Final[Mapping[str, int]] = {"agreed_with": 1, "disagreed_with": -1}
 TABLES: Final = ("answers", "posts")
+REWARDS: Final = "rewards"
+"""Beside ``answers``, row by row."""
+
+SHOWN: Final = "shown"
 DTYPES: Final = ("bfloat16", "float32")
 
 
@@ -38,6 +44,12 @@ def answer_key(prompt: Sequence[Message], response: str) -> bytes:
         data = text.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
+
+
+def shown_key(posts: Sequence[Post], prompt: Sequence[Message], response: str) -> bytes:
+    """Return the digest by which a response to a prompt after some posts of a profile is found."""
+    profile = [Message(post.category, post.text) for post in posts]
+    return answer_key([*profile, *prompt], f"{len(profile)} posts\n{response}")
 
 
 @dataclass(frozen=True)
@@ -107,12 +119,16 @@ class FeatureStore:
       facts: what ``features.json`` holds.
       answers: features of the responses, each with its prompt.
       posts: features of the posts.
+      rewards: the model's own reward of each row of ``answers``, width 1; None for a model that gives none.
+      shown: the reward of each response that was shown with a profile, width 1; None where none was.
     """
 
     path: Path
     facts: Mapping[str, Any] = field(repr=False)
     answers: FeatureTable
     posts: FeatureTable
+    rewards: FeatureTable | None = None
+    shown: FeatureTable | None = None
 
     __repr__ = short_repr
 
@@ -151,6 +167,25 @@ class FeatureStore:
                 f"comparison {quote(comparison.id)}: response {rows.index(None)} has no features in {self.path}"
             )
         return [row for row in rows if row is not None]
+
+    def shown_rewards(self, comparison: Comparison) -> np.ndarray | None:
+        """Return the reward of each response when the profile was shown, float32 [K]; None where none was.
+
+        Raises:
+          DataError: a response has no such reward, naming the comparison.
+        """
+        if self.shown is None:
+            return None
+        posts = comparison.profile[: self.facts["profile_posts"]]
+        rows = [
+            self.shown.rows.get(shown_key(posts, comparison.prompt, text)) for text in comparison.responses
+        ]
+        if None in rows:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: response {rows.index(None)} has no reward with this profile in "
+                f"{self.path}"
+            )
+        return self.shown.read([row for row in rows if row is not None])[:, 0]
 
     def post_rows(self, posts: Sequence[Post]) -> list[int]:
         """Return the row of each post of a profile.
@@ -194,12 +229,21 @@ def open_features(path: str | Path) -> FeatureStore:
     facts = read_object(folder / FEATURES, error=RunError)
     if facts.get("kind") != KIND or facts.get("format") != FORMAT:
         raise RunError(f"{folder / FEATURES}: expected {quote(KIND)} of format {FORMAT}")
-    return FeatureStore(folder, facts, *(_open_table(folder, name, facts) for name in TABLES))
+    of_rewards = facts | {"width": 1, "dtype": "float32"}
+    return FeatureStore(
+        folder,
+        facts,
+        *(_open_table(folder, name, facts) for name in TABLES),
+        rewards=_open_table(folder, REWARDS, of_rewards, beside="answers") if facts.get(REWARDS) else None,
+        shown=_open_table(folder, SHOWN, of_rewards) if facts.get(SHOWN) else None,
+    )
 
 
-def _open_table(folder: Path, name: str, facts: Mapping[str, Any]) -> FeatureTable:
-    count, width, dtype = facts[name], facts["width"], facts["dtype"]
-    keys = _load(folder / f"{name}.keys.npy", np.dtype(np.uint8), (count, KEY_BYTES))
+def _open_table(
+    folder: Path, name: str, facts: Mapping[str, Any], *, beside: str | None = None
+) -> FeatureTable:
+    count, width, dtype = facts[beside or name], facts["width"], facts["dtype"]
+    keys = _load(folder / f"{beside or name}.keys.npy", np.dtype(np.uint8), (count, KEY_BYTES))
     stored = np.dtype(np.float32 if dtype == "float32" else np.uint16)
     parts, starts = [], list(range(0, count, facts["part"]))
     for number, start in enumerate(starts):

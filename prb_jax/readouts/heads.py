@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, dense
+from prb_jax.models.head import Head, HeadTensor, ReadsAnything, Shapes, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 from prb_jax.models.states import States
+from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.layers import Stack
 
 
@@ -115,6 +116,33 @@ class ReadStates(ReadsAnything):
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return states.read()
+
+
+@dataclass(frozen=True)
+class StatesAndReward:
+    """The state at the read position and the reward that a head gives there, float32 [B, K, D + 1]: one pass for both.
+
+    Attributes:
+      head: of the model.
+      readout: the rule that turns its values into one reward, see :func:`prb_jax.readouts.labels.choose_readout`.
+    """
+
+    head: Head
+    readout: str
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> StatesAndReward:
+        return replace(self, head=self.head.bound(stored, config, where=where, what=what))
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        return self.head.tensors()
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return self.head.needs
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        rewards = read_out(self.head(params, states), self.readout)
+        return jnp.concatenate([states.read(), rewards[..., None].astype(jnp.float32)], axis=-1)
 
 
 Together = Literal["product", "min", "mean", "last"]

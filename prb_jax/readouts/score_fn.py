@@ -17,7 +17,7 @@ from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.readouts.heads import ReadStates
+from prb_jax.readouts.heads import ReadStates, StatesAndReward
 from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.pairs import score_pairs
 from prb_jax.readouts.score_tree import score_stream, score_tree
@@ -96,7 +96,8 @@ def make_stream_fn(
 
 @dataclass(frozen=True)
 class StateFns:
-    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension.
+    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension; with the
+    reward behind each state the last dimension is D + 1.
 
     Attributes:
       tree: of a :class:`TreeBatch`, [B, K, D].
@@ -112,6 +113,7 @@ def make_state_fns(
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
+    readout: str | None = None,
     quantize: str | None = None,
     attention: str = "auto",
 ) -> StateFns:
@@ -119,9 +121,11 @@ def make_state_fns(
 
     Args:
       config, mesh, dtype, attention: as of :func:`make_score_fn`.
+      readout: how the head's values become the reward that is given too; None for the states alone.
       quantize: the form in which the parameters are held.
     """
-    headless = replace(config, head=ReadStates())
+    with_reward = readout is not None and config.head is not None
+    headless = replace(config, head=StatesAndReward(config.head, readout) if with_reward else ReadStates())
     if isinstance(headless, EncoderConfig):
         assert isinstance(config, EncoderConfig)
         shardings = encoder_shardings(config, mesh)

@@ -1,14 +1,15 @@
 """A model as a source of features: the state at each response and at each post, without any profile.
 
 A decoder is asked for the state at the position where a reward would be read; its scorer of trees is used, with a head
-that gives the state itself. An encoder of single texts gives its vector of the text.
+that gives the state itself, and for a reward model its reward too. An encoder of single texts gives its vector of the
+text.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions
@@ -52,10 +54,12 @@ class Embedded:
     Attributes:
       features: float32 [n, D].
       truncated: how many texts lost a part because they are too long for the model.
+      rewards: float32 [n], the model's own reward of each text; None for a model that gives none.
     """
 
     features: np.ndarray
     truncated: int
+    rewards: np.ndarray | None = None
 
 
 class Embedder(Protocol):
@@ -86,6 +90,24 @@ class Embedder(Protocol):
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         """Return the features of texts that a user wrote; arguments as of :meth:`answers`."""
+        ...
+
+    @property
+    def gives_rewards(self) -> bool:
+        """Whether the model is a reward model, so that :meth:`answers` and :meth:`shown` know rewards."""
+        ...
+
+    def shown(
+        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        """Return the reward of the one response of each comparison when the profile stands in the prompt, float32 [n],
+        and how many comparisons were cut.
+
+        Args:
+          comparisons: with one response each.
+          profile_posts: at most so many posts of each profile are shown.
+          advance: as of :meth:`answers`.
+        """
         ...
 
 
@@ -130,6 +152,14 @@ class TextFeatures:
         found = self.encoder.embed(texts, advance=advance)
         return Embedded(found.vectors, int(found.truncated.sum()))
 
+    gives_rewards = False
+
+    def shown(
+        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        """Refused: an encoder of texts gives no reward."""
+        raise RunError(f"{self.name}: an encoder of single texts gives no reward, with or without a profile")
+
 
 @dataclass(frozen=True, eq=False)
 class StateFeatures:
@@ -138,6 +168,7 @@ class StateFeatures:
     model: RewardModel
     fns: StateFns
     view: View
+    gives_rewards: bool
 
     @property
     def name(self) -> str:
@@ -161,7 +192,7 @@ class StateFeatures:
 
     def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
         """As of :class:`Embedder`."""
-        found = np.empty((len(comparisons), self.width), np.float32)
+        found = np.empty((len(comparisons), self.width + self.gives_rewards), np.float32)
         truncated = 0
         for batch in stream_scores(
             comparisons,
@@ -171,12 +202,10 @@ class StateFeatures:
         ):
             for index, states in zip(batch.indices, batch.scores, strict=True):
                 found[index] = states[0]
-            truncated += sum(
-                bool(c.posts_dropped or c.prompt_tokens_dropped or c.response_tokens_dropped)
-                for c in batch.truncation
-            )
+            truncated += _cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
-        return Embedded(found, truncated)
+        rewards = found[:, self.width] if self.gives_rewards else None
+        return Embedded(found[:, : self.width], truncated, rewards)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         """As of :class:`Embedder`."""
@@ -185,6 +214,24 @@ class StateFeatures:
             for number, text in enumerate(texts)
         ]
         return self.answers(as_answers, advance=advance)
+
+    def shown(
+        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        """As of :class:`Embedder`."""
+        if not self.gives_rewards:
+            raise RunError(
+                f"{self.name}: gives no reward; features of rewards with a profile need a reward model"
+            )
+        found, truncated = np.empty(len(comparisons), np.float32), 0
+        view = ViewOptions(
+            profile_posts=profile_posts, protocol=self.view.protocol.value, max_length=self.view.max_length
+        )
+        for batch in self.model.stream(comparisons, **asdict(view)):
+            found[list(batch.indices)] = [rewards[0] for rewards in batch.scores]
+            truncated += _cut(batch)
+            advance(len(batch.indices), sum(batch.tokens))
+        return found, truncated
 
     def _dispatch(self, batch: Batch) -> jax.Array:
         placed = self.model.place(batch)
@@ -226,22 +273,31 @@ def open_embedder(
             f"responses_alone: for encoders of single texts; {folder.name} reads a response with its prompt"
         )
     plain = options.readout is None and not is_encoder(raw)
-    if plain and is_plain_language_model(folder.path, name=folder.name):
-        opened = open_language_model(folder, options)
-    else:
-        opened = open_model(folder, options)
+    plain = plain and is_plain_language_model(folder.path, name=folder.name)
+    opened = open_language_model(folder, options) if plain else open_model(folder, options)
     loaded = load_opened(opened)
     chosen = loaded.reader.choose_view(
         ViewOptions(profile_posts=0, protocol=view.protocol, max_length=view.max_length)
     ).view
+    named = opened.labels_named or chosen.protocol is TextProtocol.PAPER
+    readout = opened.labels if named and not plain else None
     fns = make_state_fns(
         loaded.config,
         mesh=loaded.mesh,
         dtype=jnp.dtype(loaded.dtype),
+        readout=readout,
         quantize=loaded.quantize,
         attention=options.attention,
     )
-    return StateFeatures(loaded, fns, chosen)
+    return StateFeatures(loaded, fns, chosen, readout is not None)
+
+
+def _cut(batch: ScoredBatch) -> int:
+    """How many texts of a batch lost a part."""
+    return sum(
+        bool(each.posts_dropped or each.prompt_tokens_dropped or each.response_tokens_dropped)
+        for each in batch.truncation
+    )
 
 
 def _reads_pairs(raw: Mapping[str, Any]) -> bool:

@@ -18,6 +18,8 @@ from prb_jax.personal.features import (
     FORMAT,
     KEY_BYTES,
     KIND,
+    REWARDS,
+    SHOWN,
     FeatureStore,
     answer_key,
     as_stored,
@@ -25,6 +27,7 @@ from prb_jax.personal.features import (
     part_name,
     post_key,
     read_post,
+    shown_key,
 )
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
@@ -50,21 +53,26 @@ class FeatureOptions:
       view: protocol and length limit of what it reads; profiles are never shown.
       store: "float32" or "bfloat16", of the files.
       responses_alone: an encoder of texts reads each response without its prompt.
+      profile_posts: a reward model also scores every response once more with so many posts of the profile before its
+        prompt; 0 for none.
       part: rows of a part.
 
     Raises:
-      RunError: another ``store``.
+      RunError: another ``store``, or fewer than 0 posts.
     """
 
     loading: LoadOptions = field(default_factory=LoadOptions)
     view: ViewOptions = field(default_factory=ViewOptions)
     store: str = "float32"
     responses_alone: bool = False
+    profile_posts: int = 0
     part: int = PART
 
     def __post_init__(self) -> None:
         if self.store not in DTYPES:
             raise RunError(f"store: expected {' or '.join(DTYPES)}, found {quote(self.store)}")
+        if self.profile_posts < 0:
+            raise RunError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ class _Texts:
 
     answers: Sequence[Comparison]
     posts: Sequence[str]
+    shown: Sequence[Comparison]
     keys: Mapping[str, np.ndarray]
 
 
@@ -113,12 +122,17 @@ def write_features(
         if isinstance(model, str | Path)
         else model
     )
+    if chosen.profile_posts and not embedder.gives_rewards:
+        raise RunError(
+            f"profile_posts: {embedder.name} gives no reward, which a reward model alone does; leave it out"
+        )
     decided = {
         "model": embedder.identity(),
         "data": inputs.to_json(),
         "limit": limit,
         "store": chosen.store,
         "part": chosen.part,
+        **({"profile_posts": chosen.profile_posts} if chosen.profile_posts else {}),
         "versions": computing_versions(plain=False),
     }
     with held_folder(folder):
@@ -146,9 +160,10 @@ def _write_tables(
     *,
     progress: bool,
 ) -> None:
-    texts = _distinct(inputs.comparisons)
-    truncated = {"answers": 0, "posts": 0}
-    count = Count(len(texts.answers) + len(texts.posts), unit="texts")
+    texts = _distinct(inputs.comparisons, profile_posts=options.profile_posts)
+    truncated = {"answers": 0, "posts": 0, SHOWN: 0}
+    own_rewards = embedder.gives_rewards
+    count = Count(len(texts.answers) + len(texts.posts) + len(texts.shown), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
 
         def write(
@@ -157,12 +172,13 @@ def _write_tables(
             for number, start in enumerate(range(0, len(items), options.part)):
                 part = items[start : start + options.part]
                 path, cut = folder / part_name(name, number), folder / f".{name}-{number:06}.cut"
-                if path.exists() and cut.exists():
+                rewards = folder / part_name(REWARDS, number) if name == "answers" and own_rewards else None
+                if path.exists() and cut.exists() and (rewards is None or rewards.exists()):
                     truncated[name] += int(cut.read_text())
                     display.advance(len(part))
                     continue
                 found = compute(part, display.advance)
-                if not np.isfinite(found.features).all():
+                if not (np.isfinite(found.features).all() and _finite(found.rewards)):
                     raise RunError(
                         f"{embedder.name}: a feature is not a finite number (float16 and broken weights overflow; try "
                         "--dtype float32)"
@@ -170,12 +186,23 @@ def _write_tables(
                 with writing(path):
                     with whole_file(cut) as file:
                         file.write(str(found.truncated).encode())
+                    if rewards is not None:
+                        assert found.rewards is not None
+                        with whole_file(rewards) as file:
+                            np.save(file, found.rewards[:, None].astype(np.float32), allow_pickle=False)
                     with whole_file(path) as file:
-                        np.save(file, as_stored(found.features, options.store), allow_pickle=False)
+                        stored = "float32" if name == SHOWN else options.store
+                        np.save(file, as_stored(found.features, stored), allow_pickle=False)
                 truncated[name] += found.truncated
 
         write("answers", texts.answers, lambda part, advance: embedder.answers(part, advance=advance))
         write("posts", texts.posts, lambda part, advance: embedder.posts(part, advance=advance))
+
+        def with_profile(part: Sequence[Comparison], advance: Advance) -> Embedded:
+            rewards, cut = embedder.shown(part, profile_posts=options.profile_posts, advance=advance)
+            return Embedded(rewards[:, None], cut)
+
+        write(SHOWN, texts.shown, with_profile)
     for name, keys in texts.keys.items():
         path = folder / f"{name}.keys.npy"
         with writing(path), whole_file(path) as file:
@@ -195,6 +222,9 @@ def _write_tables(
         "part": options.part,
         "answers": len(texts.answers),
         "posts": len(texts.posts),
+        REWARDS: own_rewards,
+        SHOWN: len(texts.shown),
+        "profile_posts": options.profile_posts,
         "truncated": truncated,
         "inputs": dict(decided),
     }
@@ -204,9 +234,14 @@ def _write_tables(
             cut.unlink(missing_ok=True)
 
 
-def _distinct(comparisons: Sequence[Comparison]) -> _Texts:
+def _finite(values: np.ndarray | None) -> bool:
+    return values is None or bool(np.isfinite(values).all())
+
+
+def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> _Texts:
     """Each response with its prompt as a comparison of its own, and each post, once; equal answers of one prompt stand
-    beside each other, so that a model reads the prompt once."""
+    beside each other, so that a model reads the prompt once. So do the responses that are shown with a profile."""
+    shown: dict[bytes, Comparison] = {}
     answers: dict[bytes, tuple[Any, str]] = {}
     posts: dict[bytes, str] = {}
     seen: set[int] = set()
@@ -216,6 +251,15 @@ def _distinct(comparisons: Sequence[Comparison]) -> _Texts:
         prompts.setdefault(comparison.prompt, len(prompts))
         for text in comparison.responses:
             answers.setdefault(answer_key(comparison.prompt, text), (comparison.prompt, text))
+        if profile_posts:
+            posts_shown = comparison.profile[:profile_posts]
+            for text in comparison.responses:
+                key = shown_key(posts_shown, comparison.prompt, text)
+                if key not in shown:
+                    name = f"response {len(shown)} with a profile"
+                    shown[key] = Comparison(
+                        id=name, prompt=comparison.prompt, responses=[text], profile=posts_shown
+                    )
         if not kept or id(comparison.profile) not in seen:
             seen.add(id(comparison.profile))
             for post in comparison.profile:
@@ -228,7 +272,12 @@ def _distinct(comparisons: Sequence[Comparison]) -> _Texts:
             for number, (_, (prompt, text)) in enumerate(ordered)
         ],
         posts=list(posts.values()),
-        keys={"answers": _as_array([key for key, _ in ordered]), "posts": _as_array(list(posts))},
+        shown=list(shown.values()),
+        keys={
+            "answers": _as_array([key for key, _ in ordered]),
+            "posts": _as_array(list(posts)),
+            **({SHOWN: _as_array(list(shown))} if shown else {}),
+        },
     )
 
 

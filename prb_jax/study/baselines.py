@@ -1,4 +1,4 @@
-"""Baselines of a study that need no method: the longer response, and what most seen people like."""
+"""Baselines of a study that need no method: the longer response, what most seen people like, the backbone's reward."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def _popularity(population: Population, part: Part) -> np.ndarray:
     return popularity(part.choices.only(part.split.trained))[part.choices.items]
 
 
+def _backbone(population: Population, part: Part) -> np.ndarray:
+    assert part.choices.base_scores is not None
+    return np.asarray(part.choices.base_scores, np.float64)
+
+
 def popularity(choices: Choices) -> np.ndarray:
     """Return the shrunk share of wins of each item, float64 [items]; 0.5 for one that was never judged."""
     items = np.asarray(choices.items)
@@ -33,8 +38,15 @@ def popularity(choices: Choices) -> np.ndarray:
 BASELINES: Final[Mapping[str, Callable[[Population, Part], np.ndarray]]] = {
     "length": _length,
     "popularity": _popularity,
+    "backbone": _backbone,
 }
 """The scores of the rows of features, by the name of the baseline."""
+
+
+def baselines_of(population: Population) -> list[str]:
+    """Return the names of the baselines that a study can have: "backbone" needs a backbone that is a reward model."""
+    lacking = {"backbone"} if population.choices.base_scores is None else set()
+    return [name for name in BASELINES if name not in lacking]
 
 
 def run_baseline(name: str, population: Population, part: Part) -> Outcome:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FEATURES, FeatureStore, open_features
+from prb_jax.personal.few_shot.choices import Choices
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import METHODS, method_named
 from prb_jax.personal.fitted import save_fitted
@@ -25,7 +26,7 @@ from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 from prb_jax.scoring.write_features import FeatureOptions, write_features
 from prb_jax.sharding import make_mesh
-from prb_jax.study.baselines import BASELINES, run_baseline
+from prb_jax.study.baselines import baselines_of, run_baseline
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import (
     Outcome,
@@ -38,11 +39,12 @@ from prb_jax.study.outcomes import (
 )
 from prb_jax.study.picture import draw_curves
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import DEFINITIONS, POOLED, STRONG, results
+from prb_jax.study.results import DEFINITIONS, POOLED, STRONG, results, subset_results
 from prb_jax.study.splits import Split, check_split, make_splits, posts_of_split, saved_splits
 
 RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"
+SUBSETS: Final = "subsets.json"
 SPLITS_FILE: Final = "splits.json"
 PICTURE: Final = "curves.svg"
 OUTCOMES: Final = "outcomes"
@@ -226,7 +228,8 @@ def _run(
     mesh: Mesh,
     progress: bool,
 ) -> Study:
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in (*BASELINES, *(m.name for m in methods))}
+    baselines = baselines_of(population)
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in (*baselines, *(m.name for m in methods))}
     left_out: dict[str, str] = {}
     checks, removed = [], 0
     count = Count(len(splits) * len(methods), unit="fits")
@@ -234,7 +237,8 @@ def _run(
         for split in splits:
             posts, gone = posts_of_split(population, split)
             removed = max(removed, gone)
-            choices, standard = standardised(replace(population.choices, posts=posts), split)
+            told = _without_telling_profiles(replace(population.choices, posts=posts), gone)
+            choices, standard = standardised(told, split)
             checks.append(
                 {
                     "seed": split.seed,
@@ -243,7 +247,7 @@ def _run(
                 }
             )
             part = make_part(choices, split)
-            for name in BASELINES:
+            for name in baselines:
                 outcomes[name].append(run_baseline(name, population, part))
             for method in methods:
                 if method.name not in left_out:
@@ -253,7 +257,12 @@ def _run(
                     except DataError as error:
                         if named:
                             raise
-                        left_out[method.name] = str(error)
+                        left_out[method.name] = (
+                            f"{gone:,} posts judge a response of the same person's comparisons, and the backbone that "
+                            "saw the profile saw them"
+                            if gone and store.shown is not None and "in_context" in method.needs
+                            else str(error)
+                        )
                         outcomes.pop(method.name)
                     else:
                         outcomes[method.name].append(
@@ -309,9 +318,16 @@ def _run(
         "definitions": dict(DEFINITIONS),
     }
     write_json(folder / SUMMARY, summary)
+    if by_subset := subset_results(population, splits, outcomes):
+        write_json(folder / SUBSETS, by_subset)
     draw_curves(rows, folder / PICTURE)
     write_json(folder / RESULTS, rows)
     return Study(folder, rows, summary)
+
+
+def _without_telling_profiles(choices: Choices, told: int) -> Choices:
+    """The choices without the rewards of a backbone that saw posts that tell how the person chose."""
+    return replace(choices, in_context=None) if told else choices
 
 
 def _outcome(

@@ -56,6 +56,7 @@ class Population:
       users: the name of each user.
       ids: the comparison of each choice; one of K > 2 responses gives a choice for each response that is not among the
         best.
+      subsets: the subset of each choice's comparison, or None.
       texts: [R] the text of each row of features.
       item_keys: uint8 [I, 16], the digest of each item's text.
       clusters: of the choices.
@@ -67,6 +68,7 @@ class Population:
     profile_of: np.ndarray
     users: tuple[str, ...]
     ids: tuple[str, ...]
+    subsets: tuple[str | None, ...]
     texts: tuple[str, ...]
     item_keys: np.ndarray
     clusters: Clusters
@@ -82,6 +84,7 @@ class _Choice:
     question: str
     chosen: int
     rejected: int
+    sides: tuple[int, int]  # of these responses in the comparison
 
     @property
     def pair(self) -> tuple[str, int, int]:
@@ -106,7 +109,8 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
             texts[row] = text
         question = "\n".join(f"{message.role}: {message.content}" for message in comparison.prompt)
         for chosen, rejected in _pairs(comparison):
-            found.append(_Choice(number, comparison.user_id, question, rows[chosen], rows[rejected]))
+            sides = (chosen, rejected)
+            found.append(_Choice(number, comparison.user_id, question, rows[chosen], rows[rejected], sides))
     if not found:
         raise DataError(
             "no comparison names a user (field 'user_id'): methods of personalisation learn from the comparisons of "
@@ -126,8 +130,16 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
     items = _numbered([post_key(text) for text in texts])
     numbers: dict[tuple[Post, ...], int] = {}
     profile_of = [numbers.setdefault(comparisons[place].profile, len(numbers)) for place in places]
+    shown = [store.shown_rewards(comparisons[place]) for place in used]
+    in_context = [
+        None if rewards is None else rewards[list(choice.sides)]
+        for rewards, choice in zip((shown[order[place]] for place in places), kept, strict=True)
+    ]
+    every = range(len(store.answers))
     choices = Choices(
-        features=store.answers.read(range(len(store.answers))),
+        features=store.answers.read(every),
+        base_scores=None if store.rewards is None else store.rewards.read(every)[:, 0],
+        in_context=None if store.shown is None else np.array(in_context, np.float32),
         chosen=np.array([c.chosen for c in kept], np.int32),
         rejected=np.array([c.rejected for c in kept], np.int32),
         users=np.array([number_of[c.user] for c in kept], np.int32),
@@ -141,6 +153,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         profile_of=np.array(profile_of, np.int32),
         users=names,
         ids=tuple(comparisons[place].id for place in places),
+        subsets=tuple(comparisons[place].subset for place in places),
         texts=tuple(texts),
         item_keys=np.frombuffer(b"".join(items), np.uint8).reshape(len(items), -1),
         clusters=clusters.take([order[place] for place in places]),

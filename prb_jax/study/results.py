@@ -89,6 +89,39 @@ def results(
     return rows
 
 
+def subset_results(
+    population: Population, splits: Sequence[Split], outcomes: Mapping[str, Sequence[Outcome]]
+) -> list[dict[str, Any]]:
+    """Return the rows of ``subsets.json``: those of :func:`results` of unseen people, without controls and adjusted
+    p-values, for the choices of each subset alone; none where the data name fewer than two subsets.
+
+    Arguments as of :func:`results`.
+    """
+    names = np.array([name or "" for name in population.subsets])
+    rows: list[dict[str, Any]] = []
+    for subset in dict.fromkeys(names.tolist()) if len(set(names.tolist())) > 1 else ():
+        gathered = {
+            name: {
+                key: _among(_gather(population, splits, found, UNSEEN_PART, key), names == subset)
+                for key in found[0].verdicts
+                if key[0] in (PLAIN, SHUFFLED) and all(key in outcome.verdicts for outcome in found)
+            }
+            for name, found in outcomes.items()
+        }
+        rows += [
+            {"subset": subset or None, **_row(population, name, outcomes[name], gathered, "unseen", key)}
+            for name, found in gathered.items()
+            for key in _ordered(found)
+            if key[0] == PLAIN and len(found[key].places)
+        ]
+    return rows
+
+
+def _among(verdicts: _Verdicts, chosen: np.ndarray) -> _Verdicts:
+    kept = chosen[verdicts.places]
+    return _Verdicts(verdicts.places[kept], verdicts.short[kept], verdicts.found[kept])
+
+
 def _ordered(found: Mapping[tuple[str, int], _Verdicts]) -> list[tuple[str, int]]:
     order = [PLAIN, *CONTROLS]
     return sorted(found, key=lambda key: (order.index(key[0]), key[1]))

@@ -41,28 +41,37 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
     folder: Path, model: RewardModel, data: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "features"
-    assert cli.main(["features", str(folder), "--data", str(data), "--out", str(out), "--no-progress"]) == 0
+    command = ["features", str(folder), "--data", str(data), "--profile-posts", "2", "--out", str(out)]
+    assert cli.main([*command, "--no-progress"]) == 0
     store = open_features(out)
-    assert "18 responses and" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "18 responses and" in printed
+    assert "kept too: the reward of each response and 18 rewards with a profile" in printed
+    for comparison, scores in zip(labelled, model.score(labelled, profile_posts=2), strict=True):
+        np.testing.assert_allclose(store.shown_rewards(comparison), scores, atol=TOLERANCE)
     head = np.asarray(model.params["score"], np.float32)
     for comparison, scores in zip(labelled, model.score(labelled, profile_posts=0), strict=True):
         found = store.answers.read(store.answer_rows(comparison))
         np.testing.assert_allclose((found @ head)[:, 0], scores, atol=TOLERANCE)
+        assert store.rewards is not None
+        rewards = store.rewards.read(store.answer_rows(comparison))[:, 0]
+        np.testing.assert_allclose(rewards, scores, atol=TOLERANCE)
         assert store.posts.read(store.post_rows(comparison.profile)).shape == (
             len(comparison.profile),
             store.width,
         )
     before = {path.name: path.read_bytes() for path in out.glob("*.npy")}
+    options = FeatureOptions(profile_posts=2)
     halved = write_features(
         folder, str(data), out=tmp_path / "half", options=FeatureOptions(store="bfloat16"), progress=False
     )
     row = store.answers.read([3])
     np.testing.assert_array_equal(halved.answers.read([3]), row.astype(ml_dtypes.bfloat16).astype(np.float32))
     with pytest.raises(RunError, match="limit: null -> 4"):
-        write_features(folder, str(data), out=out, limit=4, progress=False)
+        write_features(folder, str(data), out=out, limit=4, options=options, progress=False)
     (out / "features.json").unlink()
     (out / "answers-000000.npy").write_bytes(before["answers-000000.npy"])
-    write_features(folder, str(data), out=out, progress=False)
+    write_features(folder, str(data), out=out, options=options, progress=False)
     assert {path.name: path.read_bytes() for path in out.glob("*.npy")} == before
 
 
@@ -74,6 +83,7 @@ def test_a_killed_run_goes_on_with_the_next_part(
 
     class Stopping:
         name, width, identity, posts = embedder.name, embedder.width, embedder.identity, embedder.posts
+        gives_rewards, shown = embedder.gives_rewards, embedder.shown
 
         def answers(self, comparisons: Any, **others: Any) -> Any:
             if len(done) == stop_after:
@@ -121,6 +131,12 @@ def test_an_encoder_of_texts(tmp_path: Path) -> None:
     for found, expected in zip((store, alone), vectors, strict=True):
         row = found.answers.read(found.answer_rows(comparisons[2])[1:])[0]
         np.testing.assert_allclose(row, expected, atol=TOLERANCE)
+    assert store.rewards is None
+    assert store.shown_rewards(comparisons[0]) is None
+    with pytest.raises(RunError, match=r"profile_posts: .* gives no reward"):
+        write_features(
+            tmp_path / "bert", comparisons, out=tmp_path / "x", options=FeatureOptions(profile_posts=1)
+        )
     with pytest.raises(RunError, match="another data: data"):
         store.check_inputs({"data": {"sources": ["other"]}})
 

@@ -18,6 +18,7 @@ class PlantedFeatures:
 
     name = "planted"
     width = WIDTH
+    gives_rewards = False
 
     def __init__(self, rows: int = 200, seed: int = 0) -> None:
         self.table = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
@@ -32,7 +33,40 @@ class PlantedFeatures:
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         self.calls += 1
         advance(len(texts), len(texts))
-        return Embedded(self.table[[int(text.split()[0][1:]) for text in texts]], truncated=0)
+        return Embedded(self.rows(texts), truncated=0)
+
+    def rows(self, texts: Sequence[str]) -> np.ndarray:
+        """The features of texts, float32 [n, WIDTH]."""
+        return self.table[[int(text.split()[0][1:]) for text in texts]]
+
+    def shown(
+        self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        raise AssertionError("no rewards")
+
+
+class PlantedRewards(PlantedFeatures):
+    """The same with rewards: without a profile those of a linear head, with one 1 for what this person chose.
+
+    Args:
+      chosen: of each person, known by the post, the responses that were chosen.
+    """
+
+    gives_rewards = True
+
+    def __init__(self, chosen: set[tuple[str, str]]) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+    def answers(self, comparisons: Sequence[prb.Comparison], *, advance: Advance) -> Embedded:
+        found = super().answers(comparisons, advance=advance)
+        return Embedded(found.features, 0, found.features @ np.arange(1, WIDTH + 1, dtype=np.float32))
+
+    def shown(
+        self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        known = [(one.profile[0].text, one.responses[0]) in self.chosen for one in comparisons]
+        return np.array(known, np.float32), 0
 
 
 def planted_people(

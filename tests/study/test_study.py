@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import open_features
-from prb_jax.scoring.write_features import write_features
+from prb_jax.scoring.write_features import FeatureOptions, write_features
 from prb_jax.study import personalise as module
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
 from prb_jax.study.settings import read_settings
 from prb_jax.study.splits import UNSEEN_PART, check_split, make_splits, posts_of_split
-from tests.study.people import PlantedFeatures, planted_people
+from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
@@ -319,3 +320,38 @@ def test_settings_from_the_command_line() -> None:
     ):
         with pytest.raises(DataError, match=message):
             read_settings([text])
+
+
+def test_rewards_of_the_backbone_with_and_without_the_profile(
+    people: list[prb.Comparison], tmp_path: Path
+) -> None:
+    people = [replace(one, subset="even" if int(one.id[-1]) % 2 == 0 else "odd") for one in people]
+    source = PlantedRewards({(one.profile[0].text, one.responses[0]) for one in people})
+    write_features(
+        source, people, out=tmp_path / "store", options=FeatureOptions(profile_posts=1), progress=False
+    )
+    few = ["lore_free.reference=head", "lore_free.bases=2", "lore_free.pull=1", "lore_free.anchor=1"]
+    settings = read_settings([*few, "pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"])
+    found = prb.personalise(
+        people,
+        backbone=tmp_path / "store",
+        out=tmp_path / "run",
+        methods=["lore_free", "profile_in_context"],
+        shots=(0,),
+        settings=settings,
+        progress=False,
+    )
+    own = row_of(found, "backbone", 0)
+    head = np.arange(1, WIDTH + 1)
+    right = [(source.rows([one.responses[k] for k in (0, 1)]) @ head) for one in people]
+    by_id = dict(zip((one.id for one in people), (scores[0] > scores[1] for scores in right), strict=True))
+    outcome = read_outcome(tmp_path / "run" / "outcomes" / "pooled-0.npz")
+    users = {one.id: one.user_id for one in people}
+    unseen = set(json.loads((tmp_path / "run" / "splits.json").read_text())["splits"][0]["unseen"])
+    asked = [people[place].id for place in outcome.places if users[people[place].id] in unseen]
+    assert own["accuracy"] == pytest.approx(np.mean([by_id[name] for name in asked]))
+    assert row_of(found, "profile_in_context", 0)["accuracy"] > max(own["accuracy"], 0.9)
+    by_subset = json.loads((tmp_path / "run" / "subsets.json").read_text())
+    assert {row["subset"] for row in by_subset} == {"even", "odd"}
+    for name in ("pooled", "profile_in_context", "backbone"):
+        assert sum(row["n"] for row in by_subset if row["method"] == name) == own["n"]

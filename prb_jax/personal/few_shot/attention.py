@@ -1,19 +1,23 @@
 """Bilinear attention from candidates to a person's posts and choices: the cheapest reader of a profile.
 
-    r(e | memory) = v.e + g sum_m a_m(e) s_m <L^T e, N^T x_m>
-    a(e) = softmax over m, and an empty slot, of <Q^T e, K^T x_m> / sqrt(h)
+    r(e | memory) = v.e + sum_c g_c sum_{m in c} a_m(e) s_m <L^T e, N^T x_m>
+    a(e) = softmax over the m of kind c, and an empty slot, of <Q^T e, K^T x_m> / sqrt(h)
 
 The memory holds every post of the profile (s = 1 for the person's own words and for texts they agree with, -1 for
 texts they disagree with), and both responses of each of the k comparisons (s = 1 chosen, -1 rejected). Own words,
-votes and comparisons have a gain g each. L and N start as one random projection, so at the start a response is
-liked that is similar to the texts the person likes; training learns which similarity counts. Low-rank bilinear
-similarity with the attention of Vaswani and others 2017; ours.
+votes and comparisons are three kinds c. Each has a gain and a softmax of its own: in one softmax over all of them
+every further comparison would take weight from the profile. All projections start as the principal directions of the
+responses, so at the start a response is liked that is similar to the texts the person likes. v and the gains start
+where the loss of the seen people is lowest, which is a convex problem; training then learns which similarity counts.
+Low-rank bilinear similarity with the attention of Vaswani and others 2017; ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +25,24 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.episodes import EpisodeSettings, adapted_loss, fit_episodes
-from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
+from prb_jax.personal.few_shot.episodes import (
+    EpisodeSettings,
+    People,
+    adapted_loss,
+    draw,
+    fit_episodes,
+    people_of,
+)
+from prb_jax.personal.few_shot.fitting import Validation, mean_loss, minimise, numpy_rng
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers
 
-OWN_WORDS, VOTE, COMPARISON = range(3)
+OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
+MOST_DRAWS = 32
+"""Batches of people, at most, on whose queries the start is fitted: about three for each person where it suffices."""
+
+SHARPNESS = 2.0
+"""The logits at the start: so many times the cosine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +50,18 @@ class AttentionSettings(EpisodeSettings):
     """Settings of bilinear attention.
 
     Attributes:
-      width: h, the rank of both similarities.
-      gain: g at the start.
-      l2: penalties of the pooled direction that v starts as, of which the validation part chooses one.
+      width: h, the rank of both similarities, at most D.
+      l2: penalties of v at the start, of which the validation part chooses one.
+      gain_l2: penalties of the gains at the start, of similarities of variance 1; likewise.
     """
 
     width: int = 32
-    gain: float = 1.0
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    gain_l2: tuple[float, ...] = (1e-3, 1e-1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"l2": 0}, least={"width": 1})
+        check_numbers(self, above={"l2": 0, "gain_l2": 0}, least={"width": 1})
 
 
 def fit(
@@ -56,36 +72,100 @@ def fit(
     key: jax.Array,
     mesh: Mesh | None = None,
 ) -> Fitted:
-    """Train by episodes from the pooled direction and a random projection."""
+    """Fit v and the gains of the similarity along principal directions, then train everything by episodes."""
     seen.require("attention", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    rng, features = numpy_rng(key), len(pooled)
-    size = np.sqrt(np.mean(np.sum(np.asarray(seen.features) ** 2, axis=1)))
-
-    def projection(gain: float) -> np.ndarray:
-        return (rng.normal(0, gain / size, (features, settings.width))).astype(np.float32)
-
-    # The similarity of values starts near the cosine, the logits near sqrt(h) times the cosine.
-    similar, attended = projection(settings.width**-0.5), projection(1.0)
+    features = np.asarray(seen.features, np.float32)
+    count = features.shape[1]
+    directions = principal_directions(features, min(settings.width, count), rng=numpy_rng(key))
+    size = np.sqrt(np.mean(np.sum((features @ directions) ** 2, axis=1)))
+    # Values start as the cosine along these directions, logits as a multiple of it.
+    similar, attended = (
+        directions / size,
+        directions / size * np.sqrt(SHARPNESS * np.sqrt(directions.shape[1])),
+    )
     arrays = {
-        "direction": pooled,
+        "direction": np.zeros(count, np.float32),
         "candidate_value": similar,
         "memory_value": similar.copy(),
         "candidate_key": attended,
         "memory_key": attended.copy(),
-        "gains": np.full(3, settings.gain, np.float32),
+        "gains": np.zeros(KINDS, np.float32),
     }
-    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
+    penalties = list(product(sorted(settings.l2, reverse=True), settings.gain_l2))
+    draws = min(MOST_DRAWS, -(-3 * seen.people // settings.batch))
+    found = _linear_starts(
+        Fitted(arrays, {}, settings),
+        people_of(seen, most=settings.most),
+        jax.random.fold_in(key, 1),
+        np.array(penalties, np.float32),
+        settings=settings,
+        draws=draws,
+    )
+    fits = [
+        Fitted(
+            {**arrays, "direction": direction, "gains": gains},
+            {"l2": np.float32(l2), "gain_l2": np.float32(gain_l2)},
+            settings,
+        )
+        for (l2, gain_l2), direction, gains in zip(penalties, *map(np.asarray, found), strict=True)
+    ]
+    start = Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
     return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
+
+
+def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Generator) -> np.ndarray:
+    """Return the directions of the largest second moments of features [R, D], float32 [D, count], orthonormal, by
+    orthogonal iteration."""
+    found = rng.normal(size=(features.shape[1], count)).astype(np.float32)
+    for _ in range(8):
+        found, _ = np.linalg.qr(features.T @ (features @ found))
+    return found.astype(np.float32)
+
+
+@partial(jax.jit, static_argnames=("settings", "draws"))
+def _linear_starts(
+    fitted: Fitted,
+    people: People,
+    key: jax.Array,
+    penalties: Array,
+    *,
+    settings: AttentionSettings,
+    draws: int,
+) -> tuple[Array, Array]:
+    """The directions v [n, D] and the gains [n, 3] of the lowest loss on queries of the seen people, together: in both
+    of them the reward is linear. ``penalties`` is [n, 2], of v and of the gains."""
+
+    def of_batch(key: jax.Array) -> tuple[Array, Array, Array]:
+        episode = draw(people, key, batch=settings.batch, shots=settings.shots)
+        states = jax.vmap(adapt, in_axes=(None, 0, None))(fitted, episode.contexts, key)
+        of_query = jax.vmap(partial(_similarities, fitted), in_axes=(None, 0))
+        similar = jax.vmap(of_query)(states, episode.pairs.features)  # [B, c, 2, kinds]
+        features = episode.pairs.features
+        return features[:, :, 0] - features[:, :, 1], similar[:, :, 0] - similar[:, :, 1], episode.weights
+
+    deltas, similar, weights = jax.lax.map(of_batch, jax.random.split(key, draws))
+    scale = jnp.sqrt(jnp.sum(similar**2 * weights[..., None], axis=(0, 1, 2)) / jnp.sum(weights)) + 1e-6
+
+    def solve(start: tuple[Array, Array], penalty: Array) -> tuple[Any, Any]:
+        def loss(params: tuple[Array, Array]) -> jax.Array:
+            direction, gains = params
+            size = penalty[0] * jnp.sum(direction**2) + penalty[1] * jnp.sum(gains**2)
+            return mean_loss(deltas @ direction + (similar / scale) @ gains, weights) + 0.5 * size
+
+        found = minimise(loss, start, steps=100)
+        return found, found  # the next start
+
+    zero = (jnp.asarray(fitted.arrays["direction"]), jnp.zeros(KINDS, jnp.float32))
+    _, (directions, gains) = jax.lax.scan(solve, zero, penalties)
+    return directions, gains / scale
 
 
 def _state(fitted: Fitted, memory: Array, signs: Array, kinds: Array, mask: Array) -> State:
     arrays = fitted.arrays
-    gains = arrays["gains"][kinds] * signs
     return {
         "keys": memory @ arrays["memory_key"],
-        "values": (memory @ arrays["memory_value"]) * gains[:, None],
-        "mask": mask,
+        "values": (memory @ arrays["memory_value"]) * signs[:, None],
+        "kinds": jnp.where(mask, kinds, KINDS),  # of no kind: padding
     }
 
 
@@ -96,7 +176,7 @@ def empty_state(fitted: Fitted) -> State:
 
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the projected memory: keys and values float32 [M + 2 k, h], mask bool [M + 2 k]."""
+    """Return the projected memory: keys and values float32 [M + 2 k, h], kinds int32 [M + 2 k]."""
     count = context.mask.shape[0]
     memory = [context.chosen.features, context.rejected.features]
     signs = [jnp.ones(count), -jnp.ones(count)]
@@ -111,16 +191,25 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     return _state(fitted, *(jnp.concatenate(each) for each in (memory, signs, kinds, mask)))
 
 
-def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return v.e and the attended similarities, float32 [K]."""
+def _similarities(fitted: Fitted, state: State, features: Array) -> jax.Array:
+    """The attended similarity of responses [K, D] to the memory of each kind, float32 [K, 3]."""
     arrays = fitted.arrays
     width = arrays["candidate_key"].shape[1]
-    logits = responses.features @ arrays["candidate_key"] @ state["keys"].T / np.sqrt(width)
-    logits = jnp.where(state["mask"], logits, -1e30)
-    logits = jnp.concatenate([logits, jnp.zeros((len(logits), 1))], axis=1)  # the empty slot
-    weights = jax.nn.softmax(logits, axis=1)[:, :-1]
-    similar = responses.features @ arrays["candidate_value"] @ state["values"].T
-    return responses.features @ arrays["direction"] + jnp.sum(weights * similar, axis=1)
+    logits = features @ arrays["candidate_key"] @ state["keys"].T / np.sqrt(width)
+    similar = features @ arrays["candidate_value"] @ state["values"].T
+
+    def attended(kind: int) -> jax.Array:
+        own = jnp.where(state["kinds"] == kind, logits, -1e30)
+        own = jnp.concatenate([own, jnp.zeros((len(own), 1))], axis=1)  # the empty slot
+        return jnp.sum(jax.nn.softmax(own, axis=1)[:, :-1] * similar, axis=1)
+
+    return jnp.stack([attended(kind) for kind in range(KINDS)], axis=1)
+
+
+def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
+    """Return v.e and the attended similarities, float32 [K]."""
+    found = _similarities(fitted, state, responses.features)
+    return responses.features @ fitted.arrays["direction"] + found @ fitted.arrays["gains"]
 
 
 METHOD = Method("attention", AttentionSettings, fit, adapt, score, empty_state)

@@ -1,13 +1,14 @@
 """GPO: a transformer reads a person's comparisons in context and scores a response (arXiv 2310.11523).
 
     context tokens: MLP[delta_i; 1], MLP[-delta_i; -1] and one learned null token;  target token: MLP[e; 0]
-    layers of attention whose keys are the context alone, without positions;  r(e) = m(e) + v.e
+    layers of attention whose keys are the context alone, without positions;  r(e) = (v + H t(e)).e
 
-Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
+t(e) is the last layer's normed token of the target. The head H makes a direction of it: the length of t does not grow
+with that of e, so that a head which gave the reward itself could not tell apart two responses that lie far out on one
+side. Sign-flipped copies of the context make the order of a pair meaningless, and since r scores single responses,
 r(delta) = -r(-delta). The null token defines k = 0. The published head predicts a mean and a deviation of a number
-under a Gaussian likelihood; comparisons have no such number, so m is trained by the Bradley-Terry loss. The pooled
-direction v is added, so that the transformer learns what is personal. A mask tells the padding, never a feature of
-zero.
+under a Gaussian likelihood; comparisons have no such number, so r is trained by the Bradley-Terry loss. v starts as the
+pooled direction, so that the transformer learns what is personal. A mask tells the padding, never a feature of zero.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def fit(
         "embed": init_mlp(rng, [len(pooled) + 1, *[width] * settings.embedding]),
         "null": rng.normal(0, 1, width).astype(np.float32),
         "layers": [layer() for _ in range(settings.layers)],
-        "head": init_linear(rng, width, 1, gain=0.1),
+        "head": init_linear(rng, width, len(pooled), gain=0.1),
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
     return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
@@ -133,12 +134,12 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return m(e) + v.e, float32 [K]."""
+    """Return (v + H t(e)).e, float32 [K]."""
     tokens = _embed(fitted, responses.features, jnp.zeros(len(responses.features)))
     for index, layer in enumerate(fitted.arrays["layers"]):
         tokens = _layer(layer, tokens, state["tokens"][index], state["mask"], fitted.settings.heads)
-    found = linear(fitted.arrays["head"], _norm(tokens))[:, 0]
-    return found + responses.features @ fitted.arrays["direction"]
+    own = linear(fitted.arrays["head"], _norm(tokens)) * fitted.arrays["scale"]
+    return jnp.sum((fitted.arrays["direction"] + own) * responses.features, axis=1)
 
 
 METHOD = Method("gpo", GPOSettings, fit, adapt, score, empty_state)

@@ -20,7 +20,7 @@ class JointSettings(FewShotSettings):
     """Settings of joint training and of adapting a new person by gradient.
 
     Attributes:
-      steps: updates.
+      steps: updates, of which the validation part chooses: more of them fit the seen people's noise.
       batch: choices in an update.
       rate: learning rate of Adam at the start of a cosine schedule.
       pull: penalties that pull a new person's parameters to the start, of which the validation part chooses one.
@@ -28,7 +28,7 @@ class JointSettings(FewShotSettings):
       adapt_rate: their learning rate.
     """
 
-    steps: int = 800
+    steps: tuple[int, ...] = (400, 800)
     batch: int = 512
     rate: float = 3e-3
     pull: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
@@ -52,23 +52,25 @@ def fit_joint(
     seen: Choices,
     *,
     settings: JointSettings,
+    steps: int,
     key: jax.Array,
 ) -> Any:
-    """Return the trained parameters, numpy arrays of the host.
+    """Return the parameters after so many steps, numpy arrays of the host.
 
     Args:
       loss: of a batch of choices; one function object for every call, so that it is compiled once.
       start: parameters.
       seen: the people to train on.
       settings: of the training.
+      steps: one of those of the settings.
       key: of the batches.
     """
     rows = (np.stack([seen.chosen, seen.rejected], axis=1), seen.person)
-    found = _train(start, seen.table, *rows, key, loss=loss, settings=settings)
+    found = _train(start, seen.table, *rows, key, loss=loss, settings=settings, steps=steps)
     return jax.tree.map(np.asarray, found)
 
 
-@partial(jax.jit, static_argnames=("loss", "settings"))
+@partial(jax.jit, static_argnames=("loss", "settings", "steps"))
 def _train(
     start: Any,
     table: Responses,
@@ -78,9 +80,10 @@ def _train(
     *,
     loss: PairLoss,
     settings: JointSettings,
+    steps: int,
 ) -> Any:
     def of_batch(params: Any, key: jax.Array, progress: Array) -> jax.Array:
         drawn = jax.random.randint(key, (settings.batch,), 0, len(users))
         return loss(params, table.take(pairs[drawn]), users[drawn], settings)
 
-    return train(of_batch, start, steps=settings.steps, rate=settings.rate, key=key)
+    return train(of_batch, start, steps=steps, rate=settings.rate, key=key)

@@ -1,8 +1,11 @@
 """MRM: a reward whose mixing weights are meta-learned, adapted by a few gradient steps (arXiv 2601.18731).
 
-    r = softmax(w)^T (0.01 A e),  A in R^{B x D}
+    r = softmax(w)^T (A e),  A in R^{B x D}
     inner: steps of Adam on w, from a learned start w_0, on the person's comparisons
     outer: sum_u g((L_u - tau) / gamma) L_u,  g the sigmoid, tau the median of the batch; the gate is not detached
+
+The published reward is 0.01 A e. The factor stands in A here: A and the start w_0 are trained at one learning rate, and
+under Adam rows of a hundred times the size would learn a hundred times more slowly than w_0.
 
 One inner step, as published, moves each weight by the learning rate at most, so it hardly personalises; the number
 of steps and the rate are settings, and the accuracy without adaptation is always printed.
@@ -36,7 +39,7 @@ class MRMSettings(EpisodeSettings):
       inner_steps: updates of w for a person.
       inner_rate: their learning rate.
       gamma: the width of the gate.
-      rate: as in training by episodes; the rows of A have the size of 100 directions, so it is larger.
+      rate: as in training by episodes.
       l2: penalties of the pooled direction around which the rows of A start.
     """
 
@@ -44,7 +47,7 @@ class MRMSettings(EpisodeSettings):
     inner_steps: int = 5
     inner_rate: float = 0.3
     gamma: float = 0.5
-    rate: float = 0.1
+    rate: float = 3e-3
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ def fit(
     size = 1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)))
     rows = pooled + rng.normal(0, size, (settings.bases, len(pooled)))
     arrays = {
-        "rows": (100 * rows).astype(np.float32),
+        "rows": rows.astype(np.float32),
         "start": rng.normal(0, 1, settings.bases).astype(np.float32),
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
@@ -87,7 +90,7 @@ def empty_state(fitted: Fitted) -> State:
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return w float32 [B] (before the softmax) after the inner steps."""
-    rows = context.deltas @ fitted.arrays["rows"].T * 0.01
+    rows = context.deltas @ fitted.arrays["rows"].T
     count = jnp.maximum(jnp.sum(context.mask), 1)
 
     def loss(weights: Array) -> jax.Array:
@@ -107,8 +110,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return softmax(w)^T (0.01 A e), float32 [K]."""
-    return responses.features @ (fitted.arrays["rows"].T @ jax.nn.softmax(state["weights"])) * 0.01
+    """Return softmax(w)^T (A e), float32 [K]."""
+    return responses.features @ (fitted.arrays["rows"].T @ jax.nn.softmax(state["weights"]))
 
 
 def controls(

@@ -68,11 +68,16 @@ def fit(
         "log_scale": np.float32(np.log(settings.scale)),
         "people": rng.normal(0, 0.5, (seen.people, count)).astype(np.float32),
     }
-    arrays = fit_joint(_loss, start, seen, settings=settings, key=key)
-    people = arrays.pop("people")
-    share = np.exp(people - people.max(axis=1, keepdims=True))
-    arrays["mean"] = np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)
-    fits = [Fitted(arrays, {"pull": np.float32(pull)}, settings) for pull in settings.pull]
+    fits = []
+    for steps in settings.steps:
+        arrays = fit_joint(_loss, start, seen, settings=settings, steps=steps, key=key)
+        people = arrays.pop("people")
+        share = np.exp(people - people.max(axis=1, keepdims=True))
+        arrays["mean"] = np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)
+        fits += [
+            Fitted(arrays, {"steps": np.int32(steps), "pull": np.float32(pull)}, settings)
+            for pull in settings.pull
+        ]
     return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
 
 

@@ -93,12 +93,14 @@ def _fit(
     }
     if kind == "cluster":
         start["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
-    arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, key=key)
-    people = arrays.pop("people")
-    if kind == "cluster":
-        arrays["mean"] = people.mean(axis=0)
-    numbers = {"l2": np.float32(l2)}
-    fits = [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
+    fits = []
+    for steps in settings.steps:
+        arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, steps=steps, key=key)
+        people = arrays.pop("people")
+        if kind == "cluster":
+            arrays["mean"] = people.mean(axis=0)
+        numbers = {"l2": np.float32(l2), "steps": np.int32(steps)}
+        fits += [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
     return Validation(validation, settings.validation_shots).best(method, fits, key=key, mesh=mesh)
 
 
