@@ -169,7 +169,7 @@ class Database:
     def tasks(self) -> list[Task]:
         """Return the tasks that are open, in the order in which they were given out."""
         rows = self._rows("SELECT * FROM tasks ORDER BY number")
-        return [Task(*row[:6], None if row[6] is None else json.loads(row[6])) for row in rows]
+        return [_read_task(*row) for row in rows]
 
     def last_task(self) -> int:
         """Return the highest number that a task has had."""
@@ -230,7 +230,7 @@ class Database:
     def events(self) -> list[Event]:
         """Return all events in their order."""
         rows = self._rows("SELECT * FROM events ORDER BY number")
-        return [Event(*row[:6], json.loads(row[6]), *row[7:9]) for row in rows]
+        return [_read_event(*row) for row in rows]
 
     def _head(self) -> tuple[str, int]:
         meta = dict(self._rows("SELECT name, value FROM meta"))
@@ -314,6 +314,28 @@ def _event_row(event: Event) -> tuple[Any, ...]:
 
 def _event_digest(before: str, row: Sequence[Any]) -> str:
     return sha256(json.dumps([before, *row]).encode()).hexdigest()
+
+
+def _read_task(
+    number: int, annotator: str, item: int, showing: int, opened: float, expires: float, draft: str | None
+) -> Task:
+    answer = None if draft is None else json.loads(draft)
+    return Task(number, annotator, item, showing, opened, expires, answer)
+
+
+def _read_event(
+    number: int,
+    task: int,
+    annotator: str,
+    item: int,
+    showing: int,
+    kind: str,
+    answer: str,
+    opened: float,
+    at: float,
+    digest: str,
+) -> Event:
+    return Event(number, task, annotator, item, showing, kind, json.loads(answer), opened, at)
 
 
 def _insert_task(cursor: sqlite3.Cursor, task: Task) -> None:
