@@ -35,6 +35,8 @@ CREATE TABLE events (number INTEGER PRIMARY KEY, task INTEGER NOT NULL, annotato
   showing INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL, opened REAL NOT NULL, at REAL NOT NULL,
   digest TEXT NOT NULL);
 """
+_FAST: Final = "PRAGMA synchronous = NORMAL"  # a process that is killed loses nothing
+_DURABLE: Final = "PRAGMA synchronous = FULL"
 _HINT: Final = "put the file of a backup in its place; nothing was changed"
 
 
@@ -145,7 +147,7 @@ class Database:
             with _explained(path):
                 if write:
                     self._connection.execute("PRAGMA journal_mode = WAL")
-                    self._connection.execute("PRAGMA synchronous = FULL")
+                    self._connection.execute(_FAST)
                 self._connection.execute("BEGIN")  # all that is checked is of one moment
                 self._check(audit, settings)
                 self._connection.execute("COMMIT")
@@ -195,13 +197,13 @@ class Database:
 
     def submit(self, task: Task, answer: dict[str, Any], *, at: float) -> Event:
         """Add a judgement and remove its task, both or neither."""
-        with self._writing() as cursor:
+        with self._writing(durable=True) as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
             return self._append(cursor, task, SUBMITTED, answer, at)
 
     def take_back(self, event: Event, again: Task, *, at: float) -> Event:
         """Note that a judgement was taken back, and open a task for it again, both or neither."""
-        with self._writing() as cursor:
+        with self._writing(durable=True) as cursor:
             _insert_task(cursor, again)
             task = Task(
                 event.task, event.annotator, event.item, event.showing, event.opened, 0.0, event.answer
@@ -241,10 +243,11 @@ class Database:
             return self._connection.execute(query).fetchall()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Cursor]:
-        """All or nothing of what is written within."""
+    def _writing(self, *, durable: bool = False) -> Iterator[sqlite3.Cursor]:
+        """All or nothing of what is written within; durable: it also survives a loss of power, and takes longer."""
         with _explained(self.path):
             cursor = self._connection.cursor()
+            cursor.execute(_DURABLE if durable else _FAST)
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor
