@@ -107,7 +107,7 @@ class PolicyWriter:
                 one.text,
                 len(one.prompt_token_ids),
                 len(one.token_ids),
-                "length" if one.finish == "length" else "stop",
+                finish="length" if one.finish == "length" else "stop",
             )
             for group, samples in zip(groups, found, strict=True)
             for one in samples[: len(group)]
