@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prb_jax.auditing.report import audit_report
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.aspects import plan_aspects
     from prb_jax.generation.guide import guide
     from prb_jax.generation.judge_run import judge
     from prb_jax.generation.load import load_policy
@@ -66,6 +67,7 @@ _HOMES = {
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "judge": "prb_jax.generation.judge_run",
+    "plan_aspects": "prb_jax.generation.aspects",
     "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
@@ -123,6 +125,7 @@ __all__ = [
     "load",
     "load_policy",
     "personalise",
+    "plan_aspects",
     "policy_accuracy",
     "ppo",
     "push",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     ask,
+    aspects,
     audit,
     bench,
     best_of_n,
@@ -49,8 +50,9 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, judge, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n,
-    guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, prepare, split,
+    evaluate, judge, aspects, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample,
+    best_of_n, guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, prepare,
+    split,
     rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 

@@ -141,6 +141,45 @@ def device_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
 
 
+def add_aspects(sub: Parser) -> None:
+    """Add `--aspects`."""
+    sub.add_argument(
+        "--aspects",
+        metavar="planned:DIR|oracle",
+        help="what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
+        "upper bound, which no leaderboard shows among the results)",
+    )
+
+
+def add_endpoint(sub: Parser) -> None:
+    """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
+    sub.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
+    )
+    sub.add_argument("--model", metavar="NAME", help="of the model at the endpoint")
+    sub.add_argument(
+        "--concurrency", metavar="N", type=positive, default=8, help="requests at a time (default: 8)"
+    )
+    sub.add_argument(
+        "--price",
+        metavar="DOLLARS",
+        type=float,
+        nargs=2,
+        help="of a million tokens of prompts and of replies, for the cost in summary.json",
+    )
+
+
+def endpoint_options(options: argparse.Namespace) -> Any:
+    """Return the options of `add_endpoint` as the library takes them; None for no endpoint."""
+    from prb_jax.generation.endpoint import endpoint_options
+
+    return endpoint_options(
+        options.endpoint, options.model, concurrency=options.concurrency, price=options.price
+    )
+
+
 def add_quantize(
     sub: Parser, *, about: str = "matrices of the layers in eight bits; int8 and fp8 quantise activations too"
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import threading
 import time
@@ -27,6 +28,9 @@ from prb_jax.errors import RunError, quote
 KEY = "PRB_ENDPOINT_KEY"
 """The environment variable with the key that is sent to an endpoint."""
 
+REPLIES = "replies"
+"""In a run folder: the replies of an endpoint, each under the digest of its request."""
+
 RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may go away by themselves."""
 
@@ -41,11 +45,14 @@ class Reply:
     Attributes:
       text: of the reply; empty where the endpoint says that there is none.
       prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told.
+      alternatives: each token with the most probable ones of its place and their log-probabilities; None where they
+        were not asked for.
     """
 
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    alternatives: Sequence[tuple[str, Sequence[tuple[str, float]]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +97,20 @@ class Endpoint:
         self._client = httpx.Client(headers=headers, timeout=options.seconds)
 
     def ask_all(
-        self, conversations: Sequence[Sequence[Message]], *, temperature: float, max_new_tokens: int
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        alternatives: int | None = None,
     ) -> list[Reply]:
         """Return the reply to each conversation; several are asked at a time.
+
+        Args:
+          conversations: to reply to.
+          temperature: of the replies.
+          max_new_tokens: of a reply.
+          alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
 
         Raises:
           RunError: the endpoint refuses, is down, or answers with something else than a reply.
@@ -103,6 +121,7 @@ class Endpoint:
                 "messages": [{"role": each.role, "content": each.content} for each in messages],
                 "temperature": temperature,
                 "max_tokens": max_new_tokens,
+                **({} if alternatives is None else {"logprobs": True, "top_logprobs": alternatives}),
             }
             for messages in conversations
         ]
@@ -130,9 +149,10 @@ class Endpoint:
         digest = hashlib.sha256(request.encode()).hexdigest()
         path = self._cache / digest[:2] / f"{digest}.json"
         if path.exists():
-            return self._read(read_object(path, error=RunError, hint="remove it, and it is asked again"))
+            known = read_object(path, error=RunError, hint="remove it, and it is asked again")
+            return self._read(known, alternatives="logprobs" in body)
         answer = self._tried(body)
-        reply = self._read(answer)
+        reply = self._read(answer, alternatives="logprobs" in body)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
@@ -168,8 +188,8 @@ class Endpoint:
                 failure = str(error)
         raise RunError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
 
-    def _read(self, answer: Any) -> Reply:
-        """The reply in an answer.
+    def _read(self, answer: Any, *, alternatives: bool = False) -> Reply:
+        """The reply in an answer, with the alternatives of its tokens if they were asked for.
 
         Raises:
           RunError: there is none.
@@ -188,7 +208,56 @@ class Endpoint:
             number = usage.get(name)
             return number if type(number) is int and number >= 0 else None
 
-        return Reply(message["content"] or "", tokens("prompt_tokens"), tokens("completion_tokens"))
+        found = None
+        if alternatives:
+            assert isinstance(first, Mapping)
+            found = _alternatives(first.get("logprobs")) if message["content"] else []
+            if found is None:
+                raise RunError(
+                    f"{self.options.url}: expected choices[0].logprobs.content with a token and its top_logprobs for "
+                    f"each place, found {quote(first.get('logprobs'))}: leave out --top-logprobs, and the number is "
+                    "read from the reply"
+                )
+        return Reply(message["content"] or "", tokens("prompt_tokens"), tokens("completion_tokens"), found)
+
+
+def endpoint_options(
+    url: str | None, model: str | None, *, concurrency: int, price: Sequence[float] | None
+) -> EndpointOptions | None:
+    """Return the options of an endpoint from a command line, with the key of the environment; None for none.
+
+    Raises:
+      RunError: one of URL and model without the other, or a price without them.
+    """
+    if url is None and model is None:
+        if price is not None:
+            raise RunError("--price: belongs to --endpoint URL")
+        return None
+    if url is None or model is None:
+        raise RunError("--endpoint URL and --model NAME: expected both or neither")
+    prices = None if price is None else (price[0], price[1])
+    key = os.environ.get(KEY) or None
+    return EndpointOptions(url=url, model=model, key=key, concurrency=concurrency, prices=prices)
+
+
+def check_one_model(model: object, endpoint: EndpointOptions | None, *, verb: str) -> None:
+    """Raise RunError for both a model on this machine and an endpoint, or neither."""
+    if (model is None) == (endpoint is None):
+        raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
+
+
+def _alternatives(found: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:
+    """The tokens of a reply with the most probable ones of their places; None where they are not told as expected."""
+    try:
+        return [
+            (
+                str(place["token"]),
+                [(str(one["token"]), float(one["logprob"])) for one in place["top_logprobs"]],
+            )
+            for place in found["content"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def shown(answer: httpx.Response) -> str:
