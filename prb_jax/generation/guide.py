@@ -137,9 +137,7 @@ def guide(
         "text_definitions": dict(TEXT_DEFINITIONS),
     }
     if model is not None:
-        assert guiding is not None
-        tried = guiding.checked(own).candidates  # at most as many as there are tokens
-        chosen_by = {"weight": weight, "candidates": tried} | ({} if chunk is None else {"chunk": chunk})
+        chosen_by = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
         summary |= {"reward_model": model.name, **chosen_by}
         inputs = RUNS.read_finished(result.out)["inputs"]
         setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
