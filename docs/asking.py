@@ -1,4 +1,4 @@
-"""How fast a person is known when questions are chosen by a rule: the table of docs/personalise.md.
+"""How fast a person is known when questions are chosen by a rule, as a table.
 
     python docs/asking.py [PEOPLE]
 
