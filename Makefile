@@ -12,6 +12,8 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); n=$$((
 	m=$$(awk '/MemAvailable/ {print int($$2 / 6000000)}' /proc/meminfo 2>/dev/null); m=$${m:-8}; m=$$((m < 1 ? 1 : m)); \
 	echo $$((n < m ? n : m)))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
+# Most of the time of the tests is compiling: XLA optimises less for them. `make test-all` compiles as users do.
+FAST := XLA_FLAGS="$$($(RUN) -m tests.plain_process) $$XLA_FLAGS"
 PYTEST_ARGS ?=
 
 .PHONY: quickstart install install-check install-test install-docs docs test test-all test-newest lint format types clean intervals
@@ -26,7 +28,7 @@ install-docs: $(VENV)/.installed-docs
 
 # Not the slow parity and size sweeps: they are in test-all.
 test: install-test
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(FAST) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all: install-test
 	$(PYTEST) $(PYTEST_ARGS)
@@ -35,7 +37,7 @@ test-all: install-test
 # `make test-newest VENV=.venv-3.12 PYTHON=python3.12` has the newest pair of jax and flax; it needs no torch, and
 # skips the tests that do.
 test-newest: install-check
-	$(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
+	$(FAST) $(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
 		$(addprefix tests/models/attention/test_,blockwise.py splash.py triton.py) tests/models/test_quantization.py \
 		tests/sharding tests/parity/test_stories260k.py
 

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any
 from prb_jax.version import __version__
 
 if TYPE_CHECKING:
+    from prb_jax.auditing.audit import audit
+    from prb_jax.auditing.export import audit_export
+    from prb_jax.auditing.report import audit_report
+    from prb_jax.building.build import Build, build
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
+    from prb_jax.generation.aspects import plan_aspects
     from prb_jax.generation.guide import guide
     from prb_jax.generation.judge_run import judge
     from prb_jax.generation.load import load_policy
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
+    "Build": "prb_jax.building.build",
+    "build": "prb_jax.building.build",
     "Comparison": "prb_jax.data.comparison",
     "Message": "prb_jax.data.comparison",
     "Post": "prb_jax.data.comparison",
@@ -63,6 +70,7 @@ _HOMES = {
     "RewardModel": "prb_jax.scoring.reward_model",
     "load": "prb_jax.scoring.load",
     "judge": "prb_jax.generation.judge_run",
+    "plan_aspects": "prb_jax.generation.aspects",
     "guide": "prb_jax.generation.guide",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
@@ -72,6 +80,9 @@ _HOMES = {
     "correlate": "prb_jax.reports.correlation",
     "leaderboard": "prb_jax.reports.leaderboard",
     "reward_fn": "prb_jax.serving.reward_fn",
+    "audit": "prb_jax.auditing.audit",
+    "audit_export": "prb_jax.auditing.export",
+    "audit_report": "prb_jax.auditing.report",
     "split": "prb_jax.sources.split",
     "PpoResult": "prb_jax.rl.ppo",
     "ppo": "prb_jax.rl.ppo",
@@ -83,6 +94,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Build",
     "CheckpointError",
     "Comparison",
     "DataError",
@@ -104,6 +116,10 @@ __all__ = [
     "TrainResult",
     "__version__",
     "ask",
+    "audit",
+    "audit_export",
+    "audit_report",
+    "build",
     "compare",
     "correlate",
     "evaluate",
@@ -114,6 +130,7 @@ __all__ = [
     "load",
     "load_policy",
     "personalise",
+    "plan_aspects",
     "policy_accuracy",
     "ppo",
     "push",

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 from prb_jax.commands import (
     ask,
+    aspects,
+    audit,
     bench,
     best_of_n,
+    build,
     compare,
     completion,
     convert,
@@ -48,9 +51,10 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
-    evaluate, judge, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample, best_of_n,
-    guide, policy_accuracy, correlate, serve, convert, inspect, personas, past_texts, prepare, split, rank_profiles,
-    quickstart, bench, plan, completion,
+    evaluate, judge, aspects, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample,
+    best_of_n, guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, build,
+    prepare, split,
+    rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 
 

@@ -35,6 +35,8 @@ ORDER = (
     ("generation",),
     ("rl",),
     ("serving",),
+    ("building",),
+    ("auditing",),
     ("reports",),
     ("inspection",),
     ("plan",),

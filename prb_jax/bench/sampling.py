@@ -93,7 +93,7 @@ def bench_sampling(
       RunError: torch is not installed.
     """
     source = bench_source(model)
-    policy = _policy(source, mesh=mesh, dtype=dtype, attention=attention)
+    policy = silent_policy(source, mesh=mesh, dtype=dtype, attention=attention)
     if 2 * new_tokens >= policy.context:
         raise DataError(
             f"new tokens: expected less than half of the context of {policy.context}, found {new_tokens}"
@@ -155,8 +155,10 @@ def bench_sampling(
     )
 
 
-def _policy(source: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, attention: str) -> Policy:
-    """A policy without a tokenizer: token ids go in."""
+def silent_policy(
+    source: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, attention: str
+) -> Policy:
+    """Return a policy without a tokenizer: token ids go in."""
     if isinstance(source, Path):
         opened = open_language_model(source, LoadOptions(mesh=mesh, dtype=dtype, attention=attention))
         config, devices, chosen = opened.decoder.config, opened.mesh, opened.dtype

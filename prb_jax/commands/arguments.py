@@ -119,9 +119,11 @@ def policy_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
 
 
-def add_data(sub: Parser, *, about: str = "as of `prb evaluate`") -> None:
+def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
     """Add `--data`, `--subset` and `--limit`."""
-    sub.add_argument("--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=True, help=about)
+    sub.add_argument(
+        "--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=required, help=about
+    )
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
 
@@ -137,6 +139,45 @@ def add_devices(sub: Parser, *, dtype: str = "the checkpoint's") -> None:
 def device_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_devices` as keywords of the library."""
     return {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+
+
+def add_aspects(sub: Parser) -> None:
+    """Add `--aspects`."""
+    sub.add_argument(
+        "--aspects",
+        metavar="planned:DIR|oracle",
+        help="what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
+        "upper bound, which no leaderboard shows among the results)",
+    )
+
+
+def add_endpoint(sub: Parser) -> None:
+    """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
+    sub.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
+    )
+    sub.add_argument("--model", metavar="NAME", help="of the model at the endpoint")
+    sub.add_argument(
+        "--concurrency", metavar="N", type=positive, default=8, help="requests at a time (default: 8)"
+    )
+    sub.add_argument(
+        "--price",
+        metavar="DOLLARS",
+        type=float,
+        nargs=2,
+        help="of a million tokens of prompts and of replies, for the cost in summary.json",
+    )
+
+
+def endpoint_options(options: argparse.Namespace) -> Any:
+    """Return the options of `add_endpoint` as the library takes them; None for no endpoint."""
+    from prb_jax.generation.endpoint import endpoint_options
+
+    return endpoint_options(
+        options.endpoint, options.model, concurrency=options.concurrency, price=options.price
+    )
 
 
 def add_quantize(

@@ -1,4 +1,4 @@
-"""`prb bench`: time scoring, training, sampling, training a policy, serving, loading or ranking on this machine."""
+"""`prb bench`: time scoring, training, sampling, guiding, PPO, serving, loading or ranking on this machine."""
 
 import argparse
 import json
@@ -89,6 +89,24 @@ def add(verbs: Verbs) -> None:
         help="prompts that the usual way continues in a round; its rate is compared (default: all)",
     )
     add_attention(sample)
+
+    guide = _add(
+        sub_verbs,
+        "guide",
+        _guide,
+        about="time a guided token, beside one of the policy and of the reward model",
+    )
+    guide.add_argument(
+        "--prompts", type=positive, default=4, metavar="N", help="texts at a time (default: 4)"
+    )
+    guide.add_argument("--prompt-tokens", type=positive, default=2000, metavar="N", help="of each prompt")
+    guide.add_argument(
+        "--new-tokens", type=positive, default=32, metavar="N", help="of each text (default: 32)"
+    )
+    guide.add_argument(
+        "--candidates", type=positive, default=10, metavar="C", help="tried for each token (default: 10)"
+    )
+    add_attention(guide)
 
     policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
     policy.add_argument("--prompts", type=positive, default=2, metavar="N", help="of a step (default: 2)")
@@ -250,6 +268,16 @@ def _sample(options: argparse.Namespace) -> list[Any]:
         for dtype in options.dtype
         for samples in options.samples
     ]
+    print_table(table(results))
+    return results
+
+
+def _guide(options: argparse.Namespace) -> list[Any]:
+    from prb_jax.bench.guidance import bench_guidance, table
+
+    names = ("prompts", "prompt_tokens", "new_tokens", "candidates", "rounds", "mesh", "attention")
+    chosen = {name: getattr(options, name) for name in names}
+    results = [bench_guidance(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
     print_table(table(results))
     return results
 

@@ -1,25 +1,32 @@
 """The persistent compilation cache: a second run of the same shapes starts without compiling.
 
-The cache lies on the local disk and has a size cap. A shared or remote folder (``gs://``) is slow
+The cache lies on the local disk; once a day the programs that were not used for longest are deleted from a folder
+that is too large. (jax can keep a size itself, but then it reads every file of the folder for every program that it
+adds, under a lock that all processes wait for.) A shared or remote folder (``gs://``) is slow
 and can hang, so it is used only where the user asks for it by ``JAX_COMPILATION_CACHE_DIR``.
 """
 
+import contextlib
 import os
 import platform
+import time
 from hashlib import sha256
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 MAX_BYTES = 4 * 1024**3
+
+_DAY = 24 * 3600
+_CHECKED = ".checked"
+"""A file in the folder: when its size was looked at last."""
 
 
 def cache_folder() -> Path | str:
     """Where compiled programs are kept: the first of
 
     1. ``$JAX_COMPILATION_CACHE_DIR``, taken as it is;
-    2. ``$PRB_JAX_CACHE/compiled/HOST``;
-    3. ``$XDG_CACHE_HOME/prb_jax/compiled/HOST``, that is ``~/.cache/prb_jax/compiled/HOST``.
+    2. ``$PRB_JAX_CACHE/programs/HOST``;
+    3. ``$XDG_CACHE_HOME/prb_jax/programs/HOST``, that is ``~/.cache/prb_jax/programs/HOST``.
 
     HOST names the jax version and the processor: programs compiled for one CPU may hold instructions
     that another one lacks, and a home directory is often shared between machines.
@@ -32,7 +39,7 @@ def cache_folder() -> Path | str:
         root = Path(own)
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax"
-    return root / "compiled" / f"jax-{version('jax')}-{_processor()}"
+    return root / "programs" / f"jax-{version('jax')}-{_processor()}"
 
 
 def enable_compilation_cache() -> Path | str | None:
@@ -56,9 +63,30 @@ def enable_compilation_cache() -> Path | str | None:
     # Every program counts towards the start-up time, small ones too.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if isinstance(folder, Path) and find_spec("filelock") is not None:  # jax evicts under a file lock
-        jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
+    if isinstance(folder, Path):
+        with contextlib.suppress(OSError):  # another process deletes the same files
+            delete_unused(folder)
     return folder
+
+
+def delete_unused(folder: Path, *, most: int = MAX_BYTES) -> None:
+    """Delete the programs that were not used for longest until `most` bytes are left; look once a day.
+
+    Raises:
+      OSError: the folder cannot be read or written.
+    """
+    checked = folder / _CHECKED
+    if checked.exists() and time.time() - checked.stat().st_mtime < _DAY:
+        return
+    checked.touch()
+    with os.scandir(folder) as files:
+        facts = [(file.stat(), file.path) for file in files if file.name.endswith("-cache")]
+    size = sum(fact.st_size for fact, _ in facts)
+    for fact, path in sorted(facts, key=lambda one: max(one[0].st_atime, one[0].st_mtime)):
+        if size <= most:
+            return
+        Path(path).unlink(missing_ok=True)
+        size -= fact.st_size
 
 
 def _processor() -> str:

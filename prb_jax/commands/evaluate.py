@@ -7,6 +7,7 @@ from typing import Any, Final
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import (
     Verbs,
+    add_aspects,
     add_attention,
     add_distributed,
     add_model_options,
@@ -92,6 +93,7 @@ def add(verbs: Verbs) -> None:
         help="labelled comparisons of which a fitted method of personalisation learns the users (default: each user's "
         "comparisons before the one in question)",
     )
+    add_aspects(sub)
     sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add_quantize(sub)
     add_attention(sub)
@@ -143,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
             "max_length": options.max_length,
             "too_long": options.too_long,
             "history": options.history,
+            "aspects": options.aspects,
             "subset": options.subset,
             "limit": options.limit,
             "seed": options.seed,

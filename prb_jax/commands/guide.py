@@ -1,4 +1,4 @@
-"""`prb guide`: texts of a policy that a reward model guides token by token."""
+"""`prb guide`: texts of a policy that a reward model guides token by token or chunk by chunk."""
 
 import argparse
 
@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
         verbs,
         "guide",
         run,
-        about="draw texts from a language model that a reward model guides token by token",
+        about="draw texts from a language model that a reward model guides token by token, or chunk by chunk",
         after_interrupt="the texts so far are kept, and the same command continues the run",
     )
     sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
@@ -49,7 +49,13 @@ def add(verbs: Verbs) -> None:
         metavar="C",
         type=positive,
         default=10,
-        help="likely tokens tried a step (default: 10)",
+        help="likely tokens tried a step, or chunks drawn (default: 10)",
+    )
+    sub.add_argument(
+        "--chunk",
+        metavar="L",
+        type=positive,
+        help="guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
     )
     sub.add_argument(
         "--temperature", metavar="T", type=float, default=0.0, help="0 takes the best candidate (default)"
@@ -102,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             weight=options.weight,
             candidates=options.candidates,
+            chunk=options.chunk,
             options=SampleOptions(
                 n=options.n,
                 temperature=options.temperature,

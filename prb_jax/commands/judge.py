@@ -1,21 +1,25 @@
-"""`prb judge`: let a language model choose between two responses."""
+"""`prb judge`: let a language model choose between two responses, or rate each."""
 
 import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
+    add_aspects,
     add_data,
     add_devices,
+    add_endpoint,
     add_no_progress,
     add_policy_options,
     add_verb,
     device_options,
+    endpoint_options,
     not_negative,
     policy_options,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -25,45 +29,81 @@ def add(verbs: Verbs) -> None:
         verbs,
         "judge",
         run,
-        about="let a language model choose between two responses, and evaluate its verdicts",
+        about="let a language model choose between two responses, or rate each, and evaluate its judgements",
         after_interrupt="the judgements so far are kept, and the same command continues the run",
     )
     sub.add_argument("judge", metavar="MODEL", nargs="?", help="folder or hub id of a causal language model")
-    sub.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
-    )
-    sub.add_argument("--model", metavar="NAME", help="of the model at the endpoint")
-    sub.add_argument(
-        "--concurrency", metavar="N", type=positive, default=8, help="requests at a time (default: 8)"
-    )
-    sub.add_argument(
-        "--price",
-        metavar="DOLLARS",
-        type=float,
-        nargs=2,
-        help="of a million tokens of prompts and of replies, for the cost in summary.json",
-    )
-    add_data(sub, about="as of `prb evaluate`; comparisons of two responses")
+    add_endpoint(sub)
+    add_data(sub, about="as of `prb evaluate`; comparisons of two responses, but for --protocol score")
     sub.add_argument("--out", metavar="DIR", required=True, help="run folder, as of `prb evaluate`")
     sub.add_argument(
         "--protocol",
-        choices=PROTOCOLS,
+        choices=(*PROTOCOLS, "score"),
         default="default",
-        help="default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A",
+        help="default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: "
+        "a number for each response by itself",
+    )
+    sub.add_argument(
+        "--template",
+        metavar="FILE",
+        help="with --protocol score: the text that asks for the number, with the places {prompt} and {answer}",
+    )
+    sub.add_argument(
+        "--scale",
+        metavar=("LOW", "HIGH"),
+        type=int,
+        nargs=2,
+        help="with --protocol score: the numbers (default: 1 9)",
+    )
+    sub.add_argument(
+        "--top-logprobs",
+        metavar="N",
+        type=positive,
+        help="with --protocol score and --endpoint: the expected number of the N most probable tokens, instead of the "
+        "number in the reply",
     )
     sub.add_argument(
         "--prompts", metavar="DIR", help="with --protocol paper: the prompts in a checkout of its scripts"
     )
     sub.add_argument(
-        "--reason", action="store_true", help="the judge thinks in words first (default: one letter)"
+        "--reason",
+        action="store_true",
+        help="the judge thinks in words first (default: one letter or number)",
     )
     sub.add_argument(
         "--profile-posts",
         metavar="N",
         type=not_negative,
         help="posts of the user that the judge sees (default: 10, and 0 for the paper protocol)",
+    )
+    sub.add_argument(
+        "--persona",
+        metavar="FILE|narrative",
+        help="a .jsonl file of {user_id, text} that the judge is told; or the narrative of the data: an upper bound",
+    )
+    sub.add_argument(
+        "--shots",
+        metavar="K",
+        type=not_negative,
+        default=0,
+        help="the latest K earlier comparisons of the same user, with the user's choices (default: 0)",
+    )
+    sub.add_argument(
+        "--history",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
+    )
+    add_aspects(sub)
+    sub.add_argument(
+        "--controls",
+        choices=CONTROLS,
+        default=NO_CONTROLS,
+        help="ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
+    )
+    sub.add_argument(
+        "--seed", metavar="N", type=not_negative, default=0, help="of --controls swap (default: 0)"
     )
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
     add_devices(sub)
@@ -76,19 +116,26 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.endpoint is None:
             start(options)
-        from prb_jax.generation.judge_run import JudgeOptions, endpoint_options, judge
+        from prb_jax.generation.judge_run import JudgeOptions, judge
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.table import render_summary
+        from prb_jax.scoring.hints import HintOptions
 
-        names = ("protocol", "reason", "prompts", "profile_posts", "max_length")
+        names = ("protocol", "reason", "prompts", "template", "top_logprobs", "profile_posts", "max_length")
         result = judge(
             options.judge,
             options.data,
             out=options.out,
-            options=JudgeOptions(**{name: getattr(options, name) for name in names}),
-            endpoint=endpoint_options(
-                options.endpoint, options.model, concurrency=options.concurrency, price=options.price
+            options=JudgeOptions(
+                **{name: getattr(options, name) for name in names},
+                hints=HintOptions(
+                    **{name: getattr(options, name) for name in ("aspects", "persona", "shots", "history")}
+                ),
+                controls=options.controls,
+                seed=options.seed,
+                scale=None if options.scale is None else (options.scale[0], options.scale[1]),
             ),
+            endpoint=endpoint_options(options),
             loading=LoadOptions(**device_options(options), **policy_options(options)),
             subset=options.subset,
             limit=options.limit,

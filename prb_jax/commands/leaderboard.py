@@ -17,13 +17,23 @@ def add(verbs: Verbs) -> None:
     sub.add_argument("--format", choices=FORMATS, help="print this instead of a table for the terminal")
     sub.add_argument("--unfinished", action="store_true", help="runs that are not finished too")
     sub.add_argument("--controls", action="store_true", help="the controls of runs too, as runs of their own")
+    sub.add_argument(
+        "--upper-bounds",
+        action="store_true",
+        help="runs that were told the true rubric or narrative too, which no model could know",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
 
-    entries = leaderboard(options.folder, unfinished=options.unfinished, controls=options.controls)
+    entries = leaderboard(
+        options.folder,
+        unfinished=options.unfinished,
+        controls=options.controls,
+        upper_bounds=options.upper_bounds,
+    )
     if options.format is None:
         print_table(render_leaderboard(entries))
     else:

@@ -35,6 +35,11 @@ def add(verbs: Verbs) -> None:
     add_policy_arguments(sub)
     sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
     sub.add_argument(
+        "--sample",
+        action="store_true",
+        help="the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
+    )
+    sub.add_argument(
         "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
     )
     sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: none)")
@@ -71,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
         raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
     if options.train and options.quantize:
         raise RunError("--quantize is for scoring only: leave it out with --train")
+    if options.sample:
+        _check_sample(options)
     if options.train and options.questions_per_user > 1:
         raise RunError("--questions-per-user is for scoring only: leave it out with --train")
     if options.sweep and options.mesh:
@@ -100,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
         "quantize": options.quantize,
         "attention": options.attention,
     }
+    if options.sample:
+        return _sample(options)
     if options.sweep:
         batches = () if options.batch is None else (options.batch,)
         result = sweep(options.model, batches=batches, report=report, **common)
@@ -120,7 +129,49 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_sample(options: argparse.Namespace) -> None:
+    """Raise RunError for options that do not go with --sample."""
+    given = {
+        "train": options.train,
+        "sweep": options.sweep,
+        "attention": options.attention != "auto",
+        "questions-per-user": options.questions_per_user > 1,
+    }
+    for name, there in given.items():
+        if there:
+            raise RunError(f"--sample: is a plan of its own: leave out --{name}")
+
+
+def _sample(options: argparse.Namespace) -> int:
+    """Plan the sampler, and print a table or JSON."""
+    from prb_jax.plan.sampling import plan_sampling
+    from prb_jax.plan.tables import sampling_table
+
+    found = plan_sampling(
+        options.model,
+        topology=options.topology,
+        slices=options.slices,
+        mesh=options.mesh,
+        prompt=options.prefix,
+        samples=options.responses,
+        new_tokens=options.response_length,
+        batch=options.batch,
+        dtype=options.dtype,
+        quantize=options.quantize,
+    )
+    if options.json:
+        print(json.dumps(found.to_json()))
+    else:
+        print_table(sampling_table(found, title=_title(options)))
+    return 0
+
+
 def _title(options: argparse.Namespace) -> str:
+    if options.sample:
+        return (
+            f"sampling of {options.model} on {options.topology}: {options.responses} samples of "
+            f"{options.response_length:,} tokens a prompt of {options.prefix:,}, {options.dtype}"
+        )
     work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
     place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
     return (

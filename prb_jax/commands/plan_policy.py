@@ -38,6 +38,7 @@ def wants_policy(options: argparse.Namespace) -> bool:
         return False
     given = {
         "train": options.train,
+        "sample": options.sample,
         "quantize": options.quantize,
         "sweep": options.sweep,
         "attention": options.attention != "auto",

@@ -70,6 +70,8 @@ class Comparison:
       category, subset: free labels; results are reported by subset.
       margin: how much better the chosen response is, where the source says so.
       rubric_aspects, narrative: private.
+      hints: what else a model is told of the user, behind the profile: a persona, earlier choices, aspects that a
+        planner found. It is never read from a record, and no part of one.
       is_pair: True if it was given as chosen and rejected. Spelling only, so not compared.
 
     Raises:
@@ -88,6 +90,7 @@ class Comparison:
     margin: float | None
     rubric_aspects: tuple[RubricAspect, ...]
     narrative: str | None
+    hints: str | None
     is_pair: bool = field(init=False, compare=False)
 
     __repr__ = short_repr
@@ -110,6 +113,7 @@ class Comparison:
         margin: float | None = None,
         rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
         narrative: str | None = None,
+        hints: str | None = None,
     ) -> None:
         row = {
             "id": id,
@@ -128,7 +132,9 @@ class Comparison:
             "rubric_aspects": fields.as_list(rubric_aspects),
             "narrative": narrative,
         }
-        _fill(self, row, where="comparison" if id is None else f"comparison {quote(id)}")
+        where = "comparison" if id is None else f"comparison {quote(id)}"
+        _fill(self, row, where=where)
+        object.__setattr__(self, "hints", fields.optional_text(hints, where, "hints"))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, where: str, labelled: bool = True) -> Comparison:
@@ -220,6 +226,7 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
     set_field(comparison, "margin", None if margin is None else fields.number(margin, where, "margin"))
     set_field(comparison, "rubric_aspects", _rubric(get("rubric_aspects"), where))
     set_field(comparison, "narrative", fields.optional_text(get("narrative"), where, "narrative"))
+    set_field(comparison, "hints", None)
     set_field(comparison, "is_pair", is_pair)
     identifier = get("id")
     set_field(comparison, "id", "" if identifier is None else fields.identifier(identifier, where, "id"))

@@ -1,4 +1,4 @@
-"""`prb guide`: texts of a policy that a reward model guides token by token, beside the person's own text.
+"""`prb guide`: texts of a policy that a reward model guides token by token or chunk by chunk, beside the person's own.
 
 The run folder is that of `prb sample`, so that `prb best-of-n` takes it too; ``summary.json`` also holds how near the
 texts are to the preferred responses, and ``behaviour.json`` the figure that `prb correlate` reads.
@@ -14,6 +14,7 @@ import numpy as np
 
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, quote
+from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.sample import (
@@ -48,6 +49,7 @@ def guide(
     out: str | Path,
     weight: float = 1.0,
     candidates: int = 10,
+    chunk: int | None = None,
     options: SampleOptions | None = None,
     profile_posts: int = 10,
     max_length: int | None = None,
@@ -65,13 +67,16 @@ def guide(
 
     Args:
       policy: a policy, or what :func:`prb_jax.load_policy` takes.
-      reward: a reward model, or what :func:`prb_jax.load` takes; with the policy's tokenizer and a head that reads one
-        token. None for the policy alone: with the user's own posts in its prompt that is the in-context baseline.
+      reward: a reward model, or what :func:`prb_jax.load` takes; to guide tokens, one with the policy's tokenizer and a
+        head that reads one token. None for the policy alone: with the user's own posts in its prompt that is the
+        in-context baseline.
       data: what :func:`prb_jax.evaluate` takes, with labels: the preferred response is the person's own text.
       out: the run folder.
       weight: of the reward; 0 is the policy alone.
-      candidates: most likely tokens of each step that are tried.
-      options: how tokens are drawn; greedy, up to 128 tokens if not given. No rule beside the temperature.
+      candidates: most likely tokens of each step that are tried, or chunks that are drawn.
+      chunk: tokens of a chunk; tokens are guided one by one if not given.
+      options: how tokens are drawn; greedy, up to 128 tokens if not given. Guided tokens have no rule beside the
+        temperature, and chunks are drawn at a temperature above 0.
       profile_posts: that the policy sees; the reward model sees what it was trained with.
       max_length, subset, limit, rows: as of `prb sample`.
       policy_loading, loading: how policy and reward model are opened.
@@ -86,7 +91,13 @@ def guide(
     model, guiding = None, None
     if reward is not None:
         model = reward if isinstance(reward, RewardModel) else load(reward, **vars(loading or LoadOptions()))
-        guiding = Guide(model=model, weight=weight, candidates=candidates)
+        guiding = (
+            Guide(model=model, weight=weight, candidates=candidates)
+            if chunk is None
+            else ChunkGuide(model=model, weight=weight, candidates=candidates, chunk=chunk)
+        )
+    elif chunk is not None:
+        raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
     result = sample_data(
         own,
         data,
@@ -126,7 +137,8 @@ def guide(
         "text_definitions": dict(TEXT_DEFINITIONS),
     }
     if model is not None:
-        summary |= {"reward_model": model.name, "weight": weight, "candidates": candidates}
+        chosen_by = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
+        summary |= {"reward_model": model.name, **chosen_by}
         inputs = RUNS.read_finished(result.out)["inputs"]
         setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
         behaviour = figure_of(
@@ -135,7 +147,7 @@ def guide(
             name=f"guided {FIGURE}",
             label=model.name,
             identity=model.identity(),
-            setting=setting | {"weight": weight, "candidates": candidates},
+            setting=setting | chosen_by,
             policy=inputs["model"].get("architecture"),
         )
         write_behaviour(result.out, [behaviour])

@@ -234,7 +234,7 @@ def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree])
     model = guide.model
     reward = make_program(model.decoder, mesh=model.mesh, dtype=jnp.dtype(model.dtype))
     plain = make_programs(policy.program, shape)
-    made = _reward_programs(policy.program, reward, model.readout, guide.candidates, shape)
+    made = reward_programs(policy.program, reward, model.readout, guide.candidates, shape)
     longest = max(len(tree.prefix) for tree in trees)
     columns = round_up(prompt_columns(longest + 1), model.mesh.shape["sequence"])
 
@@ -276,7 +276,7 @@ def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree])
 
 
 @dataclass(frozen=True)
-class _RewardPrograms:
+class RewardPrograms:
     """The compiled programs of a reward model's caches, and the loop over both models."""
 
     empty: Callable[[int], Any]
@@ -286,9 +286,17 @@ class _RewardPrograms:
 
 
 @functools.lru_cache(maxsize=16)
-def _reward_programs(
+def reward_programs(
     program: Program, reward: Program, readout: str, candidates: int, shape: Shape
-) -> _RewardPrograms:
+) -> RewardPrograms:
+    """Return the compiled programs of a reward model beside a policy; the same ones for equal arguments.
+
+    Args:
+      program, reward: of the two models.
+      readout: how the reward model's logits become a reward.
+      candidates: C.
+      shape: of the policy's rows.
+    """
     rows = program_shardings(program)[1]
     own_prompts, own_rows = program_shardings(reward)
     before, behind = own_prompts.cache, own_rows.cache
@@ -343,7 +351,7 @@ def _reward_programs(
 
         return repeat_steps(body, rows, most=most, watched=watched)
 
-    return _RewardPrograms(
+    return RewardPrograms(
         empty=jax.jit(empty, static_argnums=(0,), out_shardings=(before, behind)),
         read=jax.jit(read, donate_argnums=(1,), out_shardings=before),
         restart=jax.jit(restart, donate_argnums=(0,), out_shardings=behind),

@@ -1,30 +1,19 @@
-"""A language model as a judge of pairs: a scorer as any other, whose verdicts are kept beside its scores."""
+"""A language model as a judge: a scorer as any other, whose judgements are kept beside its scores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Message
+from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
-from prb_jax.generation.endpoint import Endpoint, Reply
-from prb_jax.generation.policy import Policy
-from prb_jax.generation.verdicts import (
-    PaperPrompts,
-    better,
-    default_figures,
-    default_messages,
-    default_verdict,
-    paper_figures,
-    paper_first,
-    paper_verdict,
-)
+from prb_jax.generation.endpoint import Reply
 from prb_jax.runs.rows import open_rows, read_rows
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.trees.tree import Truncation
@@ -35,52 +24,7 @@ JUDGEMENTS = "judgements.jsonl"
 TOGETHER = 64
 """Comparisons that are judged at a time."""
 
-PAPER_TOKENS = 512
-LETTER_TOKENS = 16
-REASON_TOKENS = 1024
-
-_FIELDS = ("id", "judge", "first", "verdicts", "tokens")
-
-
-class Speaker(Protocol):
-    """A model that replies to conversations, always in the same way."""
-
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that decides its replies, JSON-ready."""
-        ...
-
-    def replies(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> list[Reply]:
-        """Return the most probable reply to each conversation, or what the model makes of temperature 0."""
-        ...
-
-
-@dataclass(frozen=True)
-class PolicySpeaker:
-    """A language model on this machine."""
-
-    policy: Policy
-
-    def identity(self) -> Mapping[str, Any]:
-        return self.policy.identity()
-
-    def replies(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> list[Reply]:
-        prompts = [[asdict(message) for message in messages] for messages in conversations]
-        found = self.policy.sample(prompts, temperature=0.0, max_new_tokens=max_new_tokens)
-        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for (one,) in found]
-
-
-@dataclass(frozen=True)
-class EndpointSpeaker:
-    """A model behind an endpoint."""
-
-    endpoint: Endpoint
-
-    def identity(self) -> Mapping[str, Any]:
-        options = self.endpoint.options
-        return {"name": options.model, "endpoint": options.url, "model": options.model}
-
-    def replies(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> list[Reply]:
-        return self.endpoint.ask_all(conversations, temperature=0.0, max_new_tokens=max_new_tokens)
+_FIELDS = ("id", "judge", "tokens")
 
 
 @dataclass(frozen=True)
@@ -88,16 +32,12 @@ class Judgement:
     """What a judge said of one comparison.
 
     Attributes:
-      first: the response that was shown as A at first.
-      verdicts: A, B or None for each time that it was asked; the second time the other response is A.
-      scores: float32 [2], of the responses.
+      scores: float32 [K], of the responses.
       tokens: of prompts and replies, as far as they are known.
-      facts: what else is kept: replies, or probabilities.
+      facts: what else is kept: verdicts or ratings, replies, probabilities.
       posts_dropped: posts that did not fit.
     """
 
-    first: int
-    verdicts: Sequence[str | None]
     scores: np.ndarray
     tokens: int
     facts: Mapping[str, Any]
@@ -105,10 +45,18 @@ class Judgement:
 
 
 class Way(Protocol):
-    """A way to judge pairs."""
+    """A way to judge comparisons."""
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
+        ...
+
+    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        """Return which response is shown as A at first in each of all comparisons; 0 where one is shown at a time.
+
+        Raises:
+          DataError: a comparison that cannot be judged in this way.
+        """
         ...
 
     def judge(
@@ -117,97 +65,16 @@ class Way(Protocol):
         """Return the judgement of each comparison, which shows the response of `firsts` as A."""
         ...
 
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        """Return which response is shown as A at first in each of all comparisons."""
+    def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of the judgements of comparisons."""
         ...
-
-    def figures(self, rows: Sequence[Mapping[str, Any]], right: Sequence[int]) -> dict[str, Any]:
-        """Return the figures of judgements, given which response is the better one."""
-        ...
-
-
-@dataclass(frozen=True)
-class PaperWay:
-    """As the scripts of Personalised RewardBench: one order by a seeded coin, and what cannot be read counts as A."""
-
-    speaker: Speaker
-    prompts: PaperPrompts
-
-    def identity(self) -> Mapping[str, Any]:
-        return {**self.speaker.identity(), "judge": "paper", "max_new_tokens": PAPER_TOKENS}
-
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        return paper_first(comparisons)
-
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        if profile_posts:
-            raise RunError(
-                "profile_posts: the paper's judge is shown no profile: expected 0, or leave it out"
-            )
-        asked = [self.prompts.messages(each, first) for each, first in zip(comparisons, firsts, strict=True)]
-        found = []
-        for first, reply in zip(
-            firsts, self.speaker.replies(asked, max_new_tokens=PAPER_TOKENS), strict=True
-        ):
-            verdict = paper_verdict(reply.text)
-            scores = np.zeros(2, np.float32)
-            scores[1 - first if verdict == "B" else first] = 1.0
-            found.append(Judgement(first, [verdict], scores, _tokens([reply]), _said([reply])))
-        return found
-
-    def figures(self, rows: Sequence[Mapping[str, Any]], right: Sequence[int]) -> dict[str, Any]:
-        return paper_figures(rows, right)
-
-
-@dataclass(frozen=True)
-class BothOrders:
-    """Asks twice, with each response as A once; a response that is preferred in both orders wins.
-
-    Attributes:
-      speaker: the model.
-      reason: whether it thinks in words before it names its verdict.
-    """
-
-    speaker: Speaker
-    reason: bool = False
-
-    def identity(self) -> Mapping[str, Any]:
-        return {**self.speaker.identity(), "judge": "default", "way": "reason" if self.reason else "letter"}
-
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        return [0] * len(comparisons)
-
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        asked = [
-            default_messages(each, first, profile_posts=profile_posts, reason=self.reason)
-            for each in comparisons
-            for first in (0, 1)
-        ]
-        most = REASON_TOKENS if self.reason else LETTER_TOKENS
-        replies = self.speaker.replies(asked, max_new_tokens=most)
-        found = []
-        for start in range(0, len(replies), 2):
-            pair = replies[start : start + 2]
-            verdicts = [default_verdict(reply.text) for reply in pair]
-            for_first = [{"A": 1 - k, "B": k, None: 0.5}[verdict] for k, verdict in enumerate(verdicts)]
-            share = float(np.mean(for_first)) if None not in verdicts else 0.5
-            scores = np.asarray([share, 1 - share], np.float32)
-            found.append(Judgement(0, verdicts, scores, _tokens(pair), _said(pair)))
-        return found
-
-    def figures(self, rows: Sequence[Mapping[str, Any]], right: Sequence[int]) -> dict[str, Any]:
-        return default_figures(rows, right)
 
 
 class JudgeScorer:
-    """A judge of pairs as a scorer that `prb_jax.evaluate` takes.
+    """A judge as a scorer that `prb_jax.evaluate` takes.
 
     Attributes:
-      way: how pairs are judged.
+      way: how comparisons are judged.
       out: the run folder, where its judgements are kept.
       usage: gives further figures: tokens and costs.
     """
@@ -220,7 +87,7 @@ class JudgeScorer:
         name: str | None = None,
         usage: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] = lambda rows: {},
     ) -> None:
-        self.way, self.out, self.usage = way, out, usage
+        self.way, self.out, self.usage, self._name = way, out, usage, name
         identity = dict(way.identity())
         self._identity = identity | ({} if name is None else {"name": name})
         told = {key: value for key, value in identity.items() if key != "name"} or identity
@@ -229,6 +96,10 @@ class JudgeScorer:
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides its judgements."""
         return self._identity
+
+    def kept_in(self, folder: Path) -> JudgeScorer:
+        """Return the same judge, whose judgements are kept in another folder."""
+        return JudgeScorer(self.way, out=folder, name=self._name, usage=self.usage)
 
     def stream(
         self,
@@ -240,8 +111,6 @@ class JudgeScorer:
     ) -> Iterator[ScoredBatch]:
         """Judge every comparison once, some at a time; each judgement is on disk before its scores are given."""
         every = list(comparisons)
-        for each in every:
-            better(each)  # all are pairs
         firsts = self.way.firsts(every)
         with open_rows(
             self.out / JUDGEMENTS,
@@ -259,8 +128,6 @@ class JudgeScorer:
                     {
                         "id": each.id,
                         "judge": self._digest,
-                        "first": one.first,
-                        "verdicts": list(one.verdicts),
                         "tokens": one.tokens,
                         **one.facts,
                     }
@@ -291,15 +158,16 @@ class JudgeScorer:
                     f"{path}: the judgement of {quote(each.id)} is missing: start again in another folder"
                 )
             own.append(row)
-        right = [better(each) for each in comparisons]
-        return self.way.figures(own, right) | self.usage(own)
+        return self.way.figures(own, comparisons) | self.usage(own)
 
 
-def _tokens(replies: Sequence[Reply]) -> int:
+def tokens_of(replies: Sequence[Reply]) -> int:
+    """Return the tokens of prompts and replies, as far as they are known."""
     return sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
 
 
-def _said(replies: Sequence[Reply]) -> dict[str, Any]:
+def said(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Return the replies and their tokens, as a row of judgements keeps them."""
     return {
         "replies": [reply.text for reply in replies],
         "prompt_tokens": [reply.prompt_tokens for reply in replies],

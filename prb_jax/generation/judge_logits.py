@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.generation.judge import Judgement
-from prb_jax.generation.verdicts import default_figures, default_messages
+from prb_jax.generation.verdicts import better, default_figures, default_messages
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
@@ -21,7 +21,7 @@ from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.prompting import encode_prompts, prompt_texts
-from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
 
@@ -46,46 +46,79 @@ class LogitsWay:
         return {**self.model.identity(), "judge": "default", "way": "logits"}
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        for each in comparisons:
+            better(each)  # all are pairs
         return [0] * len(comparisons)
 
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
     ) -> list[Judgement]:
-        read = [self._tree(each, profile_posts) for each in comparisons]
-        trees = [tree for tree, _ in read]
-        found: list[np.ndarray] = [np.zeros(0)] * len(trees)
-        for batch in stream_scores(
-            cast(Sequence[Comparison], trees),
-            encode=lambda part: list(cast(Sequence[Tree], part)),
-            dispatch=self.model.dispatch,
-            options=self.model.batch_options(),
-        ):
-            for index, row in zip(batch.indices, batch.scores, strict=True):
-                found[index] = row
+        read = []
+        for each in comparisons:
+
+            def asked(posts: int, each: Comparison = each) -> list[tuple[Message, ...]]:
+                return [default_messages(each, k, profile_posts=posts, reason=False) for k in (0, 1)]
+
+            read.append(fitted_tree(self.model, each, asked, posts=profile_posts, max_length=self.max_length))
+        found = tree_scores(self.model, [tree for tree, _ in read])
         return [
             _judgement(comparison, tree, dropped, values)
             for comparison, (tree, dropped), values in zip(comparisons, read, found, strict=True)
         ]
 
-    def _tree(self, comparison: Comparison, profile_posts: int) -> tuple[Tree, int]:
-        """The two conversations as a tree, and how many posts did not fit."""
-        chat = self.model.reader.tokenizer
-        assert isinstance(chat, ChatTokenizer)
-        view = self.model.reader.view(ViewOptions(profile_posts=0, max_length=self.max_length))
-        shown = min(profile_posts, len(comparison.profile))
-        name = f"comparison {quote(comparison.id)}"
-        for posts in range(shown, -1, -1):
-            both = [default_messages(comparison, k, profile_posts=posts, reason=False) for k in (0, 1)]
-            try:
-                ids = encode_prompts(chat, both)
-                return self.model.reader.encode_ids(ids, view=view, name=name), shown - posts
-            except IdsTooLongError:
-                if not posts:
-                    raise
-        raise AssertionError
+    def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        return default_figures(rows, [better(each) for each in comparisons])
 
-    def figures(self, rows: Sequence[Mapping[str, Any]], right: Sequence[int]) -> dict[str, Any]:
-        return default_figures(rows, right)
+
+def fitted_tree(
+    model: RewardModel,
+    comparison: Comparison,
+    asked: Callable[[int], Sequence[Sequence[Message]]],
+    *,
+    posts: int,
+    max_length: int | None,
+) -> tuple[Tree, int]:
+    """Return conversations about a comparison as one tree, and how many posts of the profile did not fit.
+
+    Args:
+      model: that reads them where the reply would begin.
+      comparison: for its profile, and for messages.
+      asked: gives the conversations with so many posts.
+      posts: at most.
+      max_length: longest conversation in tokens; the model's own limit if not given.
+
+    Raises:
+      DataError: the conversations are too long without any post, or the chat template refuses them.
+    """
+    chat = model.reader.tokenizer
+    assert isinstance(chat, ChatTokenizer)
+    view = model.reader.view(ViewOptions(profile_posts=0, max_length=max_length))
+    shown = min(posts, len(comparison.profile))
+    name = f"comparison {quote(comparison.id)}"
+    for tried in range(shown, -1, -1):
+        try:
+            ids = encode_prompts(chat, asked(tried))
+            return model.reader.encode_ids(ids, view=view, name=name), shown - tried
+        except IdsTooLongError:
+            if not tried:
+                raise
+        except RenderError as error:
+            raise DataError(f"{name}: {error.reason}") from error
+    raise AssertionError
+
+
+def tree_scores(model: RewardModel, trees: Sequence[Tree]) -> list[np.ndarray]:
+    """Return the scores float32 [K] of each tree."""
+    found: list[np.ndarray] = [np.zeros(0)] * len(trees)
+    for batch in stream_scores(
+        cast(Sequence[Comparison], trees),
+        encode=lambda part: list(cast(Sequence[Tree], part)),
+        dispatch=model.dispatch,
+        options=model.batch_options(),
+    ):
+        for index, row in zip(batch.indices, batch.scores, strict=True):
+            found[index] = row
+    return found
 
 
 def _judgement(comparison: Comparison, tree: Tree, dropped: int, values: np.ndarray) -> Judgement:
@@ -94,11 +127,9 @@ def _judgement(comparison: Comparison, tree: Tree, dropped: int, values: np.ndar
     letters = ["A" if value > 0.5 else "B" if value < 0.5 else None for value in values.tolist()]
     share = (np.float32(values[0]) + (1 - np.float32(values[1]))) / 2
     return Judgement(
-        0,
-        letters,
         np.asarray([share, 1 - share], np.float32),
         tree.tokens,
-        {"probability_of_a": values.astype(float).tolist()},
+        {"first": 0, "verdicts": letters, "probability_of_a": values.astype(float).tolist()},
         dropped,
     )
 
@@ -109,14 +140,28 @@ def load_logits_way(model: str | Path, options: LoadOptions, *, max_length: int 
     Raises:
       CheckpointError: it cannot be loaded, or its tokenizer has no token of its own for A or B at the start of a reply.
     """
-    chat = open_language_model(model, options).chat()
-    (prompt,) = prompt_texts(chat, [_PROBE])
-    before, *after = chat.tokenize([prompt, prompt + "A", prompt + "B"])
-    for letter, ids in zip("AB", after, strict=True):
-        if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
+    tokens = reply_tokens(model, options, "AB")
+    for letter in "AB":
+        if letter not in tokens:
             raise CheckpointError(
                 f"{model}: the tokenizer has no token of its own for {letter} at the start of a reply: judge with "
                 "--reason, which reads the reply as text"
             )
-    readout = "vocabulary:" + ",".join(str(int(ids[-1])) for ids in after)
+    readout = f"vocabulary:{tokens['A']},{tokens['B']}"
     return LogitsWay(load_opened(open_model(model, replace(options, readout=readout))), max_length)
+
+
+def reply_tokens(model: str | Path, options: LoadOptions, texts: Sequence[str]) -> dict[str, int]:
+    """Return the token of each text that is a single one at the start of a reply.
+
+    Raises:
+      CheckpointError: the model is no causal language model, or cannot be opened.
+    """
+    chat = open_language_model(model, options).chat()
+    (prompt,) = prompt_texts(chat, [_PROBE])
+    before, *after = chat.tokenize([prompt, *(prompt + text for text in texts)])
+    return {
+        text: int(ids[-1])
+        for text, ids in zip(texts, after, strict=True)
+        if len(ids) == len(before) + 1 and np.array_equal(ids[:-1], before)
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,12 +216,18 @@ class Policy:
         *,
         rows: int | None = None,
         skip: Callable[[range], bool] = lambda unit: False,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[list[Drawn]]:
-        """Draw samples of prompts, some at a time, as they are done; see :func:`prb_jax.generation.schedule.draw`."""
+        """Draw samples of prompts, some at a time, as they are done; see :func:`prb_jax.generation.schedule.draw`.
+
+        ``numbers`` stand for the prompts in the random keys, instead of their positions.
+        """
         if not prompts:
             return
         programs = make_programs(self.program, self.shape(prompts, options, rows))
-        yield from draw(programs, self.params, self.task(prompts, options), skip=skip)
+        yield from draw(
+            programs, self.params, replace(self.task(prompts, options), numbers=numbers), skip=skip
+        )
 
     def task(self, prompts: Sequence[Prompt], options: SampleOptions) -> Task:
         """Return what :meth:`draw` draws."""

@@ -131,7 +131,7 @@ def make_programs(program: Program, shape: Shape) -> Programs:
 
     both: dict[str, Any] = {} if whole is None else {"out_shardings": (of_prompts, of_rows)}
     read_jit = jit(read, donate_argnums=(1,), **sharded_prompts)
-    run_jit = jit(functools.partial(steps.run_steps, program), donate_argnums=(2,), **sharded)
+    run_jit = run_program(program)
 
     def shown_read(params: Params, held: Prompts, tokens: np.ndarray, *rest: Any) -> Prompts:
         with compiling(read_jit, tokens.shape):
@@ -151,6 +151,14 @@ def make_programs(program: Program, shape: Shape) -> Programs:
         run=shown_run,
         end=jit(steps.ended, donate_argnums=(0,), **sharded),
     )
+
+
+def run_program(program: Program) -> Any:
+    """Return the jitted :func:`prb_jax.generation.steps.run_steps` of a policy; the rows are given up for new ones."""
+    sharded: dict[str, Any] = {}
+    if program.mesh is not None:
+        sharded["out_shardings"] = program_shardings(program)[1]
+    return jax.jit(functools.partial(steps.run_steps, program), donate_argnums=(2,), **sharded)
 
 
 def program_shardings(program: Program) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
+from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.load import load_opened_policy
 from prb_jax.generation.policy import Policy, Sample
@@ -65,7 +66,7 @@ def sample_data(
     subset: str | None = None,
     limit: int | None = None,
     rows: int | None = None,
-    guide: Guide | None = None,
+    guide: Guide | ChunkGuide | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> SampleRun:
@@ -84,7 +85,7 @@ def sample_data(
       max_length: of prompt and sample together; the model's context if not given.
       subset, limit: as of :func:`prb_jax.evaluate`.
       rows: samples that are drawn at a time.
-      guide: a reward model that guides every token, for `prb guide`.
+      guide: a reward model that guides every token or chunk, for `prb guide`.
       progress: shows progress on standard error.
       command: the command line, for the record.
 

@@ -68,6 +68,7 @@ class Task:
       tokens: most tokens of a sample.
       seed: of the random keys.
       cut: ends samples by their text; None where no text does.
+      numbers: of the prompts, for the random keys; their positions if not given.
     """
 
     prompts: Sequence[np.ndarray] = field(repr=False)
@@ -77,6 +78,7 @@ class Task:
     tokens: int
     seed: int
     cut: Cut | None = None
+    numbers: Sequence[int] | None = None
 
 
 def units(count: int, trees: int) -> list[range]:
@@ -166,7 +168,8 @@ class _Unit:
                 tokens[place, columns + 1 - len(ids) :] = ids
                 lengths[place], trees[place] = len(ids), free[place]
                 self.tree[free[place]], self.begun[free[place]] = number, 0
-            numbers = np.asarray(chosen + [0] * (together - len(chosen)), np.int32)
+            keyed = chosen if self.task.numbers is None else [self.task.numbers[number] for number in chosen]
+            numbers = np.asarray(keyed + [0] * (together - len(chosen)), np.int32)
             prompts = self.programs.read(self.params, prompts, tokens, lengths, numbers, trees)
         return prompts
 

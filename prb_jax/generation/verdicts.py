@@ -99,17 +99,22 @@ def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
     return found
 
 
+def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tuple[str, ...]]:
+    """Return what the user asks, behind the user's posts, as one text; and the responses."""
+    seen = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
+    turns = seen.prefix_messages
+    if len(turns) == 1:
+        return turns[0].content, seen.responses
+    asked = "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns)
+    return asked, seen.responses
+
+
 def default_messages(
     comparison: Comparison, first: int, *, profile_posts: int, reason: bool
 ) -> tuple[Message, ...]:
     """Return the conversation that shows the response `first` as A, behind the user's posts and the prompt."""
-    seen = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
-    turns = seen.prefix_messages
-    if len(turns) == 1:
-        asked = turns[0].content
-    else:
-        asked = "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns)
-    a, b = seen.responses[first], seen.responses[1 - first]
+    asked, responses = shown_texts(comparison, profile_posts=profile_posts)
+    a, b = responses[first], responses[1 - first]
     question = AFTER_REASONING if reason else ONE_LETTER
     text = f"{asked}\n\nTwo answers were given.\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}\n\n{question}"
     return (Message("user", text),)

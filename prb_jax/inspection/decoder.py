@@ -168,6 +168,9 @@ def _reading(found: ResolvedModel, rule: str) -> str:
         return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
     if isinstance(head, Vocabulary):
         cap = "" if head.softcap is None else f", logits capped at {head.softcap:g}"
+        if head.numbers:
+            of = ", ".join(f"{number:g}" for number in head.numbers)
+            return f"expectation over the tokens {list(head.tokens)} for {of} at the last token{cap}"
         if len(head.tokens) == 1:
             return f"logit of token {head.tokens[0]} at the last token{cap}"
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"

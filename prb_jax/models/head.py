@@ -133,12 +133,14 @@ class Vocabulary(ReadsAnything):
 
     Attributes:
       tokens: one id, whose logit is the value; or two, and the value is the softmax probability of the first
-        (A against B, yes against no).
+        (A against B, yes against no); or several with numbers.
+      numbers: of the tokens; the value is the expected number, under the softmax over these tokens alone.
       key: the matrix they are rows of: the output embedding, or the input embedding that it is tied to.
       softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
     """
 
     tokens: tuple[int, ...]
+    numbers: tuple[float, ...] = ()
     key: str = OUTPUT_EMBEDDING_KEY
     softcap: float | None = None
 
@@ -165,6 +167,9 @@ class Vocabulary(ReadsAnything):
         logits = dense(states.read(), params["score"])
         if self.softcap is not None:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
+        if self.numbers:
+            expected = jax.nn.softmax(logits, axis=-1) * jnp.asarray(self.numbers, jnp.float32)
+            return expected.sum(axis=-1, keepdims=True)
         return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
 
 

@@ -14,6 +14,7 @@ the chips' peak.
 
 from prb_jax.plan.planner import Plan, plan
 from prb_jax.plan.policy import PolicyPlan, plan_policy
+from prb_jax.plan.sampling import SamplingPlan, plan_sampling
 from prb_jax.plan.sweeping import sweep
 
-__all__ = ["Plan", "PolicyPlan", "plan", "plan_policy", "sweep"]
+__all__ = ["Plan", "PolicyPlan", "SamplingPlan", "plan", "plan_policy", "plan_sampling", "sweep"]

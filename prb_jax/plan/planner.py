@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import jax
+from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError, quote
 from prb_jax.models import REMAT_POLICIES
@@ -171,11 +172,16 @@ def plan_on(
         program = training_program(config, shape, tuning=tuning, remat=remat, **options)
     else:
         program = scoring_program(config, shape, quantize=quantize, **options)
-    sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1)
-    if crossing := crossing_axis(mesh):
-        sizes += f",dcn={crossing}"
-    found = compile_program(program, place, mesh=sizes or "fsdp=1", batch=rows)
+    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=rows)
     return replace(found, attention=program.attention)
+
+
+def mesh_named(asked: str | None, mesh: Mesh) -> str:
+    """Return the sizes of a mesh as `--mesh` takes them."""
+    sizes = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+    if crossing := crossing_axis(asked):
+        sizes += f",dcn={crossing}"
+    return sizes or "fsdp=1"
 
 
 def roofline(
@@ -197,8 +203,15 @@ def roofline(
 
 
 def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
+    """Compile a program for a slice, and say what it takes.
+
+    Args:
+      program: with shapes in place of arrays.
+      place: the slice.
+      mesh, batch: what is planned, for the plan.
+    """
     chips = len(place.devices)
-    traced = program.function.trace(*program.arguments)
+    traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()
     start = time.perf_counter()
     try:
@@ -272,7 +285,7 @@ def _nothing_kept() -> Iterator[None]:
 
 def _refused(program: Program, place: Slice, message: str, seconds: float, *, mesh: str, batch: int) -> Plan:
     """A program for which the compiler finds no room: it says how much it would need."""
-    arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves(program.arguments))
+    arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves((program.arguments, program.named)))
     peak = max(needed_bytes(message), arguments)
     return Plan(
         fits=False,
@@ -302,6 +315,7 @@ def needed_bytes(message: str) -> int:
 
 
 def bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
+    """Return the bytes of a chip's part of an array."""
     sharding = cast(jax.sharding.NamedSharding, leaf.sharding)
     size = leaf.dtype.itemsize
     for part in sharding.shard_shape(leaf.shape):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ class Program:
         anything; more than one where a step goes through several blocks of keys.
       attention: the name of that kernel, or of another implementation; "" where nobody asks.
       kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
+      named: further arguments by their names.
     """
 
     function: Any
@@ -53,6 +55,7 @@ class Program:
     visited: float
     attention: str = ""
     kernel_bytes: float = 0.0
+    named: Mapping[str, Any] = field(default_factory=dict)
 
 
 def scoring_program(
@@ -225,6 +228,7 @@ def _inner(parameters: dict[str, Any]) -> list[Any]:
 
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+    """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
@@ -242,6 +246,8 @@ def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
+    """Return a tree of shapes with the shardings of its arrays."""
+
     def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

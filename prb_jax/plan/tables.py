@@ -7,6 +7,7 @@ from rich.console import Group
 from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan
 from prb_jax.plan.policy import PolicyPlan
+from prb_jax.plan.sampling import SamplingPlan
 from prb_jax.reports.style import facts_table, new_table
 
 
@@ -35,6 +36,17 @@ def plan_table(found: Plan, *, title: str) -> Group:
             table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
         parts.append(table)
     return Group(*parts)
+
+
+def sampling_table(found: SamplingPlan, *, title: str) -> Group:
+    """One plan of sampling."""
+    facts = [
+        ("cache of the prompts, a chip", _gib(found.prefix_cache_bytes_per_chip)),
+        ("cache of the samples, a chip", _gib(found.sample_cache_bytes_per_chip)),
+    ]
+    if found.tokens_per_second is not None:
+        facts.append(("tokens a second, at best", f"{found.tokens_per_second:,.0f}"))
+    return Group(plan_table(found.plan, title=title), facts_table(facts, title="Sampling"))
 
 
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:

@@ -23,6 +23,7 @@ from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import PLACEHOLDERS, TextRules
 
 _VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
+_NUMBERS = re.compile(r"vocabulary:(\d+=-?\d+(?:\.\d+)?(?:,\d+=-?\d+(?:\.\d+)?)+)")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def resolve_model(
       folder: with ``config.json`` and weights.
       name: what the user calls it: a hub id, or the folder.
       readout: a row of the table; a row of a process model and how steps become one reward, as
-        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, or a rule for several labels.
+        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``, or a rule
+        for several labels.
       new_head: a model without a linear head of one output is opened with such a head, which is yet to be made.
 
     Raises:
@@ -194,6 +196,12 @@ def _asked_for(readout: str) -> ModelRow:
     if found := _VOCABULARY.fullmatch(readout):
         tokens = tuple(int(token) for token in found.groups() if token is not None)
         return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
+    if found := _NUMBERS.fullmatch(readout):
+        parts = [part.split("=") for part in found[1].split(",")]
+        head = Vocabulary(tokens=tuple(int(a) for a, _ in parts), numbers=tuple(float(b) for _, b in parts))
+        if len(set(head.tokens)) < len(head.tokens):
+            raise CheckpointError(f"unknown readout {quote(readout)}: expected each token once")
+        return ModelRow(name=readout, models=(), head=head)
     name, _, together = readout.partition(":")
     row = ROWS.get(name)
     if row is not None and isinstance(row.head, Steps):
@@ -210,7 +218,9 @@ def _asked_for(readout: str) -> ModelRow:
             f"expected {quote(name)} alone"
         )
     steps = [f"{row.name}:{each}" for row in REGISTRY if isinstance(row.head, Steps) for each in TOGETHER]
-    known = ", ".join((*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID"))
+    known = ", ".join(
+        (*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
+    )
     raise CheckpointError(f"unknown readout {quote(readout)}: expected one of {known}")
 
 

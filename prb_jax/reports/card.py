@@ -13,6 +13,7 @@ from prb_jax.reports.blocks import PageTable, visible
 from prb_jax.reports.cells import headline, last_figures, scorers
 from prb_jax.reports.table import gains
 from prb_jax.runs.finished import FinishedRun
+from prb_jax.scoring.hints import told_of
 from prb_jax.version import __version__
 
 
@@ -89,6 +90,8 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
     yield f"- data: {_inline(_sources(inputs.get('data')))}"
     view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts", "max_length"))
     yield f"- shown to the model: {_inline(view)}"
+    if told := told_of(inputs.get("hints") or {}):
+        yield f"- told beside the profile: {_inline(told)}"
     if (quantized := inputs.get("model", {}).get("quantize")) is not None:
         yield f"- weights quantised for this evaluation: {_inline(str(quantized))}"
     if inputs.get("limit") is not None:

@@ -14,6 +14,7 @@ from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
+from prb_jax.scoring.hints import told_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -34,9 +35,9 @@ def compare(
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, rank_group; model, protocol,
-      profile_posts, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users, flips, scores) and "definitions",
-      which explains them. A run is called by the name of its folder, or by its path as given where two folders share
-      a name.
+      profile_posts, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users, flips, scores) and
+      "definitions", which explains them. A run is called by the name of its folder, or by its path as given where two
+      folders share a name.
 
     Raises:
       RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on
@@ -60,6 +61,7 @@ def compare(
             "model": run.summary.get("model"),
             "protocol": inputs.get("protocol"),
             "profile_posts": inputs.get("profile_posts"),
+            "hints": told_of(inputs.get("hints") or {}),
             "path": str(run.path),
         }
     compared["definitions"] = dict(COMPARISON_DEFINITIONS)
@@ -118,7 +120,7 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         cells = [
             str(run["rank_group"]),
             run["name"],
-            str(run["model"]),
+            f"{run['model']}, {run['hints']}" if run["hints"] else str(run["model"]),
             interval(run["accuracy"], run["ci95"]),
         ]
         ranks.add_row(*map(escape, cells))

@@ -32,6 +32,7 @@ from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.scoring.hints import UPPER_BOUND, told_of
 
 CORRELATE: Final = "correlate.json"
 
@@ -189,6 +190,10 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
     runs = {name: read_finished(path) for name, path in named_runs([Path(each) for each in folders]).items()}
     (first, reference), *others = runs.items()
     seen = {_key(reward_identity_of(reference)): first}
+    for name, run in runs.items():
+        hints = run.record["inputs"].get("hints") or {}
+        if UPPER_BOUND in hints:
+            raise RunError(f"{name}: was told {told_of(hints)}, and no benchmark figure: leave it out")
     for name, run in others:
         # each model is scored as it was trained, so that protocols may differ
         check_comparable(first, reference, name, run, across_protocols=True)

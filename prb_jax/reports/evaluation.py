@@ -19,6 +19,7 @@ from prb_jax.reports.table import gains
 from prb_jax.reports.texts import Texts
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
+from prb_jax.scoring.hints import UPPER_BOUND, told_of
 
 MOST_ROWS = 2000
 """Of a table; more would make a page that nobody reads and few browsers open at once."""
@@ -58,6 +59,8 @@ def _result(run: FinishedRun) -> Iterator[Block]:
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
+    if told := told_of(summary.get("hints") or {}):
+        yield Paragraph(f"The model was told beside the profile: {told}.", UPPER_BOUND in summary["hints"])
     shown = scorers(summary, name=model)
     yield headline(shown, title="The model, its controls and the baselines", note=note)
     yield from (Paragraph(reason, True) for reason in missing(shown))

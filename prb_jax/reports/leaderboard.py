@@ -16,6 +16,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY
+from prb_jax.scoring.hints import UPPER_BOUND, told_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -34,7 +35,7 @@ _HEADINGS: Final = ("run", "model", "data", "n", "accuracy", "per user", "covera
 
 
 def leaderboard(
-    folder: str | Path, *, unfinished: bool = False, controls: bool = False
+    folder: str | Path, *, unfinished: bool = False, controls: bool = False, upper_bounds: bool = False
 ) -> list[dict[str, Any]]:
     """Return the runs of `prb evaluate` in a folder and the folders below it, those on the same data together.
 
@@ -42,11 +43,13 @@ def leaderboard(
       folder: to be looked through, at any depth.
       unfinished: also runs without a summary; their figures are None.
       controls: also the controls of runs, which are runs of their own within them.
+      upper_bounds: also runs that were told what no model could know: the true rubric or narrative.
 
     Returns:
       One dict for each run, by data and then from the best to the worst accuracy: run (its folder), model, data,
-      protocol, profile_posts, comparisons, scored, the figures of its summary, gain and gain_ci95 (of knowing the user,
-      where there is a blind control), benchmarks (score by name), accuracy_by_subset, template.
+      protocol, profile_posts, hints (what else the model was told, in words), upper_bound, comparisons, scored, the
+      figures of its summary, gain and gain_ci95 (of knowing the user, where there is a blind control), benchmarks
+      (score by name), accuracy_by_subset, template.
 
     Raises:
       RunError: there is no such folder, or no such run in it; a file of a run cannot be read.
@@ -57,7 +60,9 @@ def leaderboard(
     found = [_entry(top, path, record) for path, record in _records(top)]
     kept = [
         entry for entry in found
-        if (unfinished or entry["finished"]) and (controls or entry["control"] is None)
+        if (unfinished or entry["finished"])
+        and (controls or entry["control"] is None)
+        and (upper_bounds or not entry["upper_bound"])
     ]  # fmt: skip
     if not kept:
         waiting = sum(not entry["finished"] for entry in found)
@@ -86,6 +91,8 @@ def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
         "protocol": inputs.get("protocol"),
         "profile_posts": inputs.get("profile_posts"),
         "control": inputs.get("control"),
+        "hints": told_of(inputs.get("hints") or {}),
+        "upper_bound": UPPER_BOUND in (inputs.get("hints") or {}),
         "finished": finished,
         "comparisons": (inputs.get("data") or {}).get("comparisons"),
         "scored": summary["n"] if finished else _scored(path / SCORES),
@@ -212,7 +219,8 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _view(entry: Mapping[str, Any]) -> str:
-    return f"{entry['protocol']}, {entry['profile_posts']} posts"
+    view = f"{entry['protocol']}, {entry['profile_posts']} posts"
+    return f"{view}, {entry['hints']}" if entry["hints"] else view
 
 
 def _flat(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

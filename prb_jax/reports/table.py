@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
+from prb_jax.scoring.hints import told_of
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
@@ -108,6 +109,8 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             notes.append(f"{_label(name)}: accuracy {half:.3f} if each of its {ties:,} ties counts half")
         if summary.get("coverage") is not None and not name.startswith(_BASELINE):
             notes.append(_coverage(name, summary))
+        if told := told_of(summary.get("hints") or {}):
+            notes.append(f"{_label(name)}: was told beside the profile: {escape(told)}")
         if summary.get("unknown_users"):
             notes.append(f"{_label(name)}: {summary['unknown_users']:,} users are unknown to it")
         if summary.get("truncated"):

@@ -24,7 +24,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records
 from prb_jax.data.writing import held_folder, refuse_file, write_json
-from prb_jax.errors import RunError, short_repr
+from prb_jax.errors import RunError, listed, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.rl.board import RolloutBoard
@@ -38,7 +38,7 @@ from prb_jax.rl.record import (
     run_summary,
     shared_settings,
 )
-from prb_jax.rl.rewards import Reward, open_reward
+from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.rollouts import Sampler, encode_pairs
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.step_rows import ROLLOUTS, StepRows
@@ -138,6 +138,7 @@ def ppo(
         None if given is None and name is None else open_reward(settings, name if given is None else given)
         for given, name in rewards
     )
+    check_scoring(settings.scoring, [each for each in (opened, measured) if each is not None])
     inputs = run_inputs(settings, found, learner, opened, measured)
     check_agreement(inputs)
     with contextlib.ExitStack() as stack:
@@ -196,6 +197,11 @@ class _Run:
             say = display.say if first else lambda text: None
             if self.reward is not None:
                 messages.append(f"reward: {self.reward.name}, which reads the rollouts as text")
+                if unknown := self.reward.unknown(self.comparisons):
+                    messages.append(
+                        f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
+                        f"{listed(sorted(unknown))}"
+                    )
             if done:
                 messages.append(f"continued from the checkpoint of step {done}")
             for message in messages:

@@ -30,7 +30,16 @@ _PANELS: Panels = (
 )  # fmt: skip
 
 # Known by their contents.
-_NAMES = ("model", "data", "reward", "revision", "tokenizer", "chat_template", "watch.gold")
+_NAMES = (
+    "model",
+    "data",
+    "reward",
+    "revision",
+    "tokenizer",
+    "chat_template",
+    "watch.gold",
+    "scoring.history",
+)
 # Without effect on the result, these names and others.
 _WITHOUT_EFFECT = (
     *_NAMES, "mesh", "scoring.mesh", "attention",

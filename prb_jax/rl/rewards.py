@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.personal.folder import is_personalised
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
@@ -20,8 +21,13 @@ from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.plain import PlainScorer
-from prb_jax.scoring.scored import Scorer
+from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.scored import AdaptsToUsers, Scorer
+
+_VIEW = ("profile_posts", "protocol", "max_length")
+_LOADING = ("dtype", "mesh")
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,33 @@ class _Ask:
 class Reward:
     """The reward of a run, by name or as it is given. Build with :func:`open_reward`."""
 
-    def __init__(self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any]) -> None:
-        self.scorer, self.settings, self._facts = scorer, settings, facts
-        self._view = {
-            "profile_posts": settings.profile_posts,
-            "protocol": settings.protocol,
-            "max_length": settings.max_length,
-        }
+    def __init__(
+        self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any], *, by_name: bool = True
+    ) -> None:
+        self.scorer, self.settings, self._facts, self.by_name = scorer, settings, facts, by_name
+        self._view = {name: getattr(settings, name) for name in _VIEW}
 
     @property
     def name(self) -> str:
         """The scorer's name."""
         return str(self.scorer.identity()["name"])
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The options of `scoring` by which it is opened and shown a comparison.
+
+        A server, a function and a baseline decide all of it themselves; a fitted method was fitted with its view.
+        """
+        if isinstance(self.scorer, RemoteScorer | PlainScorer):
+            return ()
+        if isinstance(self.scorer, PersonalisedModel):
+            return (*(("mesh",) if self.by_name else ()), "history")
+        adapts = ("history",) if isinstance(self.scorer, AdaptsToUsers) else ()
+        return (*_VIEW, *(_LOADING if self.by_name else ()), *adapts)
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of whom it knows nothing; of a reward that learns no users nobody."""
+        return self.scorer.unknown(comparisons) if isinstance(self.scorer, AdaptsToUsers) else set()
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the scores, JSON-ready, without a name where there is more."""
@@ -212,7 +233,6 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     opened: Any = model
     scoring = settings.scoring
     if isinstance(model, str) and is_url(model):
-        _refuse_for_server(scoring)
         opened = open_remote(model)
         facts = {"view": opened.view}
     elif isinstance(model, str) and is_file_function(model):
@@ -221,16 +241,27 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
     name = getattr(opened, "__name__", None) if facts and callable(opened) else None
-    scorer = open_scorer(opened, options, name=name, recorded=True)
-    return Reward(scorer, scoring, facts)
+    history = None
+    if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
+        history = read_inputs(scoring.history.split(",")).comparisons
+    scorer = open_scorer(opened, options, name=name, recorded=True, history=history)
+    if isinstance(scorer, PersonalisedModel) and scorer.earlier:
+        scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
+    return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
 
 
-def _refuse_for_server(scoring: ScoringSettings) -> None:
-    for name in ("profile_posts", "protocol", "max_length", "dtype", "mesh"):
-        if (value := getattr(scoring, name)) is not None:
+def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
+    """Refuse options of how a reward is opened and what it is shown that no reward of the run uses.
+
+    Raises:
+      RunError: there is one; it names the key.
+    """
+    used = {name for reward in rewards for name in reward.uses}
+    for name in (*_VIEW, *_LOADING, "history"):
+        if (value := getattr(scoring, name)) is not None and name not in used:
+            names = " or ".join(reward.name for reward in rewards)
             raise RunError(
-                f"config key 'scoring.{name}': decided where the reward is served (`prb serve`): leave it out, found "
-                f"{quote(value)}"
+                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(value)}"
             )
 
 

@@ -71,6 +71,8 @@ class ScoringSettings:
       no_end_value: of that rule.
       free_tokens: length up to which a rollout has no penalty.
       token_penalty: taken away for each token beyond that.
+      history: labelled comparisons, as `data`, from which a reward that was fitted by `prb personalise` learns the
+        users; None for other rewards, and where profiles are all that is known of users.
       profile_posts: posts that the reward model is shown; None as it was trained.
       protocol: of the reward model's text, "default" or "paper" (which cuts the end of long responses, as the paper's
         server does); None as it was trained.
@@ -86,6 +88,7 @@ class ScoringSettings:
     no_end_value: float = 1.0
     free_tokens: int = 0
     token_penalty: float = 0.0
+    history: str | None = None
     profile_posts: int | None = None
     protocol: str | None = None
     max_length: int | None = None

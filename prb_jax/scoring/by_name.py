@@ -15,6 +15,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import check_folder
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
+from prb_jax.scoring.hints import HintOptions, with_hints
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer
 from prb_jax.scoring.read_inputs import Data, read_inputs
@@ -33,6 +34,7 @@ def evaluate(
     too_long: str = "error",
     controls: str | None = None,
     history: Data | None = None,
+    aspects: str | None = None,
     subset: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -76,6 +78,8 @@ def evaluate(
         its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
       history: labelled comparisons, as `data`, of which a fitted method of personalisation learns the users; where not
         given, each comparison is scored after the same user's comparisons before it in the data.
+      aspects: what stands in the prompt as the user's wishes: "planned:DIR", the texts of a run of `prb aspects`; or
+        "oracle", the true rubric of the data, for an upper bound that is marked as one.
       subset: reads one subset of named data.
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the resampling of benchmark scores, and of the other users of "swap".
@@ -122,8 +126,9 @@ def evaluate(
             logs.append(_start_wandb(wandb, options))
 
     on_first_process(prepare)
+    inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     result = run_evaluation(
-        data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit),
+        with_hints(inputs, HintOptions(aspects=aspects)) if aspects is not None else inputs,
         open_scorer=functools.partial(
             open_scorer,
             model,

@@ -32,8 +32,8 @@ FOLDER: Final = "controls"
 """The folder, within that of a run, that holds the run folder of each control."""
 
 CONTROLS_DEFINITION: Final = (
-    "by control, the accuracy of the same model on the same comparisons where it is shown no profile and no user "
-    "(blind), or profile and name of another user with a profile of similar length (swap); shown_otherwise = "
+    "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no user and no "
+    "hints of one (blind), or those of another user with a profile of similar length (swap); shown_otherwise = "
     "comparisons whose user it was shown otherwise; difference = accuracy of the run minus that of the control, "
     "paired, with its interval: for blind, what knowing the user gains"
 )
@@ -56,7 +56,13 @@ class Control:
 
 
 def choose_controls(
-    asked: str | None, comparisons: Sequence[Comparison], reader: Reader | None, *, view: View, seed: int
+    asked: str | None,
+    comparisons: Sequence[Comparison],
+    reader: Reader | None,
+    *,
+    view: View,
+    seed: int,
+    judge: bool = False,
 ) -> list[Control]:
     """Return the controls of an evaluation.
 
@@ -67,6 +73,7 @@ def choose_controls(
       reader: of the model, if it reads tokens.
       view: what the model is shown.
       seed: of the choice of other users.
+      judge: whether the model is a judge, which is shown texts alone and no user's name.
 
     Raises:
       RunError: there is no such control, or it could not change anything.
@@ -75,7 +82,7 @@ def choose_controls(
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
     if asked == NONE:
         return []
-    sees = _sees_users(comparisons, reader, view)
+    sees = _sees_users(comparisons, reader, view, judge=judge)
     if asked is None:
         asked = BLIND if reader is not None and sees else NONE
     names = {NONE: (), ALL: (BLIND, SWAP)}.get(asked, (asked,))
@@ -91,10 +98,14 @@ def choose_controls(
     return [Control(name, make[name]()) for name in names]
 
 
-def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: View) -> bool:
+def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: View, *, judge: bool) -> bool:
     if isinstance(comparisons, LargeComparisons):  # the first ones speak for all
         comparisons = comparisons[:_LOOKED_AT]
+    if any(comparison.hints for comparison in comparisons):
+        return True
     profiles = any(comparison.profile for comparison in comparisons)
+    if judge:
+        return view.profile_posts > 0 and profiles
     users = {comparison.user_id for comparison in comparisons} - {None}
     if reader is None:  # it is given the whole comparison
         return profiles or bool(users)
@@ -110,7 +121,7 @@ def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
 
 
 def _blind(comparison: Comparison) -> Comparison:
-    return replace(comparison, profile=(), user_id=None)
+    return replace(comparison, profile=(), user_id=None, hints=None)
 
 
 def with_other_users(
@@ -164,6 +175,7 @@ def with_other_users(
                 profile=given.profile,
                 profile_order=given.profile_order,
                 user_id=given.user_id,
+                hints=given.hints,
             )
     return shown
 
@@ -232,7 +244,7 @@ def control_figures(
         "shown_otherwise": facts.told()
         if control.name == BLIND
         else sum(
-            (ours.profile, ours.user_id) != (theirs.profile, theirs.user_id)
+            (ours.profile, ours.user_id, ours.hints) != (theirs.profile, theirs.user_id, theirs.hints)
             for ours, theirs in zip(comparisons, control.shown, strict=True)
         ),
         "difference": paired["difference"],

@@ -22,11 +22,12 @@ from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.finish import finish_run
 from prb_jax.scoring.further_baselines import further_baselines
+from prb_jax.scoring.hints import UPPER_BOUND
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.plain import PlainScorer, refuse_options
 from prb_jax.scoring.read_inputs import SPLIT
 from prb_jax.scoring.run_identity import RunIdentity, computing_versions, session_facts, shown_view
-from prb_jax.scoring.scored import AdaptsToUsers, ReadsTokens, Scorer
+from prb_jax.scoring.scored import AdaptsToUsers, HasJudgements, ReadsTokens, Scorer
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.stored import stored_comparisons
 from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
@@ -141,6 +142,7 @@ def run_evaluation(
         versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
         wording=view.wording if reader else {},
+        hints=inputs.hints,
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
     left_out, stored = None, None
@@ -152,7 +154,13 @@ def run_evaluation(
         assert reader is not None
         inputs, left_out = leave_out(inputs, reader, view=view)
         check_benchmarks(inputs)
-    controls = choose_controls(options.controls, inputs.comparisons, reader, view=view, seed=options.seed)
+    judge = scorer if isinstance(scorer, HasJudgements) else None
+    if inputs.hints and reader is None and judge is None:
+        named = ", ".join(name for name in inputs.hints if name != UPPER_BOUND)
+        raise RunError(f"{named}: {known_as} reads no prompt in which they could stand")
+    controls = choose_controls(
+        options.controls, inputs.comparisons, reader, view=view, seed=options.seed, judge=judge is not None
+    )
     recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
@@ -173,7 +181,7 @@ def run_evaluation(
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
         run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
-        controlled: dict[str, ScoredRun] = {}
+        controlled, placed = dict[str, ScoredRun](), dict[str, Scorer]()
         try:
             run.score(scorer, comparisons, facts, label=name, **scoring)
             for control in controls:
@@ -184,7 +192,12 @@ def run_evaluation(
                         **recorded,
                     )
                 )
-                opened.score(scorer, control.shown, facts, label=f"{name}, {control.name}", **scoring)
+                placed[control.name] = (
+                    scorer if judge is None else judge.kept_in(kept / FOLDER / control.name)
+                )
+                opened.score(
+                    placed[control.name], control.shown, facts, label=f"{name}, {control.name}", **scoring
+                )
                 controlled[control.name] = opened
         except TooLongError as error:
             raise DataError(
@@ -195,7 +208,6 @@ def run_evaluation(
             check_unchanged(inputs)
             finished = functools.partial(
                 finish_run,
-                scorer=scorer,
                 reader=reader,
                 inputs=inputs,
                 facts=facts,
@@ -205,7 +217,10 @@ def run_evaluation(
             figures = {}
             for control in controls:
                 scored, summed = finished(
-                    controlled[control.name], identity=replace(identity, control=control.name), baselines={}
+                    controlled[control.name],
+                    scorer=placed[control.name],
+                    identity=replace(identity, control=control.name),
+                    baselines={},
                 )
                 figures[control.name] = control_figures(
                     [run.rows[row.id] for row in scored],
@@ -219,7 +234,7 @@ def run_evaluation(
             baselines = where_defined(facts.baselines()) | further_baselines(
                 inputs.comparisons, facts, posts=posts
             )
-            return finished(run, identity=identity, baselines=baselines, controls=figures)[1]
+            return finished(run, scorer=scorer, identity=identity, baselines=baselines, controls=figures)[1]
 
         summary = on_first_process(finish)
     rows = RowView(run.rows, facts.ids)

@@ -38,7 +38,7 @@ class Fact:
       id: of it; a digest of its contents where its record has none.
       named: whether its record has one.
       subset, user, labels, margin: of it.
-      told: whether it says anything of its user: a name or a profile.
+      told: whether it says anything of its user: a name, a profile or hints.
       baselines: scores of its responses by each baseline.
     """
 
@@ -161,7 +161,7 @@ class Facts:
         return found
 
     def told(self) -> int:
-        """Return of how many comparisons the user is known, by a name or a profile."""
+        """Return of how many comparisons the user is known, by a name, a profile or hints."""
         return int(np.asarray(self._told).sum(dtype=np.int64))
 
     def margin(self, index: int) -> float | None:
@@ -349,7 +349,7 @@ class _BaselineRows(Sequence[ScoredRow]):
 def fact_of(comparison: Comparison, *, named: bool, baselines: Sequence[Sequence[float]]) -> Fact:
     """Return the fact of one comparison."""
     one = comparison
-    told = bool(one.profile) or one.user_id is not None
+    told = bool(one.profile) or one.user_id is not None or one.hints is not None
     return Fact(one.id, named, one.subset, one.user_id, one.labels or (), one.margin, told, baselines)
 
 

@@ -16,6 +16,7 @@ from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, 
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.hints import HINTS_DEFINITION
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
 from prb_jax.scoring.run_identity import RunIdentity, shown_view
@@ -38,7 +39,10 @@ JUDGE_DEFINITION = (
     "(accuracy), and its difference between comparisons with the better response in A and in B (position_bias). Both "
     "orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or any "
     "one response (consistent); the difference between the shares of A and of B among the verdicts (position_bias); "
-    "comparisons with a reply that cannot be read (unparsable)"
+    "comparisons with a reply that cannot be read (unparsable). Ratings of single responses: their mean (mean_rating), "
+    "that of the responses with the highest label (mean_rating_of_better) and of the others; a comparison with a reply "
+    "that cannot be read (unparsable) is a tie, which is no win; the probability of the numbers where one is named, if "
+    "the endpoint tells it (mean_number_mass)"
 )
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
@@ -93,6 +97,9 @@ def finish_run(
         alone = sum(row.tokens for row in rows)
         summary["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
         summary["definitions"] = summary["definitions"] | {"tokens": TOKENS_DEFINITION}
+    if identity.hints:
+        summary["hints"] = dict(identity.hints)
+        summary["definitions"] = summary["definitions"] | {"hints": HINTS_DEFINITION}
     if isinstance(scorer, HasJudgements):
         summary["judge"] = scorer.judge_figures(inputs.comparisons)
         summary["definitions"] = summary["definitions"] | {"judge": JUDGE_DEFINITION}

@@ -25,6 +25,7 @@ class Inputs:
       stamps: of the sources that are large, what changes with their files: while it does not, they need not be
         described again.
       stamp: gives the stamp of a source now.
+      hints: by kind, where the hints of the comparisons come from; empty where they have none.
     """
 
     comparisons: Sequence[Comparison]
@@ -36,6 +37,7 @@ class Inputs:
     prepared: Path | None = None
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
     stamp: Callable[[str], Sequence[Any]] = field(default=lambda name: (), repr=False)
+    hints: Mapping[str, Any] = field(default_factory=dict)
 
     __repr__ = short_repr
 

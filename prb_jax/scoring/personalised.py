@@ -22,6 +22,7 @@ from prb_jax.personal.fitted import FittedMethod, read_fitted
 from prb_jax.processes.agreement import differences
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.embedder import Embedder, open_embedder
+from prb_jax.scoring.history import by_user, refuse_told, without_told
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Truncation
@@ -145,14 +146,8 @@ class PersonalisedModel:
         Raises:
           DataError: a comparison without a user.
         """
-        groups: dict[str, list[Comparison]] = {}
-        for comparison in history:
-            if comparison.user_id is None:
-                raise DataError(f"history: comparison {quote(comparison.id)} names no user (field 'user_id')")
-            groups.setdefault(comparison.user_id, []).append(comparison)
-        contexts = {user: tuple(found) for user, found in groups.items()}
         return PersonalisedModel(
-            self.fitted, self.embedder, contexts, earlier=False, _features=self._features
+            self.fitted, self.embedder, by_user(history), earlier=False, _features=self._features
         )
 
     def identity(self) -> dict[str, Any]:
@@ -179,21 +174,13 @@ class PersonalisedModel:
             for index in indices:
                 one = comparisons[index]
                 own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
-                self._refuse_told(one)
+                refuse_told(self.contexts.get(str(one.user_id), ()), one)
                 before_it = (*self.contexts.get(str(one.user_id), ()), *own[-MOST:])
-                shown.append((_without_told(before_it, one), one))
+                shown.append((without_told(before_it, one), one))
                 own.append(one)
             if not skip(indices):
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
-
-    def _refuse_told(self, query: Comparison) -> None:
-        """Refuse a comparison whose label the history tells."""
-        for known in self.contexts.get(str(query.user_id), ()):
-            if known.prompt == query.prompt and set(known.responses) == set(query.responses):
-                raise DataError(
-                    f"comparison {quote(query.id)}: is in the history too, as {quote(known.id)}: its label is known"
-                )
 
     def _score(self, shown: Sequence[tuple[tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
         """The scores of comparisons, each with what its user chose before."""
@@ -333,12 +320,6 @@ def load_personalised(folder: str | Path, options: LoadOptions | None = None) ->
             f"{quote(before)}, found {quote(now)}"
         )
     return PersonalisedModel(fitted, embedder)
-
-
-def _without_told(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
-    """The comparisons that share no response with the query: a response that was judged tells the label."""
-    asked = set(query.responses)
-    return tuple(one for one in context if asked.isdisjoint(one.responses))
 
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:

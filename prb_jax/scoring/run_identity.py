@@ -28,6 +28,7 @@ class RunIdentity:
       too_long: what happens to a response that leaves no room for its prompt.
       wording: what else the prompt says, beside the view: `View.wording`.
       control: the name of the control, where the model is shown something else than the comparisons.
+      hints: `Inputs.hints`: what else the model is told of the users.
     """
 
     model: Mapping[str, Any]
@@ -39,6 +40,7 @@ class RunIdentity:
     too_long: str
     wording: Mapping[str, str] = field(default_factory=dict)
     control: str | None = None
+    hints: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `run.json` holds."""
@@ -52,6 +54,7 @@ class RunIdentity:
             "versions": self.versions,
             **({} if self.too_long == "error" else {"too_long": self.too_long}),
             **({} if self.control is None else {"control": self.control}),
+            **({"hints": self.hints} if self.hints else {}),
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -100,6 +101,10 @@ class HasJudgements(Protocol):
 
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of all comparisons, JSON-ready."""
+        ...
+
+    def kept_in(self, folder: Path) -> Scorer:
+        """Return the same scorer, which keeps its judgements in this run folder."""
         ...
 
 

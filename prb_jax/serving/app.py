@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from prb_jax.data.reading import parse_json
-from prb_jax.errors import DataError, PrbError
+from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.serving.engine import BusyError, Engine, Scores
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.figures import Figures
 from prb_jax.serving.items import NotFiniteError, Score
 from prb_jax.serving.limits import Limits
+from prb_jax.serving.requests import RefusedError, check_token, error_answer, log_request, read_body
 from prb_jax.serving.routes import ROUTES, Asked
 from prb_jax.trees.shorten import TooLongError
 
@@ -33,9 +30,6 @@ OTHER = "other"
 
 CLIENT_LEFT = 499
 """The status, in log and figures alone, of a request whose client left before the answer."""
-
-LARGE = 1_000_000
-"""Bytes of a body that is parsed beside the event loop, so that other requests need not wait for it."""
 
 TRUNCATED = "X-PRB-Truncated"
 """Header of an answer: how many responses were scored with a shortened profile or prompt; absent for none."""
@@ -62,14 +56,6 @@ class Served:
     token: str | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
     view: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _RefusedError(Exception):
-    """A request that is answered with this status."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
 
 
 def make_app(served: Served) -> Starlette:
@@ -104,7 +90,7 @@ def make_app(served: Served) -> Starlette:
         assert isinstance(error, HTTPException)
         served.figures.requests.labels(OTHER, error.status_code).inc()
         message = f"{request.method} {error.detail}: expected POST to {', '.join(ROUTES)}"
-        return _error(error.status_code, message, **(error.headers or {}))
+        return error_answer(error.status_code, message, **(error.headers or {}))
 
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
 
@@ -117,27 +103,28 @@ def _answered(
     async def answer(request: Request) -> Response:
         begun, path, failure = time.monotonic(), request.url.path, None
         try:
-            _check_token(request, served.token)
+            check_token(request, served.token)
             found = await handle(request)
-        except _RefusedError as error:
-            found = _error(error.status, str(error), **error.headers)
+        except RefusedError as error:
+            found = error_answer(error.status, str(error), **error.headers)
         except (TooLongError, IdsTooLongError) as error:
-            found = _error(413, str(error))
+            found = error_answer(413, str(error))
         except NotFiniteError as error:
-            found = _error(422, str(error))
+            found = error_answer(422, str(error))
         except BusyError as error:
-            found = _error(429, str(error), **{"Retry-After": "1"})
+            found = error_answer(429, str(error), **{"Retry-After": "1"})
         except PrbError as error:
-            found = _error(400, str(error))
+            found = error_answer(400, str(error))
         except ClientDisconnect:
             found = Response(status_code=CLIENT_LEFT)
         except Exception as error:
             failure = error
-            found = _error(500, "scoring failed: come again later")
+            found = error_answer(500, "scoring failed: come again later")
         seconds = time.monotonic() - begun
         served.figures.requests.labels(path, found.status_code).inc()
         served.figures.seconds.labels(path).observe(seconds)
-        _log(path, found.status_code, seconds, request.state, failure)
+        items = getattr(request.state, "items", 0)
+        log_request(path, found.status_code, seconds, failure, items=items)
         return found
 
     return answer
@@ -145,16 +132,11 @@ def _answered(
 
 async def _score(request: Request, served: Served, understand: Callable[[Body], Asked]) -> Response:
     limits, begun = served.limits, time.monotonic()
-    try:
-        async with asyncio.timeout(limits.seconds):
-            data = await _read(request, limits.bytes)
-    except TimeoutError:
-        raise _RefusedError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
-    body = _parsed(data) if len(data) < LARGE else await asyncio.to_thread(_parsed, data)
+    body = await read_body(request, most=limits.bytes, seconds=limits.seconds)
     asked = understand(body)
     request.state.items = len(asked.items)
     if len(asked.items) > limits.items:
-        raise _RefusedError(
+        raise RefusedError(
             413, f"{WHERE}: expected at most {limits.items} responses, found {len(asked.items)}"
         )
     try:
@@ -162,41 +144,12 @@ async def _score(request: Request, served: Served, understand: Callable[[Body], 
             found = await _unless_left(request, served.engine.score(asked.items))
     except TimeoutError:
         message = f"not done within {limits.seconds:g} seconds: come again later"
-        raise _RefusedError(503, message, **{"Retry-After": "1"}) from None
+        raise RefusedError(503, message, **{"Retry-After": "1"}) from None
     scores = _all_scored(found)
     cut = sum(score.truncated for score in scores)
     served.figures.scores.inc(len(scores))
     served.figures.truncated.inc(cut)
     return JSONResponse(asked.reply(scores, served.name), headers={TRUNCATED: str(cut)} if cut else None)
-
-
-def _check_token(request: Request, token: str | None) -> None:
-    if token is None:
-        return
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    same = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
-    if kind.lower() != "bearer" or not same:
-        message = "expected the header 'Authorization: Bearer TOKEN' with the server's token"
-        raise _RefusedError(401, message, **{"WWW-Authenticate": "Bearer"})
-
-
-async def _read(request: Request, most: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > most:
-        raise _RefusedError(413, f"expected a body of at most {most:,} bytes, found {int(declared):,}")
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most:
-            raise _RefusedError(413, f"expected a body of at most {most:,} bytes, found more")
-    return bytes(data)
-
-
-def _parsed(data: bytes) -> Body:
-    body = parse_json(data, where=WHERE, error=DataError)
-    if not isinstance(body, dict):
-        raise DataError(f"{WHERE}: expected a JSON object, found {type(body).__name__}")
-    return body
 
 
 async def _unless_left(request: Request, work: Any) -> Scores:
@@ -227,28 +180,3 @@ def _all_scored(found: Scores) -> list[Score]:
             raise score
         scores.append(score)
     return scores
-
-
-def _error(status: int, message: str, **headers: str) -> Response:
-    content = {"error": {"message": message, "code": status}}
-    return JSONResponse(content, status_code=status, headers=headers)
-
-
-def _log(path: str, status: int, seconds: float, state: Any, failure: BaseException | None) -> None:
-    """One line, without anything that a client wrote."""
-    line: dict[str, Any] = {
-        "time": round(time.time(), 3),
-        "path": path,
-        "status": status,
-        "items": getattr(state, "items", 0),
-        "ms": round(1e3 * seconds, 1),
-    }
-    if failure is not None:
-        while failure.__cause__ is not None:
-            failure = failure.__cause__
-        last = failure.__traceback__
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        line["failure"] = type(failure).__name__
-        line["at"] = f"{last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last else ""
-    print(json.dumps(line), file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from prb_jax.serving.figures import Figures
 from prb_jax.serving.http_server import address, bind, run_app
 from prb_jax.serving.items import MOST_RESPONSES, Grower
 from prb_jax.serving.limits import Limits
+from prb_jax.serving.requests import is_loopback
 from prb_jax.serving.warm import shapes_for
 from prb_jax.text.view import ViewOptions
 
@@ -96,11 +96,3 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
         identity=model.identity(),
         view=asdict(view),
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

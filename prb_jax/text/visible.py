@@ -1,8 +1,9 @@
 """The leak guard: the one place that decides which parts of a comparison a scored model may see.
 
-Nothing but the prompt, the responses, the text and category of the first profile posts, and in words whether these
-are ordered, passes through `visible`. Rubric aspects, narrative, labels, margin, ids, user, subset and the category
-of the record never do; everything downstream works on its result and not on the comparison.
+Nothing but the prompt, the responses, the text and category of the first profile posts, in words whether these are
+ordered, and the hints that a caller asked for, passes through `visible`. Rubric aspects, narrative, labels, margin,
+ids, user, subset and the category of the record never do; everything downstream works on its result and not on the
+comparison.
 """
 
 from __future__ import annotations
@@ -82,24 +83,29 @@ def visible(
 ) -> Visible:
     """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
 
-    default: the posts stand before the question, under headings, within the first user turn.
+    default: the posts and then the hints stand before the question, under headings, within the first user turn.
     paper: the posts follow the question without any separator (the best-of-N script does so); with
     no posts it is the question alone (the pointwise script).
 
     Raises:
-      DataError: `profile_posts` is negative.
+      DataError: `profile_posts` is negative; hints with the paper protocol, which has no place for them.
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
+    if comparison.hints and protocol is TextProtocol.PAPER:
+        raise DataError(
+            "protocol paper: shows no aspects, persona or earlier choices: use the default protocol"
+        )
     messages = list(comparison.prompt)
     profile = render_profile(comparison.profile, profile_posts, protocol=protocol)
     if profile and protocol is TextProtocol.PAPER:
         last = messages[-1]
         messages[-1] = Message(last.role, last.content + profile)
-    elif profile:
+    elif profile or comparison.hints:
         first = next(i for i, message in enumerate(messages) if message.role == "user")
         question = messages[first].content
         heading = profile_heading(comparison.profile_order, order_claim)
-        content = f"{heading}\n\n{profile}\n\n{QUESTION_HEADING}\n\n{question}"
-        messages[first] = Message("user", content)
+        told = [heading, profile] if profile else []
+        told += [comparison.hints] if comparison.hints else []
+        messages[first] = Message("user", "\n\n".join([*told, QUESTION_HEADING, question]))
     return Visible(prefix_messages=tuple(messages), responses=comparison.responses)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prb_jax.commands.compilation_cache import cache_folder, enable_compilation_cache
+from prb_jax.commands.compilation_cache import cache_folder, delete_unused, enable_compilation_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
@@ -26,10 +26,10 @@ def test_the_folder_names_jax_and_the_processor(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = cache_folder()
     assert isinstance(folder, Path)
-    assert folder.parent == tmp_path / ".cache" / "prb_jax" / "compiled"
+    assert folder.parent == tmp_path / ".cache" / "prb_jax" / "programs"
     assert folder.name.startswith("jax-")
     monkeypatch.setenv("PRB_JAX_CACHE", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own" / "compiled" / folder.name
+    assert cache_folder() == tmp_path / "own" / "programs" / folder.name
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
     assert cache_folder() == "gs://bucket/cache"
 
@@ -56,3 +56,18 @@ def test_a_second_process_finds_the_compiled_program(tmp_path):
     assert int(outputs[0][1]) == 0
     assert int(outputs[1][1]) > 0
     assert list(tmp_path.rglob("*-cache"))
+
+
+def test_what_was_not_used_for_longest_is_deleted_once_a_day(tmp_path):
+    for age in range(5):
+        path = tmp_path / f"{age}-cache"
+        path.write_bytes(b"0123456789")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    (tmp_path / "note").write_bytes(b"not a program")
+    delete_unused(tmp_path, most=30)
+    assert {path.name for path in tmp_path.glob("[0-9n]*")} == {"0-cache", "1-cache", "2-cache", "note"}
+    delete_unused(tmp_path, most=0)
+    assert (tmp_path / "0-cache").exists()
+    os.utime(tmp_path / ".checked", (1e9, 1e9))
+    delete_unused(tmp_path, most=0)
+    assert not list(tmp_path.glob("*-cache"))

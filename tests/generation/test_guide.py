@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def drawn(policy: prb.Policy, guide: Guide, folder: Path, **options: float) -> l
 
 def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -> list[list[int]]:
     """The same by k forward passes a step: logits from scratch, and the reward of every candidate's whole sequence."""
+    import jax
     import jax.numpy as jnp
 
     from prb_jax.models.cache import last_norm
@@ -61,6 +63,7 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
 
     comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
     view = model.reader.view(ViewOptions())
+    decode = jax.jit(functools.partial(decode_tree, config=policy.config, dtype=jnp.dtype(jnp.float32)))
     found = []
     for each in comparisons:
         prompt = encode_prompts(policy.tokenizer, [each.prompt])[0]
@@ -70,7 +73,7 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
         for _ in range(TOKENS):
             so_far = np.asarray([*prompt, *ids], np.int32)
             batch = model.batch([Tree(so_far[:-1], (so_far[-1:],), (0,))])
-            states = decode_tree(policy.params, batch, config=policy.config, dtype=jnp.dtype(jnp.float32))
+            states = decode(policy.params, batch)
             state = states[0, batch.prefix.shape[1]]
             logits = policy.program.head.next_token(
                 policy.params, last_norm(policy.params, state, policy.config)

@@ -14,7 +14,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
-from prb_jax.generation import judge, verdicts
+from prb_jax.generation import judge_pairs, verdicts
 from prb_jax.generation.endpoint import EndpointOptions
 from prb_jax.generation.judge_run import JudgeOptions
 from prb_jax.generation.verdicts import default_messages, default_verdict, paper_first, paper_verdict
@@ -150,7 +150,8 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         judged(lambda text, _: "A", "other")
     digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
     monkeypatch.setattr(verdicts, "PAPER_PROMPTS", digests)
-    mute = judged(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
+    with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
+        mute = judged(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
     assert (mute["accuracy"], mute["judge"]["accuracy"], mute["judge"]["failed_parses"]) == (0.6, 0.6, 10)
     assert (mute["judge"]["chosen_in_a"], mute["judge"]["chosen_in_b"]) == (
         {"n": 6, "accuracy": 1.0},
@@ -196,11 +197,12 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
 def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model, whose words nobody can read."""
     folder, data = tmp_path / "policy", pairs(3)
-    write_policy(folder, "qwen3", num_hidden_layers=1)
+    write_policy(folder, "qwen3", eos=3, num_hidden_layers=1)
     policy = prb.load_policy(folder)
-    monkeypatch.setattr(judge, "REASON_TOKENS", 8)
+    monkeypatch.setattr(judge_pairs, "REASON_TOKENS", 8)
     reasoned = JudgeOptions(profile_posts=0, reason=True)
-    found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
+    with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
+        found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
     assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
     said = [json.loads(line)["replies"] for line in (tmp_path / "words" / "judgements.jsonl").open()]
     asked = [

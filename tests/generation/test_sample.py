@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from prb_jax.generation.sample import sample_data
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
+from tests.plain_process import plain_environment
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
@@ -111,7 +111,7 @@ def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy: prb.Policy)
 def test_samples_do_not_depend_on_the_mesh(
     folder: Path, policy: prb.Policy, tmp_path: Path, mesh: str
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     command = [sys.executable, "-m", "tests.generation.mesh_samples", folder, tmp_path / "out.json", mesh]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr

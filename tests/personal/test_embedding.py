@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from prb_jax.personal.embedding import (
 from prb_jax.personal.users import GENERIC, Users
 from prb_jax.sharding import make_mesh
 from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
+from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -147,7 +147,7 @@ def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
 def programs(tmp_path_factory) -> dict[str, Any]:
     """By mesh, on four devices."""
     out = tmp_path_factory.mktemp("programs") / "programs.json"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     done = subprocess.run(
         [sys.executable, "-m", "tests.personal.step_programs", out, "4", "data=4", "fsdp=4"],
         capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,

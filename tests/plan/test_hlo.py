@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from prb_jax.errors import RunError
 from prb_jax.plan.costs import Collective, group_size, program_costs
 from prb_jax.plan.hlo import parse_arrays, parse_module
+from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -226,8 +226,7 @@ assert executed_flops(run.trace(*args).jaxpr) == 4 * 5 * 2 * 8 * 64 * 64
 
 
 def test_a_real_program_on_four_devices():
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", REAL], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
     )

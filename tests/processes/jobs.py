@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,10 +40,8 @@ def job(
       environment: more variables.
       others: arguments of all processes but the first, if they differ.
     """
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    shared = plain | {
+    shared = plain_environment(devices=devices) | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": str(count),
         **(environment or {}),

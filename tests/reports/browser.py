@@ -44,10 +44,10 @@ class Page:
         return found["result"].get("value")
 
     def key(self, name: str, **more: Any) -> None:
-        """Press and release a key, as "Tab" or "Enter"."""
-        text = {"Enter": {"text": "\r"}, " ": {"text": " "}}.get(name, {})
-        codes = {"Enter": 13, "Tab": 9, " ": 32}
-        event = {"key": name, "windowsVirtualKeyCode": codes[name], **more}
+        """Press and release a key: a letter, "Tab", "Enter" or "Escape"."""
+        text = {"text": {"Enter": "\r"}.get(name, name)} if len(name) == 1 or name == "Enter" else {}
+        codes = {"Enter": 13, "Tab": 9, "Escape": 27}
+        event = {"key": name, "windowsVirtualKeyCode": codes.get(name, ord(name[0].upper())), **more}
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
@@ -98,9 +98,13 @@ class Page:
 
 
 @contextlib.contextmanager
-def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
-    """Open a file in a browser of its own, which ends with the block."""
+def open_page(
+    place: Path | str, *, dark: bool = False, width: int | None = None, profile: Path | None = None
+) -> Iterator[Page]:
+    """Open a file, or a URL and a folder for the browser's profile, in a browser that ends with the block."""
     assert BROWSER is not None
+    url = place.as_uri() if isinstance(place, Path) else place
+    profile = profile or Path(place).parent / "browser"
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
 
@@ -120,7 +124,7 @@ def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
             connected,
             BROWSER,
             *flags,
-            f"--user-data-dir={path.parent / 'browser'}",
+            f"--user-data-dir={profile}",
             "about:blank",
         ],
         pass_fds=(to_browser, from_browser),
@@ -137,7 +141,10 @@ def open_page(path: Path, *, dark: bool = False) -> Iterator[Page]:
         if dark:
             wanted = [{"name": "prefers-color-scheme", "value": "dark"}]
             page.call("Emulation.setEmulatedMedia", features=wanted)
-        page.call("Page.navigate", url=path.as_uri())
+        if width is not None:
+            size = {"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+            page.call("Emulation.setDeviceMetricsOverride", **size)
+        page.call("Page.navigate", url=url)
         page.until("Page.loadEventFired")
         yield page
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from safetensors.numpy import load_file
 
 import prb_jax as prb
 from prb_jax.rl.settings import load_ppo_settings
+from tests.plain_process import plain_environment
 from tests.rl.tiny import (
     BANDIT,
     LETTER,
@@ -156,10 +156,28 @@ def test_each_algorithm_solves_a_bandit(model: Path, tmp_path: Path, algorithm: 
     assert np.mean(rewards[-5:]) > 0.95
 
 
+@pytest.mark.slow
+def test_with_a_kl_the_optimum_is_the_reference_tilted_by_the_reward(model: Path, tmp_path: Path) -> None:
+    """p(token) is in proportion to p(reference) exp(reward / coefficient): the odds of a reward of 1 grow by e^2."""
+    changes = BANDIT | {"kl.coefficient": 0.5, "optimizer.learning_rate": 3e-3, "batch.epochs": 2}
+    run(model, tmp_path / "run", **changes, steps=90, rollout__n=16)
+    run(model, tmp_path / "still", **changes, steps=8, rollout__n=64, optimizer__learning_rate=0.0)
+    start = np.mean([row["reward"] for row in metrics(tmp_path / "still")])
+    odds = start / (1 - start) * np.exp(1 / 0.5)
+    best = odds / (1 + odds)
+    end = metrics(tmp_path / "run")[-30:]
+    assert best - start > 0.2
+    assert np.mean([row["reward"] for row in end]) == pytest.approx(best, abs=0.04)
+    divergence = best * np.log(best / start) + (1 - best) * np.log((1 - best) / (1 - start))
+    assert np.mean([row["kl"] for row in end]) == pytest.approx(divergence, abs=0.08)
+
+
 def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
+    """At a usual rate: Adam takes a gradient that is rounding alone for a step of the whole rate."""
     found = []
     for tokens in (None, 1):
-        run(model, tmp_path / str(tokens), **BANDIT, steps=2, batch__tokens=tokens)
+        rate = {"optimizer__learning_rate": 1e-3}
+        run(model, tmp_path / str(tokens), **BANDIT, **rate, steps=2, batch__tokens=tokens)
         found.append(metrics(tmp_path / str(tokens)))
     for ours, theirs in zip(*found, strict=True):
         for name, value in ours.items():
@@ -169,7 +187,7 @@ def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_mesh(model: Path, tmp_path: Path) -> None:
     meshes = ("data=4", "fsdp=2,tensor=2")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     command = [sys.executable, "-m", "tests.rl.mesh_runs", str(model), str(tmp_path), *meshes]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.rl import remote
-from prb_jax.rl.rewards import Reward, open_reward
+from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
 from tests.rl.tiny import comparisons
@@ -110,18 +110,22 @@ def test_a_server_that_is_gone_or_serves_another_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "scoring", "message"),
+    ("url", "message"),
     [
-        ("http://127.0.0.1:1", {}, r"http://127.0.0.1:1: no answer: ConnectError"),
-        ("http://me:word@there", {}, r"without a user and a password"),
-        ("http://there:port", {}, r"no URL"),
-        (
-            "http://there",
-            {"profile_posts": 3},
-            r"'scoring.profile_posts': decided where the reward is served",
-        ),
+        ("http://127.0.0.1:1", r"http://127.0.0.1:1: no answer: ConnectError"),
+        ("http://me:word@there", r"without a user and a password"),
+        ("http://there:port", r"no URL"),
     ],
 )
-def test_what_cannot_be_a_server(url: str, scoring: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_a_server(url: str, message: str) -> None:
     with pytest.raises(prb.RunError, match=message):
-        open_reward(PpoSettings(scoring=ScoringSettings(**scoring)), url)
+        open_reward(PpoSettings(), url)
+
+
+def test_what_a_reward_is_shown_is_its_own_choice_or_an_option() -> None:
+    rewards = [opened(lengths), open_reward(PpoSettings(), "baseline:length")]
+    options: dict[str, Any] = {"profile_posts": 3, "protocol": "paper", "max_length": 9, "dtype": "bfloat16"}
+    for name, value in {**options, "mesh": "fsdp=1", "history": "FILE"}.items():
+        message = rf"'scoring.{name}': of no use to m or baseline:length: leave it out, found"
+        with pytest.raises(prb.RunError, match=message):
+            check_scoring(ScoringSettings(**{name: value}), rewards)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plain_process import plain_environment
 from tests.sharding.mesh_scores import RECORDED, comparisons, scores_and_codes, sha256_of_layers
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
@@ -44,7 +44,7 @@ REFUSED = {
 
 
 def run(folder: Path, out: Path, devices: int, meshes: list[str]) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     done = subprocess.run(
         [sys.executable, "-m", "tests.sharding.mesh_scores", folder, out, str(devices), *meshes],
         capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,

@@ -17,6 +17,9 @@ from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.rl.rewards import open_reward
+from prb_jax.rl.sections import ScoringSettings
+from prb_jax.rl.settings import PpoSettings
 from prb_jax.scoring.personalised import PersonalisedModel
 from tests.tiny_encoders import WORDS, write_encoder
 
@@ -108,6 +111,29 @@ def test_scores_are_those_of_the_method_on_the_stored_features(
     assert not np.allclose(model.score(own[5], user="nobody"), model.score(own[5]), atol=1e-4)
     with pytest.raises(DataError, match="user 'user 0', expected 'user 1'"):
         model.adapt("user 1", own[:1])
+
+
+def test_a_policy_is_scored_with_the_state_of_each_user(
+    work: Path, rows: list[dict[str, Any]], model: PersonalisedModel
+) -> None:
+    """The reward of `prb ppo`: rollouts have no labels, so that it learns users from the history alone."""
+    asked = [prb.Comparison(**row) for row in rows[1:24:2]]
+    texts = [[*one.responses, one.responses[0] + " the"] for one in asked]
+    history = {"scoring": ScoringSettings(history=str(work / "early.jsonl"))}
+    reward = open_reward(PpoSettings(**history), str(work / "study" / "fitted" / "offset"))
+    found = reward.score(asked, texts, step=1).values
+    assert reward.unknown(asked) == set()
+    for user in {one.user_id for one in asked}:
+        model.adapt(str(user), [row for row in rows[::2] if row["user_id"] == user])
+    for one, own, scores in zip(asked, texts, found, strict=True):
+        alone = prb.Comparison(
+            id=one.id, prompt=one.prompt, responses=own, user_id=one.user_id, profile=one.profile
+        )
+        np.testing.assert_allclose(scores, model.score(alone), atol=1e-5)
+    blind = open_reward(PpoSettings(), str(work / "study" / "fitted" / "offset"))
+    bare = [prb.Comparison(**{**row, "profile": None}) for row in rows[1:24:2]]
+    assert blind.unknown(bare) == {one.user_id for one in bare}
+    assert not np.allclose(blind.score(bare, texts, step=1).values, found, atol=1e-4)
 
 
 def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> None:

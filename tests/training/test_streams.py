@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,6 +32,7 @@ from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
+from tests.plain_process import plain_environment
 from tests.training.small_batches import build_training, initial_params, small_config
 from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
 
@@ -266,7 +266,7 @@ def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
     """Streams over devices, heads and tokens split, and layers that are computed again: one program each."""
     meshes = ["data=2,tensor=2", "fsdp=2,sequence=2"]
     command = [sys.executable, "-m", "tests.training.mesh_steps", str(tmp_path / "out.json"), "4", *meshes]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())

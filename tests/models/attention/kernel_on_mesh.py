@@ -6,19 +6,20 @@ output is split, and for NVIDIA GPUs how many kernels or calls of cuDNN the prog
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.plain_process import plain_environment
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def on_mesh(kernel: str) -> dict[str, Any]:
     """What this module prints, run in a process with devices of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment = plain_environment()
     done = subprocess.run(
         [sys.executable, "-m", "tests.models.attention.kernel_on_mesh", kernel],
         capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,

@@ -1,6 +1,5 @@
 """Many users at once: the same states on every mesh, and a hundred thousand of them."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,13 @@ from prb_jax.personal.few_shot.choices import Choices, UserRows
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user
 from prb_jax.personal.few_shot.registry import method_named
 from tests.personal.few_shot.mesh_states import MESHES
+from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
+    environment = plain_environment(devices=8) | {"JAX_PLATFORMS": "cpu"}
     out = tmp_path / "states.npz"
     subprocess.run(
         [sys.executable, "-m", "tests.personal.few_shot.mesh_states", out],

@@ -1,0 +1,127 @@
+"""`prb audit`: a page on which people judge pairs, until SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from socket import socket
+from urllib.parse import quote
+
+from prb_jax.auditing.app import Auditing, make_app
+from prb_jax.auditing.folder import AuditOptions, open_folder, read_secret
+from prb_jax.auditing.session import Session
+from prb_jax.data.writing import held_folder, refuse_file
+from prb_jax.errors import RunError
+from prb_jax.scoring.read_inputs import Data
+from prb_jax.serving.http_server import address, bind, run_app
+from prb_jax.serving.limits import Limits
+from prb_jax.serving.requests import is_loopback
+
+INVITATION = "PRB_AUDIT_TOKEN"
+"""The environment variable with the token that must come with a name that is typed."""
+
+
+LIMITS = Limits(bytes=100_000, seconds=30.0)
+"""For the clients of the page, who send nothing longer than an answer."""
+
+
+def audit(
+    out: str | Path,
+    *,
+    data: Data | None = None,
+    gold: Data | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    sample: int | None = None,
+    per_item: int | None = None,
+    check_every: int | None = None,
+    margin: float | None = None,
+    seed: int | None = None,
+    annotators: Sequence[str] = (),
+    lease: float = 30.0,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    invitation: str | None = None,
+) -> None:
+    """Serve the page of an audit, a new one or one that goes on, until SIGTERM or Ctrl-C.
+
+    What is left out is the default in a new audit, and the audit's own setting in one that goes on.
+
+    Args:
+      out: the folder of the audit.
+      data: pairs, as of `prb_jax.evaluate`; needed for a new audit.
+      gold: pairs whose personal fit is known for certain, which show whether annotators pay attention.
+      subset: of the data.
+      limit: of each source, the first so many.
+      sample: a random choice of so many of the comparisons.
+      per_item: people who judge each item; 3 by default.
+      check_every: one judgement in so many is a check, on average; 10 by default, 0 for none.
+      margin: differences of general quality within so many points, of the five, make no difference; 0.25 by default.
+      seed: of choice, orders, sides and resamples; 0 by default.
+      annotators: names of those who may judge, each with a link; anybody who types a name where there are none.
+      lease: minutes for which a pair is held for an annotator of whom nothing is heard.
+      host: an address; beyond this machine's own loopback there must be annotators or an invitation.
+      port: 0 picks a free one.
+      invitation: a token that must come with a name that is typed; None for none.
+
+    Raises:
+      RunError: the folder holds another audit or something else, is served already, or was changed by hand; the
+        address cannot be used, or others could reach it and there is neither annotator nor invitation.
+      DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
+    """
+    options = AuditOptions(
+        data=data,
+        gold=gold,
+        subset=subset,
+        limit=limit,
+        sample=sample,
+        per_item=per_item,
+        check_every=check_every,
+        margin=margin,
+        seed=seed,
+    )
+    loopback = is_loopback(host)
+    if not loopback and not annotators and invitation is None:
+        raise RunError(
+            f"--host {host}: others than this machine could reach the page: name the people with --annotators, or set "
+            f"{INVITATION} to a token that must come with a name"
+        )
+    if not 0 < lease < 1e6:
+        raise RunError(f"lease: expected minutes above 0, found {lease:g}")
+    refuse_file(out)
+    folder = Path(out)
+    with held_folder(folder, purpose="serves this audit"), contextlib.ExitStack() as ended:
+        found = open_folder(folder, options)
+        database = found.open_database(write=True)
+        ended.callback(database.close)
+        session = Session(database, found.plan, lease=60 * lease, secret=read_secret(folder))
+        links = [session.join(name) for name in annotators]
+        auditing = Auditing(
+            session=session,
+            title=folder.resolve().name,
+            by_name=not annotators,
+            allowed=frozenset(name for name, _ in links) if links else None,
+            invitation=invitation,
+            hosts=frozenset({"localhost", "127.0.0.1", "::1", host}) if loopback else None,
+            limits=LIMITS,
+        )
+        ended.callback(auditing.worker.shutdown)
+        listening = bind(host, port)
+        ended.callback(listening.close)
+        _serve(auditing, listening, out=folder, links=links)
+
+
+def _serve(auditing: Auditing, listening: socket, *, out: Path, links: Sequence[tuple[str, str]]) -> None:
+    """Answer requests, and say where once they are answered."""
+    place = address(listening)
+    lines = [f"auditing {out} at {place}"]
+    lines += [f"{name}: {place}/#token={token}" for name, token in links]
+    if auditing.by_name and auditing.invitation is not None:
+        lines.append(f"invitation: {place}/#invitation={quote(auditing.invitation, safe='')}")
+    run_app(
+        make_app(auditing),
+        listening,
+        limits=auditing.limits,
+        ready=lambda: print("\n".join(lines), flush=True),
+    )

@@ -1,0 +1,360 @@
+"""The database of an audit: SQLite in WAL mode, items, annotators, tasks that are open, and a log of judgements.
+
+A judgement is a row of ``events`` and is never changed: taking it back is another row. Every row holds a digest of
+itself and of the row before it, and the last digest stands in ``meta``, so that a row that was changed, added or
+removed by hand is found and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.auditing.items import Item, items_digest
+from prb_jax.errors import RunError, quote, short_repr
+
+DATABASE: Final = "audit.db"
+SUBMITTED: Final = "submitted"
+TAKEN_BACK: Final = "taken back"
+
+_APPLICATION: Final = 0x70726261  # "prba"
+_FORMAT: Final = 1
+_TABLES: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE items (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, shown TEXT NOT NULL);
+CREATE TABLE annotators (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE tasks (number INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, item INTEGER NOT NULL,
+  showing INTEGER NOT NULL, opened REAL NOT NULL, expires REAL NOT NULL, draft TEXT);
+CREATE TABLE events (number INTEGER PRIMARY KEY, task INTEGER NOT NULL, annotator TEXT NOT NULL, item INTEGER NOT NULL,
+  showing INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL, opened REAL NOT NULL, at REAL NOT NULL,
+  digest TEXT NOT NULL);
+"""
+_FAST: Final = "PRAGMA synchronous = NORMAL"  # a process that is killed loses nothing
+_DURABLE: Final = "PRAGMA synchronous = FULL"
+_HINT: Final = "put the file of a backup in its place; nothing was changed"
+
+
+@dataclass(frozen=True)
+class Task:
+    """An item that an annotator holds.
+
+    Attributes:
+      number: of the task.
+      annotator: by name.
+      item: by number.
+      showing: how often the annotator judged the item before.
+      opened: when it was given out, in seconds since 1970.
+      expires: when it is given to somebody else, if it was not judged.
+      draft: the answer so far; None before the first one.
+    """
+
+    number: int
+    annotator: str
+    item: int
+    showing: int
+    opened: float
+    expires: float
+    draft: dict[str, Any] | None
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True)
+class Event:
+    """A judgement that was submitted, or taken back; fields as of `Task`.
+
+    Attributes:
+      number: from 1.
+      kind: ``SUBMITTED`` or ``TAKEN_BACK``.
+      answer: the whole answer; of a judgement that is taken back again.
+      at: when, in seconds since 1970.
+    """
+
+    number: int
+    task: int
+    annotator: str
+    item: int
+    showing: int
+    kind: str
+    answer: dict[str, Any]
+    opened: float
+    at: float
+
+    __repr__ = short_repr
+
+
+def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: str) -> None:
+    """Write a new database with these items, over what a killed process may have left.
+
+    Args:
+      path: of the file.
+      items: of the audit.
+      audit: the id of the audit.
+      settings: the digest of its settings.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    rows = [_item_row(item) for item in items]
+    meta = {"audit": audit, "settings": settings, "items": items_digest(rows), "events": "0", "digest": ""}
+    with _explained(path):
+        path.unlink(missing_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            connection.executescript(
+                f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_FORMAT}; BEGIN; {_TABLES}"
+            )
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+
+class Database:
+    """An open database; all calls from one thread at a time."""
+
+    def __init__(self, path: Path, *, audit: str, settings: str, write: bool) -> None:
+        """Open a database and check that it is whole.
+
+        Args:
+          path: of the file.
+          audit: the id of the audit to which it must belong.
+          settings: the digest of the settings with which it was made.
+          write: whether to write to it; by one process at a time, while others read.
+
+        Raises:
+          RunError: there is none, it is of another audit, or it was changed by something else.
+        """
+        self.path = path
+        if not path.is_file():
+            raise RunError(f"{path}: no such file; the judgements of the audit are in it: {_HINT}")
+        with _explained(path):
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'rw' if write else 'ro'}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=10,
+            )
+        try:
+            with _explained(path):
+                if write:
+                    self._connection.execute("PRAGMA journal_mode = WAL")
+                    self._connection.execute(_FAST)
+                self._connection.execute("BEGIN")  # all that is checked is of one moment
+                self._check(audit, settings)
+                self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def annotators(self) -> list[str]:
+        """Return the names of all who joined, in their order."""
+        return [name for (name,) in self._rows("SELECT name FROM annotators ORDER BY number")]
+
+    def add_annotator(self, name: str) -> None:
+        """Add an annotator, if there is none of this name."""
+        with self._writing() as cursor:
+            cursor.execute("INSERT OR IGNORE INTO annotators (name) VALUES (?)", (name,))
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks that are open, in the order in which they were given out."""
+        rows = self._rows("SELECT * FROM tasks ORDER BY number")
+        return [_read_task(*row) for row in rows]
+
+    def last_task(self) -> int:
+        """Return the highest number that a task has had."""
+        return max((number for (number,) in self._rows("SELECT seq FROM sqlite_sequence")), default=0)
+
+    def add_task(self, task: Task) -> None:
+        """Add an open task."""
+        with self._writing() as cursor:
+            _insert_task(cursor, task)
+
+    def keep_draft(self, number: int, draft: dict[str, Any] | None, *, expires: float) -> None:
+        """Keep the answer so far, and hold the item until then."""
+        text = None if draft is None else json.dumps(draft)
+        with self._writing() as cursor:
+            cursor.execute(
+                "UPDATE tasks SET draft = ?, expires = ? WHERE number = ?", (text, expires, number)
+            )
+
+    def remove_task(self, number: int) -> None:
+        """Remove a task that was not begun."""
+        with self._writing() as cursor:
+            cursor.execute("DELETE FROM tasks WHERE number = ?", (number,))
+
+    def submit(self, task: Task, answer: dict[str, Any], *, at: float) -> Event:
+        """Add a judgement and remove its task, both or neither."""
+        with self._writing(durable=True) as cursor:
+            cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
+            return self._append(cursor, task, SUBMITTED, answer, at)
+
+    def take_back(self, event: Event, again: Task, *, at: float) -> Event:
+        """Note that a judgement was taken back, and open a task for it again, both or neither."""
+        with self._writing(durable=True) as cursor:
+            _insert_task(cursor, again)
+            task = Task(
+                event.task, event.annotator, event.item, event.showing, event.opened, 0.0, event.answer
+            )
+            return self._append(cursor, task, TAKEN_BACK, event.answer, at)
+
+    def _append(
+        self, cursor: sqlite3.Cursor, task: Task, kind: str, answer: dict[str, Any], at: float
+    ) -> Event:
+        before, count = self._head()
+        event = Event(
+            count + 1, task.number, task.annotator, task.item, task.showing, kind, answer, task.opened, at
+        )
+        row = _event_row(event)
+        digest = _event_digest(before, row)
+        cursor.execute(f"INSERT INTO events VALUES ({', '.join('?' * 10)})", (*row, digest))
+        cursor.execute("UPDATE meta SET value = ? WHERE name = 'digest'", (digest,))
+        cursor.execute("UPDATE meta SET value = ? WHERE name = 'events'", (str(event.number),))
+        return event
+
+    def items(self) -> list[Item]:
+        """Return the items by number."""
+        rows = self._rows("SELECT * FROM items ORDER BY number")
+        return [Item(number, id, kind, json.loads(shown)) for number, id, kind, shown in rows]
+
+    def events(self) -> list[Event]:
+        """Return all events in their order."""
+        rows = self._rows("SELECT * FROM events ORDER BY number")
+        return [_read_event(*row) for row in rows]
+
+    def _head(self) -> tuple[str, int]:
+        meta = dict(self._rows("SELECT name, value FROM meta"))
+        return meta["digest"], int(meta["events"])
+
+    def _rows(self, query: str) -> list[Any]:
+        with _explained(self.path):
+            return self._connection.execute(query).fetchall()
+
+    @contextlib.contextmanager
+    def _writing(self, *, durable: bool = False) -> Iterator[sqlite3.Cursor]:
+        """All or nothing of what is written within; durable: it also survives a loss of power, and takes longer."""
+        with _explained(self.path):
+            cursor = self._connection.cursor()
+            cursor.execute(_DURABLE if durable else _FAST)
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _check(self, audit: str, settings: str) -> None:
+        (application,), (version,) = self._rows("PRAGMA application_id") + self._rows("PRAGMA user_version")
+        if application != _APPLICATION:
+            raise RunError(f"{self.path}: not a database of `prb audit`; {_HINT}")
+        if version != _FORMAT:
+            raise RunError(f"{self.path}: format {version}; this version reads format {_FORMAT}")
+        meta = dict(self._rows("SELECT name, value FROM meta"))
+        if (
+            meta.keys() != {"audit", "settings", "items", "events", "digest"}
+            or not meta["events"].isdecimal()
+        ):
+            raise RunError(f"{self.path}: table meta was changed by hand; {_HINT}")
+        if meta["audit"] != audit:
+            raise RunError(
+                f"{self.path}: of another audit, {quote(meta['audit'])}; audit.json beside it says {quote(audit)}: "
+                "put the two files of one audit together; nothing was changed"
+            )
+        if meta["settings"] != settings:
+            raise RunError(
+                f"{self.path.with_name('audit.json')}: the settings were changed by hand since the audit began; "
+                "put the file of a backup in its place; nothing was changed"
+            )
+        if items_digest(self._rows("SELECT * FROM items ORDER BY number")) != meta["items"]:
+            raise RunError(f"{self.path}: table items was changed by hand; {_HINT}")
+        before, known = "", {number for (number,) in self._rows("SELECT number FROM items")}
+        rows = self._rows("SELECT * FROM events ORDER BY number")
+        for place, row in enumerate(rows, start=1):
+            digest = _event_digest(before, row[:-1])
+            if row[0] != place or digest != row[-1] or row[3] not in known:
+                raise RunError(
+                    f"{self.path}: table events: judgement {place} was changed, added or removed by hand; {_HINT}"
+                )
+            before = digest
+        if (before, len(rows)) != (meta["digest"], int(meta["events"])):
+            raise RunError(
+                f"{self.path}: table events: {len(rows)} judgements, and not the {meta['events']} that were written: "
+                f"some were removed or added by hand; {_HINT}"
+            )
+
+
+def _item_row(item: Item) -> tuple[int, str, str, str]:
+    return item.number, item.id, item.kind, json.dumps(item.shown)
+
+
+def _event_row(event: Event) -> tuple[Any, ...]:
+    return (
+        event.number,
+        event.task,
+        event.annotator,
+        event.item,
+        event.showing,
+        event.kind,
+        json.dumps(event.answer, sort_keys=True),
+        event.opened,
+        event.at,
+    )
+
+
+def _event_digest(before: str, row: Sequence[Any]) -> str:
+    return sha256(json.dumps([before, *row]).encode()).hexdigest()
+
+
+def _read_task(
+    number: int, annotator: str, item: int, showing: int, opened: float, expires: float, draft: str | None
+) -> Task:
+    answer = None if draft is None else json.loads(draft)
+    return Task(number, annotator, item, showing, opened, expires, answer)
+
+
+def _read_event(
+    number: int,
+    task: int,
+    annotator: str,
+    item: int,
+    showing: int,
+    kind: str,
+    answer: str,
+    opened: float,
+    at: float,
+    digest: str,
+) -> Event:
+    return Event(number, task, annotator, item, showing, kind, json.loads(answer), opened, at)
+
+
+def _insert_task(cursor: sqlite3.Cursor, task: Task) -> None:
+    draft = None if task.draft is None else json.dumps(task.draft)
+    row = (task.number, task.annotator, task.item, task.showing, task.opened, task.expires, draft)
+    cursor.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the operating system refuse into one clear RunError."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise RunError(
+            f"{path}: cannot be read or written: {error}; what was there before is kept"
+        ) from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: was changed by hand ({error}); {_HINT}") from error

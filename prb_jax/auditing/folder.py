@@ -1,0 +1,288 @@
+"""The folder of an audit: ``audit.json`` says what is audited and how, ``audit.db`` holds items and judgements.
+
+``secret`` is the key of the annotators' tokens, readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from prb_jax.auditing.assignment import Plan
+from prb_jax.auditing.database import DATABASE, Database, make_database
+from prb_jax.auditing.items import make_items
+from prb_jax.data.writing import refuse_file, write_json, writing
+from prb_jax.errors import DataError, PrbWarning, RunError
+from prb_jax.processes.agreement import differences
+from prb_jax.runs.folder import as_recorded, read_record
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.sources.reading import describe_source
+from prb_jax.version import __version__
+
+AUDIT: Final = "audit.json"
+REPORT: Final = "report.json"
+_KIND: Final = "prb_jax audit"
+_SECRET: Final = "secret"
+_STAGED: Final = f".{DATABASE}.new"
+_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "subset": None,
+        "limit": None,
+        "sample": None,
+        "per_item": 3,
+        "check_every": 10,
+        "margin": 0.25,
+        "seed": 0,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What is audited and how; none of it changes once the audit has begun.
+
+    None is the default in a new audit, and the setting of the audit in one that goes on.
+
+    Attributes:
+      data: pairs, as of `prb evaluate`.
+      gold: pairs whose personal fit is known for certain.
+      subset: of the data.
+      limit: of each source, the first so many.
+      sample: a random choice of so many of the comparisons.
+      per_item: people who judge each item; 3 by default.
+      check_every: one judgement in so many is a check, on average; 10 by default, 0 for none.
+      margin: differences of general quality within so many points, of the five, make no difference; 0.25 by default.
+      seed: of choice, orders, sides and resamples; 0 by default.
+    """
+
+    data: Data | None = None
+    gold: Data | None = None
+    subset: str | None = None
+    limit: int | None = None
+    sample: int | None = None
+    per_item: int | None = None
+    check_every: int | None = None
+    margin: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class AuditFolder:
+    """What ``audit.json`` says.
+
+    Attributes:
+      path: the folder.
+      id: of the audit.
+      inputs: everything that decides which items there are and how they are given out and compared.
+      data, gold: the names of the sources; empty where records were given from Python.
+    """
+
+    path: Path
+    id: str
+    inputs: Mapping[str, Any]
+    data: tuple[str, ...]
+    gold: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """How items are given out."""
+        return Plan(**{name: self.inputs[name] for name in ("per_item", "check_every", "seed")})
+
+    def open_database(self, *, write: bool) -> Database:
+        """Open the database, and check that it is whole and of this audit.
+
+        Raises:
+          RunError: it is not.
+        """
+        return Database(self.database, audit=self.id, settings=_digest(self.inputs), write=write)
+
+    @property
+    def database(self) -> Path:
+        """The path of the database."""
+        return self.path / DATABASE
+
+
+def open_folder(path: Path, options: AuditOptions) -> AuditFolder:
+    """Make the folder of an audit, or open it to go on; it must be held by this process.
+
+    Raises:
+      RunError: it holds another audit or something else, or cannot be written; each differing setting is named.
+      DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
+    """
+    _check_options(options)
+    found = _read(path)
+    if found is None:
+        if options.data is None:
+            raise RunError(f"{path}: no audit in it: name the pairs with --data")
+        return _make(path, options)
+    if options.data is None and options.gold is None:
+        _check_sources(found)
+    asked = {name: _given(options, name, found.inputs) for name in _DEFAULTS}
+    for name, data in (("data", options.data), ("gold", options.gold)):
+        asked[name] = found.inputs[name] if data is None else _described(_read_pairs(name, data, asked))
+    _refuse_differences(found, as_recorded(asked))
+    staged = path / _STAGED
+    if staged.exists() and not found.database.exists():  # killed while the audit was made
+        with writing(found.database):
+            staged.replace(found.database)
+    return found
+
+
+def read_folder(path: str | Path) -> AuditFolder:
+    """Open the folder of an audit to read it.
+
+    Raises:
+      RunError: there is no audit in it.
+      DataError: the data changed since the audit began.
+    """
+    refuse_file(path)
+    found = _read(Path(path))
+    if found is None:
+        raise RunError(f"{path}: no audit in it: it has no {AUDIT}")
+    _check_sources(found)
+    return found
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the key of the annotators' tokens; it is made where there is none.
+
+    Raises:
+      RunError: it cannot be read or written.
+    """
+    file = path / _SECRET
+    with writing(file):
+        if not file.exists():
+            temporary = file.with_name(f".{_SECRET}.tmp")
+            temporary.unlink(missing_ok=True)
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+                new.write(secrets.token_hex(32))
+                new.flush()
+                os.fsync(new.fileno())
+            temporary.replace(file)
+        key = file.read_bytes().strip()
+    if len(key) < 32:
+        raise RunError(
+            f"{file}: {len(key)} characters; expected 32 or more: remove it, and links are made anew"
+        )
+    return key
+
+
+def _read(path: Path) -> AuditFolder | None:
+    record = read_record(path, AUDIT, kind=_KIND, command="prb audit", others=(DATABASE,))
+    if record is None:
+        return None
+    inputs = record["inputs"]
+    known = inputs.keys() == {"data", "gold", *_DEFAULTS} and isinstance(record.get("id"), str)
+    for field in ("data", "gold"):
+        names, sources = record.get(field), (inputs.get(field) or {}).get("sources", [])
+        known = known and isinstance(names, list) and len(names) == len(sources)
+    if not known:
+        raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
+    return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))
+
+
+def _make(path: Path, options: AuditOptions) -> AuditFolder:
+    settings = {name: _given(options, name, _DEFAULTS) for name in _DEFAULTS}
+    assert options.data is not None
+    data = _read_pairs("data", options.data, settings)
+    gold = None if options.gold is None else _read_pairs("gold", options.gold, settings)
+    items = make_items(
+        data.comparisons,
+        () if gold is None else gold.comparisons,
+        sample=settings["sample"],
+        seed=settings["seed"],
+    )
+    inputs = {"data": _described(data), "gold": None if gold is None else _described(gold), **settings}
+    record = {
+        "kind": _KIND,
+        "format": 1,
+        "id": secrets.token_hex(8),
+        "inputs": as_recorded(inputs),
+        "data": list(data.sources),
+        "gold": [] if gold is None else list(gold.sources),
+        "prb_jax": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    # The record comes between the two names of the database: a kill leaves nothing, or an audit that can go on.
+    make_database(path / _STAGED, items, audit=record["id"], settings=_digest(record["inputs"]))
+    write_json(path / AUDIT, record)
+    with writing(path / DATABASE):
+        (path / _STAGED).replace(path / DATABASE)
+    found = _read(path)
+    assert found is not None
+    return found
+
+
+def _given(options: AuditOptions, name: str, otherwise: Mapping[str, Any]) -> Any:
+    value = getattr(options, name)
+    return otherwise[name] if value is None else value
+
+
+def _read_pairs(field: str, data: Data, settings: Mapping[str, Any]) -> Inputs:
+    """The comparisons; subset and limit apply to the data alone."""
+    if field == "gold":
+        return read_inputs(data)
+    return read_inputs(data, subset=settings["subset"], limit=settings["limit"])
+
+
+def _digest(inputs: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _described(inputs: Inputs) -> dict[str, Any]:
+    return as_recorded(inputs.to_json())
+
+
+def _check_options(options: AuditOptions) -> None:
+    for name, least in (("per_item", 1), ("check_every", 0), ("sample", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise RunError(f"{name}: expected {least} or more, found {value}")
+    if options.margin is not None and not 0 < options.margin < 4:
+        raise RunError(f"margin: expected a number of points above 0 and below 4, found {options.margin:g}")
+
+
+def _refuse_differences(found: AuditFolder, asked: Mapping[str, Any]) -> None:
+    changed = differences(found.inputs, asked)
+    if not changed:
+        return
+    named = [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
+    if any(name.startswith(("data", "gold")) for name in changed):
+        raise DataError(
+            f"{found.path}: the data are not those of this audit, or changed since it began ({'; '.join(named[:4])}); "
+            "put them back, or begin another audit in another folder; its judgements are kept"
+        )
+    raise RunError(
+        f"{found.path}: the settings are not those of this audit ({'; '.join(named)}); leave them out to go on "
+        "with it, or begin another audit in another folder"
+    )
+
+
+def _check_sources(found: AuditFolder) -> None:
+    """Refuse data that changed; of data that are not there any more the audit has its own copy."""
+    for field, names in (("data", found.data), ("gold", found.gold)):
+        for name, before in zip(names, (found.inputs[field] or {}).get("sources", ()), strict=True):
+            try:
+                now = as_recorded(describe_source(name))
+            except DataError as error:
+                warnings.warn(
+                    f"{name}: cannot be read now ({error}); the audit goes on with its own copy of the pairs",
+                    PrbWarning,
+                    stacklevel=2,
+                )
+                continue
+            if now != before:
+                raise DataError(
+                    f"{name}: changed since the audit in {found.path} began; put it back, or begin another audit in "
+                    "another folder; its judgements are kept"
+                )

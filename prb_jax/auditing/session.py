@@ -1,0 +1,234 @@
+"""An audit at work: who is given which item, drafts, judgements, and taking them back.
+
+One thread at a time calls it. Everything is in the database before it is counted here, so that a process that is killed
+loses at most the answer that was not submitted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from prb_jax.auditing.answers import check_answer
+from prb_jax.auditing.assignment import Done, Plan, Standing, choose, still_open
+from prb_jax.auditing.database import SUBMITTED, Database, Event, Task
+from prb_jax.auditing.items import is_swapped
+from prb_jax.data import fields
+from prb_jax.errors import PrbError
+from prb_jax.serving.requests import same_token
+
+LONGEST_NAME: Final = 60
+WHERE: Final = "the request"
+
+
+class ClosedError(PrbError):
+    """The task is not open any more: its judgement was submitted, or another one is open."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What an annotator is shown.
+
+    Attributes:
+      task: number; None where nothing is left to judge.
+      item: what `prb_jax.auditing.items.Item` calls ``shown``, with the responses as A and B.
+      draft: the answer so far.
+      done: judgements of this annotator.
+      left: items that the annotator could still be given.
+      can_undo: whether there is a judgement to take back.
+    """
+
+    task: int | None
+    item: Mapping[str, Any] | None
+    draft: Mapping[str, Any] | None
+    done: int
+    left: int
+    can_undo: bool
+
+
+class Session:
+    """The work of one process on one audit."""
+
+    def __init__(
+        self,
+        database: Database,
+        plan: Plan,
+        *,
+        lease: float,
+        secret: bytes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read what was done so far.
+
+        Args:
+          database: open to write.
+          plan: how items are given out.
+          lease: seconds for which an item is held for an annotator of whom nothing is heard.
+          secret: the key of the tokens.
+          clock: seconds since 1970.
+        """
+        self._database, self._plan, self._lease, self._clock = database, plan, lease, clock
+        self._secret = secret
+        self.annotators = database.annotators()
+        self._standing = Standing(database.items())
+        self._tasks = {task.number: task for task in database.tasks()}
+        self._last_task = database.last_task()
+        self._events: dict[str, list[Event]] = {}
+        for event in database.events():
+            self._count(event)
+
+    def join(self, name: object) -> tuple[str, str]:
+        """Return the name of an annotator, who is added where there is none, and the annotator's token.
+
+        Raises:
+          DataError: it is no name.
+        """
+        text = " ".join(fields.text(name, WHERE, "name").split())
+        if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
+            fields.fail(
+                WHERE, "name", f"expected 1 to {LONGEST_NAME} printable characters, found {len(text)}"
+            )
+        if text not in self.annotators:
+            self._database.add_annotator(text)
+            self.annotators.append(text)
+        return text, self.token(text)
+
+    def token(self, name: str) -> str:
+        """Return the token of an annotator: the number, and a code that only this audit can make."""
+        code = hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
+        return f"{self.annotators.index(name) + 1}.{code}"
+
+    def annotator(self, token: str) -> str | None:
+        """Return whose token it is, in a time that tells nothing about the right one; None for nobody's."""
+        number, _, code = token.partition(".")
+        place = int(number) - 1 if number.isascii() and number.isdecimal() and len(number) < 7 else -1
+        known = 0 <= place < len(self.annotators)
+        name = self.annotators[place] if known else ""
+        expected = hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
+        same = same_token(code, expected)
+        return name if known and same else None
+
+    def current(self, annotator: str) -> Shown:
+        """Return what the annotator is to judge now: the item that is open, or the next one."""
+        now = self._clock()
+        for task in self._open(annotator):
+            if task.draft is not None or task.expires > now or self._needs(task, now):
+                self._hold(task, task.draft, now)
+                return self._shown(annotator, self._tasks[task.number], now)
+            self._database.remove_task(task.number)
+            del self._tasks[task.number]
+        chosen = choose(self._standing, annotator, self._plan, self._leased(annotator, now))
+        task = None if chosen is None else self._give(annotator, chosen, now)
+        return self._shown(annotator, task, now)
+
+    def keep(self, annotator: str, number: object, answer: object) -> None:
+        """Keep an answer that is not submitted yet.
+
+        Raises:
+          DataError: it is no answer.
+          ClosedError: the task is not open.
+        """
+        draft = check_answer(answer, where=WHERE, complete=False)
+        self._hold(self._task(annotator, number), draft, self._clock())
+
+    def submit(self, annotator: str, number: object, answer: object) -> None:
+        """Add a judgement; the same one twice, as a client does whose answer was lost, counts once.
+
+        Raises:
+          DataError: the answer is not complete, or is none.
+          ClosedError: the task is not open.
+        """
+        whole = check_answer(answer, where=WHERE, complete=True)
+        events = self._events.get(annotator)
+        if events and events[-1].task == number and events[-1].answer == whole:
+            return
+        task = self._task(annotator, number)
+        event = self._database.submit(task, whole, at=self._clock())
+        del self._tasks[task.number]
+        self._count(event)
+
+    def undo(self, annotator: str) -> None:
+        """Take the last judgement of an annotator back: its item is open again, with the answer.
+
+        Raises:
+          ClosedError: there is none.
+        """
+        events = self._events.get(annotator)
+        if not events:
+            raise ClosedError("there is no judgement to take back")
+        last, now = events[-1], self._clock()
+        again = Task(
+            self._last_task + 1, annotator, last.item, last.showing, now, now + self._lease, last.answer
+        )
+        event = self._database.take_back(last, again, at=now)
+        self._last_task += 1
+        self._tasks[again.number] = again
+        self._count(event)
+
+    def _count(self, event: Event) -> None:
+        events = self._events.setdefault(event.annotator, [])
+        if event.kind == SUBMITTED:
+            events.append(event)
+            self._standing.add(event.annotator, Done(event.item, event.showing))
+        else:
+            events.pop()
+            self._standing.take_back(event.annotator)
+
+    def _open(self, annotator: str) -> list[Task]:
+        """The tasks of an annotator, the newest first."""
+        return [task for task in reversed(self._tasks.values()) if task.annotator == annotator]
+
+    def _task(self, annotator: str, number: object) -> Task:
+        task = self._tasks.get(number) if type(number) is int else None
+        if task is None or task.annotator != annotator:
+            raise ClosedError(
+                "this item is not open any more: it was judged in another window, or taken back"
+            )
+        return task
+
+    def _hold(self, task: Task, draft: dict[str, Any] | None, now: float) -> None:
+        held = Task(
+            task.number, task.annotator, task.item, task.showing, task.opened, now + self._lease, draft
+        )
+        if draft == task.draft and task.expires - now > self._lease / 2:
+            return
+        self._database.keep_draft(task.number, draft, expires=held.expires)
+        self._tasks[task.number] = held
+
+    def _leased(self, annotator: str, now: float) -> Counter[int]:
+        """How many others hold each item."""
+        return Counter(
+            task.item
+            for task in self._tasks.values()
+            if task.annotator != annotator and task.showing == 0 and task.expires > now
+        )
+
+    def _needs(self, task: Task, now: float) -> bool:
+        others = self._standing.judged[task.item] + self._leased(task.annotator, now)[task.item]
+        return task.showing > 0 or self._standing.is_gold(task.item) or others < self._plan.per_item
+
+    def _give(self, annotator: str, chosen: Done, now: float) -> Task:
+        number = self._last_task + 1
+        task = Task(number, annotator, chosen.item, chosen.showing, now, now + self._lease, None)
+        self._database.add_task(task)
+        self._last_task = number
+        self._tasks[number] = task
+        return task
+
+    def _shown(self, annotator: str, task: Task | None, now: float) -> Shown:
+        done = self._standing.done.get(annotator, [])
+        left = still_open(self._standing, annotator, self._plan, self._leased(annotator, now))
+        if task is None:
+            return Shown(None, None, None, len(done), left, bool(done))
+        item = self._standing.items[task.item - 1]
+        sides = item.shown["responses"]
+        if is_swapped(self._plan.seed, item.id, annotator, task.showing):
+            sides = sides[::-1]
+        known = {name: item.shown[name] for name in ("prompt", "profile", "aspects", "narrative")}
+        shown = known | {"a": sides[0], "b": sides[1]}
+        return Shown(task.number, shown, task.draft, len(done), left, bool(done))

@@ -1,0 +1,77 @@
+"""`prb aspects`: let a language model write what each user wants from an answer."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    Verbs,
+    add_data,
+    add_devices,
+    add_endpoint,
+    add_no_progress,
+    add_policy_options,
+    add_verb,
+    device_options,
+    endpoint_options,
+    not_negative,
+    policy_options,
+    positive,
+)
+from prb_jax.commands.process import start, until_terminated
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "aspects",
+        run,
+        about="let a language model infer from profile and question what each user wants, for --aspects",
+        after_interrupt="the texts so far are kept, and the same command continues the run",
+    )
+    sub.add_argument(
+        "planner", metavar="MODEL", nargs="?", help="folder or hub id of a causal language model"
+    )
+    add_endpoint(sub)
+    add_data(sub, about="as of `prb evaluate`; profiles and questions are shown, and nothing else")
+    sub.add_argument(
+        "--out", metavar="DIR", required=True, help="run folder: run.json, aspects.jsonl, summary.json"
+    )
+    sub.add_argument(
+        "--profile-posts",
+        metavar="N",
+        type=not_negative,
+        default=10,
+        help="posts of the user that the model sees (default: 10)",
+    )
+    sub.add_argument(
+        "--max-new-tokens", metavar="N", type=positive, default=200, help="of a text (default: 200)"
+    )
+    add_devices(sub)
+    add_policy_options(sub)
+    add_no_progress(sub)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the aspects, and print how many there are."""
+    with until_terminated(options):
+        if options.endpoint is None:
+            start(options)
+        from prb_jax.generation.aspects import plan_aspects
+        from prb_jax.readouts.load_options import LoadOptions
+
+        result = plan_aspects(
+            options.planner,
+            options.data,
+            out=options.out,
+            endpoint=endpoint_options(options),
+            loading=LoadOptions(**device_options(options), **policy_options(options)),
+            profile_posts=options.profile_posts,
+            max_new_tokens=options.max_new_tokens,
+            subset=options.subset,
+            limit=options.limit,
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")
+    print(f"written to {result.out}")
+    return 0

@@ -1,0 +1,99 @@
+"""`prb audit`: people judge pairs on a local page; figures of agreement; export."""
+
+import argparse
+import os
+
+from prb_jax.commands.arguments import Verbs, add_data, add_verb, not_negative, positive
+from prb_jax.commands.process import until_terminated
+
+_AUDIT = ("subset", "limit", "sample", "per_item", "check_every", "margin", "seed")
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "audit",
+        run,
+        about="let people judge pairs on a local page, and tell how much they agree",
+        after_interrupt="every judgement that was submitted is kept; the same command goes on",
+    )
+    sub.add_argument("folder", metavar="DIR", help="folder of the audit")
+    what = sub.add_mutually_exclusive_group()
+    what.add_argument(
+        "--report", action="store_true", help="print the figures so far, and write them to report.json"
+    )
+    what.add_argument("--export", metavar="FILE", help="write the judgements so far, as .jsonl or .csv")
+    add_data(sub, about="pairs, as of `prb evaluate`; needed for a new audit", required=False)
+    sub.add_argument(
+        "--gold",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="pairs whose personal fit is certain",
+    )
+    sub.add_argument("--sample", metavar="N", type=positive, help="a random choice of N of the pairs")
+    sub.add_argument("--per-item", metavar="N", type=positive, help="people who judge each pair (default: 3)")
+    sub.add_argument(
+        "--check-every",
+        metavar="N",
+        type=not_negative,
+        help="one judgement in N is a check: a gold pair, or one that was judged before (default: 10; 0: none)",
+    )
+    sub.add_argument(
+        "--margin",
+        metavar="POINTS",
+        type=float,
+        help="differences of general quality within so many of the five points make no difference (default: 0.25)",
+    )
+    sub.add_argument(
+        "--seed", metavar="S", type=not_negative, help="of choice, orders and sides (default: 0)"
+    )
+    sub.add_argument(
+        "--annotators",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        help="who may judge, each with a link (default: anybody who types a name)",
+    )
+    sub.add_argument(
+        "--lease",
+        metavar="MINUTES",
+        type=float,
+        help="after so many a pair that was given out and not judged is free again (default: 30)",
+    )
+    sub.add_argument(
+        "--host",
+        help="address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
+        "PRB_AUDIT_TOKEN",
+    )
+    sub.add_argument("--port", type=not_negative, metavar="P", help="(default: 8000); 0 picks one")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page, or print the report, or export."""
+    served = {name: getattr(options, name) for name in ("annotators", "lease", "host", "port")}
+    given = {name: getattr(options, name) for name in ("data", "gold", *_AUDIT)}
+    if options.report or options.export is not None:
+        extra = [name for name, value in (served | given).items() if value is not None]
+        if extra:
+            flag = "--report" if options.report else "--export"
+            options.parser.error(f"--{extra[0].replace('_', '-')}: has no effect with {flag}")
+    if options.export is not None:
+        from prb_jax.auditing.export import audit_export
+
+        count = audit_export(options.folder, out=options.export)
+        print(f"{count} judgements written to {options.export}")
+    elif options.report:
+        from prb_jax.auditing.report import audit_report
+        from prb_jax.commands.terminal import print_table
+        from prb_jax.reports.audit import render_audit
+
+        print_table(render_audit(audit_report(options.folder)))
+    else:
+        from prb_jax.auditing.audit import INVITATION, audit
+
+        with until_terminated(options):
+            named = {name: value for name, value in served.items() if value is not None}
+            audit(options.folder, **given, **named, invitation=os.environ.get(INVITATION) or None)
+    return 0

@@ -1,0 +1,199 @@
+"""What a judge is shown that rates one response at a time, and how a number is read from its reply."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.generation.verdicts import shown_texts
+
+ONE_NUMBER = (
+    "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nHow well does this answer give this user what the user "
+    "wants? Reply with one number from {low} (not at all) to {high} (in every respect), and nothing else."
+)
+NUMBER_AFTER_REASONING = (
+    "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nHow well does this answer give this user what the user "
+    'wants? Think about what the user wants, then end your reply with a line that says "Score: N", where N is a number '
+    "from {low} (not at all) to {high} (in every respect)."
+)
+PLACES = ("prompt", "answer", "low", "high")
+"""What a template has places for: the question behind the profile, one response, and the ends of the scale."""
+
+_PLACE = re.compile(r"\{([A-Za-z_]+)\}")
+_NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")
+_SCORE = re.compile(r"(?:score|rating)\W{0,6}?([-+]?\d+(?:\.\d+)?)(?!\.?\w)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Whole numbers that a judge rates with, from the worst to the best one.
+
+    Raises:
+      RunError: not two numbers in this order.
+    """
+
+    low: int = 1
+    high: int = 9
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise RunError(f"--scale: expected LOW below HIGH, found {self.low} and {self.high}")
+
+    @property
+    def numbers(self) -> range:
+        """All of them."""
+        return range(self.low, self.high + 1)
+
+    @property
+    def middle(self) -> float:
+        """The score of every response of a comparison with a reply that cannot be read: a tie, which is no win."""
+        return (self.low + self.high) / 2
+
+    def read(self, reply: str) -> float | None:
+        """Return the number in a reply; None where it names none of the scale, or several.
+
+        It is the last one after "score" or "rating", or else the only one. A thought that is not closed has none.
+        """
+        _, closed, said = reply.rpartition("</think>")
+        if not closed and "<think>" in reply:
+            return None
+        named = _SCORE.findall(said)
+        if named:
+            number, of = named[-1]
+            if of and int(of) != self.high:
+                return None
+        else:
+            said = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", said)  # "7/9", "7 out of 9"
+            found = _NUMBER.findall(said)
+            if len(found) != 1:
+                return None
+            number = found[0]
+        value = float(number)
+        return value if self.low <= value <= self.high else None
+
+    def expected(self, alternatives: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
+        """Return the expected number of tokens and their log-probabilities, and the probability of all numbers.
+
+        None where none of the tokens is a number of the scale.
+        """
+        known = {str(number): number for number in self.numbers}
+        masses: dict[int, float] = {}
+        for token, logprob in alternatives:
+            if (number := known.get(token.strip())) is not None:
+                masses[number] = masses.get(number, 0.0) + math.exp(logprob)
+        total = sum(masses.values())
+        if not total:
+            return None
+        return sum(number * mass for number, mass in masses.items()) / total, total
+
+
+@dataclass(frozen=True)
+class RatingTemplate:
+    """The text that asks for a number.
+
+    Attributes:
+      text: with the places {prompt} and {answer}, and perhaps {low} and {high}.
+      where: it is from, for messages.
+
+    Raises:
+      RunError: a place is missing, or unknown.
+    """
+
+    text: str
+    where: str = "template"
+
+    def __post_init__(self) -> None:
+        found = set(_PLACE.findall(self.text))
+        for name in ("prompt", "answer"):
+            if name not in found:
+                raise RunError(
+                    f"{self.where}: expected a place {{{name}}}: the rating would not depend on the {name}"
+                )
+        if unknown := sorted(found - set(PLACES)):
+            known = ", ".join(f"{{{name}}}" for name in PLACES)
+            raise RunError(f"{self.where}: unknown place {{{unknown[0]}}}: expected {known}")
+
+    @property
+    def digest(self) -> str:
+        """The beginning of the sha256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def conversations(
+        self, comparison: Comparison, scale: Scale, *, profile_posts: int
+    ) -> list[tuple[Message, ...]]:
+        """Return the conversation about each response, behind the user's posts and the prompt."""
+        asked, responses = shown_texts(comparison, profile_posts=profile_posts)
+        filled = []
+        for answer in responses:
+            texts = {"prompt": asked, "answer": answer, "low": str(scale.low), "high": str(scale.high)}
+            text = _PLACE.sub(lambda place, texts=texts: texts[place[1]], self.text)
+            filled.append((Message("user", text),))
+        return filled
+
+
+def read_template(path: str | Path | None, *, reason: bool) -> RatingTemplate:
+    """Return the template in a file, or the project's own one.
+
+    Raises:
+      RunError: it cannot be read, or is no template.
+    """
+    if path is None:
+        return RatingTemplate(NUMBER_AFTER_REASONING if reason else ONE_NUMBER)
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}: --template takes a text file") from error
+    return RatingTemplate(text, str(path))
+
+
+def rated(numbers: Sequence[float | None], scale: Scale) -> np.ndarray:
+    """Return the scores float32 [K] of responses: their numbers, or a tie where one of them could not be read."""
+    readable = [number for number in numbers if number is not None]
+    if len(readable) < len(numbers):
+        readable = [scale.middle] * len(numbers)
+    return np.asarray(readable, np.float32)
+
+
+def check_rateable(comparison: Comparison) -> None:
+    """Raise DataError for a comparison without labels."""
+    if comparison.labels is None:
+        raise DataError(f"comparison {quote(comparison.id)}: has no labels")
+
+
+def rating_figures(
+    rows: Sequence[Mapping[str, object]], comparisons: Sequence[Comparison], scale: Scale
+) -> dict[str, object]:
+    """Return the figures of ratings, [K] numbers or None in each row."""
+    best: list[float] = []
+    rest: list[float] = []
+    ratings: list[Sequence[float | None]] = [row["ratings"] for row in rows]  # pyright: ignore[reportAssignmentType]
+    for numbers, comparison in zip(ratings, comparisons, strict=True):
+        labels = comparison.labels or ()
+        for number, label in zip(numbers, labels, strict=True):
+            if number is not None:
+                (best if label == max(labels) else rest).append(number)
+    given = [number for numbers in ratings for number in numbers]
+    masses = [mass for row in rows for mass in row.get("number_mass", ()) if mass is not None]  # pyright: ignore[reportGeneralTypeIssues]
+    figures: dict[str, object] = {
+        "n": len(rows),
+        "scale": [scale.low, scale.high],
+        "mean_rating": _mean(best + rest),
+        "mean_rating_of_better": _mean(best),
+        "mean_rating_of_others": _mean(rest),
+        "ratings": len(given),
+        "unparsable": sum(None in numbers for numbers in ratings),
+        "unparsable_ratings": given.count(None),
+    }
+    return figures | ({"mean_number_mass": _mean(masses)} if masses else {})
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return float(np.mean(numbers)) if numbers else None

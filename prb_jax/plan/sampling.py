@@ -1,0 +1,181 @@
+"""What sampling takes on a slice of TPUs: the sampler's own loop over tokens, compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.errors import MeshError
+from prb_jax.generation.choose import Rules
+from prb_jax.generation.load import make_program
+from prb_jax.generation.programs import program_shardings, run_program
+from prb_jax.generation.schedule import as_rules
+from prb_jax.generation.steps import Stops, empty_prompts, empty_rows
+from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.named_shapes import read_model
+from prb_jax.models.quantization import quantization_form
+from prb_jax.plan.chips import Slice, describe_slice
+from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named
+from prb_jax.plan.program import Program, check_shape, placed
+from prb_jax.plan.shapes import BatchShape
+from prb_jax.sharding import make_mesh, parameter_shardings, replicated
+from prb_jax.trees.shapes import round_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingPlan:
+    """What a step of the sampler takes, which draws one token for every sample.
+
+    Attributes:
+      plan: of a step. Its bytes are those of the whole loop.
+      prefix_cache_bytes_per_chip: of the keys and values of all prompts.
+      sample_cache_bytes_per_chip: of those of all samples.
+      tokens_per_second: of all samples together, at best; None where the program does not fit.
+    """
+
+    plan: Plan
+    prefix_cache_bytes_per_chip: int
+    sample_cache_bytes_per_chip: int
+    tokens_per_second: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures of the plan and of the caches, JSON-ready."""
+        own = ("prefix_cache_bytes_per_chip", "sample_cache_bytes_per_chip", "tokens_per_second")
+        return self.plan.to_json() | {name: getattr(self, name) for name in own}
+
+
+def plan_sampling(
+    model: str | Path | DecoderConfig,
+    *,
+    topology: str,
+    slices: int = 1,
+    mesh: str | None = None,
+    prompt: int = 3840,
+    samples: int = 16,
+    new_tokens: int = 128,
+    batch: int | None = None,
+    dtype: str = "bfloat16",
+    quantize: str | None = None,
+) -> SamplingPlan:
+    """Compile the sampler for a slice of TPUs.
+
+    Args:
+      model, topology, slices, mesh, quantize: as of :func:`prb_jax.plan.plan`; the head is that of a causal language
+        model.
+      prompt: tokens of each prompt.
+      samples: of each prompt, at a time.
+      new_tokens: of a sample.
+      batch: prompts at a time; one for each part that the mesh splits a batch into if not given.
+      dtype: of weights, activations and caches.
+
+    Raises:
+      RunError, MeshError, CheckpointError: as of :func:`prb_jax.plan.plan`.
+    """
+    return plan_sampling_on(
+        describe_slice(topology, slices=slices), read_model(model), mesh=mesh, prompt=prompt, samples=samples,
+        new_tokens=new_tokens, batch=batch, dtype=dtype, quantize=quantize,
+    )  # fmt: skip
+
+
+def plan_sampling_on(
+    place: Slice,
+    config: DecoderConfig,
+    *,
+    mesh: str | None,
+    prompt: int,
+    samples: int,
+    new_tokens: int,
+    batch: int | None,
+    dtype: str,
+    quantize: str | None,
+) -> SamplingPlan:
+    """As :func:`plan_sampling`, on devices that are already described."""
+    devices = make_mesh(mesh, devices=place.devices)
+    trees = batch or devices.shape["data"] * devices.shape["fsdp"]
+    shape = BatchShape(batch=trees, prefix=prompt, responses=samples, response_length=new_tokens)
+    program, caches = sampling_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
+    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=trees)
+    if found.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
+        found = replace(found, note="the time is that of one token of each sample")
+    found = replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
+    seconds = found.estimated_seconds
+    return SamplingPlan(
+        plan=found,
+        prefix_cache_bytes_per_chip=caches[0],
+        sample_cache_bytes_per_chip=caches[1],
+        tokens_per_second=None if seconds is None else trees * samples / seconds,
+    )
+
+
+def sampling_program(
+    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
+) -> tuple[Program, tuple[int, int]]:
+    """Return the sampler's loop over tokens, and the bytes that its two caches take on a chip: of prompts, of samples.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form.
+    """
+    kind = jnp.dtype(dtype)
+    if quantize is not None:
+        quantization_form(quantize, mesh=mesh)
+    head = LanguageHead(tied=config.tie_word_embeddings, softcap=config.final_logit_softcapping)
+    policy = replace(config, head=head)
+    check_shape(policy, shape, mesh)
+    columns = round_up(shape.prefix, mesh.shape["sequence"])
+    if columns < 1:
+        raise MeshError(f"prefix: expected a token at least, found {shape.prefix}")
+    own = make_program(policy, mesh=mesh, dtype=kind)
+    weights = abstract_params(policy, dtype=kind, head_dtype=kind, quantize=quantize)
+    of_prompts, of_rows = program_shardings(own)
+    prompts = jax.eval_shape(lambda: empty_prompts(own, trees=shape.batch, columns=columns))
+    rows = jax.eval_shape(
+        lambda: empty_rows(
+            own, trees=shape.batch, samples=shape.responses, columns=round_up(shape.response_length, 16)
+        )
+    )
+    whole = replicated(mesh)
+
+    def small(*sizes: int, of: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, of, sharding=whole)
+
+    rules = as_rules(Rules())
+    named = {
+        "rules": jax.tree.map(lambda leaf: small(*leaf.shape, of=leaf.dtype), rules),
+        "stops": Stops(ids=small(4), tokens=small()),  # pyright: ignore[reportArgumentType]
+        "seed": small(),
+        "most": small(),
+        "watched": small(shape.batch, shape.responses, of=jnp.bool_),
+    }
+    shown = placed(prompts, of_prompts), placed(rows, of_rows)
+    caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
+    arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
+    function = run_program(own)
+    return Program(function, arguments, step_flops(policy, shape), 1.0, named=named), caches
+
+
+def step_flops(config: DecoderConfig, shape: BatchShape) -> float:
+    """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample."""
+    head = 2.0 * config.hidden_size * config.vocab_size
+    seen = 0.0
+    for slides in config.layer_windows:
+        length = shape.prefix + shape.response_length
+        window = config.sliding_window if slides else None
+        seen += length if window is None else min(length, window)
+    attention = 4.0 * config.num_attention_heads * config.head_dim * seen
+    return shape.batch * shape.responses * (matrix_flops_per_token(config) + head + attention)
+
+
+def _cache_bytes(cache: Any) -> int:
+    leaves: Iterable[Any] = (*cache.keys, *cache.values)
+    return sum(bytes_per_chip(leaf) for leaf in leaves)

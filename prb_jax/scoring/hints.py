@@ -1,0 +1,207 @@
+"""What a model is told of a user beside the profile: a persona, earlier choices, aspects that a planner found.
+
+The true rubric and the narrative of the data may be shown too, as an upper bound that is marked as one: no model could
+know them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import parse_json
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.runs.kind import RunKind
+from prb_jax.runs.rows import read_rows
+from prb_jax.scoring.history import by_user, chosen_before
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.read_inputs import Data, read_inputs
+
+ASPECTS: Final = "aspects.jsonl"
+ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECTS)
+ASPECT_FIELDS: Final = ("id", "asked", "text")
+
+PLANNED, ORACLE, NARRATIVE = "planned", "oracle", "narrative"
+UPPER_BOUND: Final = "upper_bound"
+"""In the hints of a run: which of them no model could know."""
+
+PERSONA_HEADING: Final = "About this user:"
+HISTORY_HEADING: Final = "What this user chose before:"
+ASPECTS_HEADING: Final = "What this user wants from an answer to this question:"
+
+HINTS_DEFINITION: Final = (
+    "what else the model was told of each user; without = comparisons for which there was nothing to tell; upper_bound "
+    "= of these the ones that no model could know: such a run shows how much could be reached, and is no result"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintOptions:
+    """What else a model is told of the users.
+
+    Attributes:
+      aspects: "planned:DIR", a run of `prb aspects`; or "oracle", the true rubric.
+      persona: a .jsonl file of {user_id, text}; or "narrative", that of the data.
+      shots: at most so many earlier comparisons of the same user, with the user's choice.
+      history: labelled comparisons of which these are taken; those before it in the data if not given.
+    """
+
+    aspects: str | None = None
+    persona: str | None = None
+    shots: int = 0
+    history: Data | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of what is asked for."""
+        return tuple(name for name in ("persona", "shots", "aspects") if getattr(self, name))
+
+
+def with_hints(inputs: Inputs, options: HintOptions) -> Inputs:
+    """Return the inputs with what the options ask for in the hints of each comparison.
+
+    Raises:
+      RunError: options that cannot be, a file that cannot be read, or nothing to tell for any comparison.
+      DataError: a comparison of which the planner knows nothing or something else, or which is in the history.
+    """
+    if options.shots < 0:
+        raise RunError(f"--shots: expected 0 or more, found {options.shots}")
+    if options.history is not None and not options.shots:
+        raise RunError("--history: says where earlier comparisons are taken from: give --shots K too")
+    if not options.given:
+        return inputs
+    comparisons = list(inputs.comparisons)
+    parts: list[tuple[str, list[str | None], dict[str, Any]]] = []
+    if options.persona:
+        texts, facts = _personas(options.persona, comparisons)
+        parts.append((PERSONA_HEADING, texts, {"persona": facts}))
+    if options.shots:
+        texts, facts = _choices(options, comparisons)
+        parts.append((HISTORY_HEADING, texts, {"shots": facts}))
+    if options.aspects:
+        texts, facts = _aspects(options.aspects, comparisons)
+        parts.append((ASPECTS_HEADING, texts, {"aspects": facts}))
+    hints: dict[str, Any] = {}
+    for _, texts, facts in parts:
+        (name,) = facts
+        missing = texts.count(None)
+        if missing == len(texts):
+            raise RunError(f"--{name}: there is nothing to tell of any of the {len(texts)} comparisons")
+        hints[name] = facts[name] | {"without": missing}
+    if bounds := [name for name, facts in hints.items() if facts["kind"] in (ORACLE, NARRATIVE)]:
+        hints[UPPER_BOUND] = bounds
+    told = []
+    for row, comparison in enumerate(comparisons):
+        sections = [f"{heading}\n\n{texts[row]}" for heading, texts, _ in parts if texts[row] is not None]
+        told.append(replace(comparison, hints="\n\n".join(sections) or None))
+    return replace(inputs, comparisons=told, prepared=None, hints=hints)
+
+
+def asked_digest(comparison: Comparison) -> str:
+    """Return a digest of what a planner may be shown of a comparison: its prompt and profile."""
+    shown = [
+        [(turn.role, turn.content) for turn in comparison.prompt],
+        [post.text for post in comparison.profile],
+    ]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+
+
+def told_of(hints: Mapping[str, Any]) -> str:
+    """Return in words what a run was told beside the profile; empty for nothing."""
+    bounds = hints.get(UPPER_BOUND, ())
+    named = [f"{facts['kind']} {name}" for name, facts in hints.items() if name != UPPER_BOUND]
+    return ", ".join(named) + (", an upper bound" if bounds else "")
+
+
+def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:
+    if asked == ORACLE:
+        texts = [_rubric(comparison) for comparison in comparisons]
+        return texts, {"kind": ORACLE}
+    kind, _, place = asked.partition(":")
+    if kind != PLANNED or not place:
+        raise RunError(
+            f"--aspects: expected planned:DIR, where DIR is a run of `prb aspects`, or oracle, found {quote(asked)}"
+        )
+    folder = Path(place)
+    run = ASPECT_RUNS.read_finished(folder)
+    rows = read_rows(folder / ASPECTS, what="aspects", key=lambda row: row["id"], fields=ASPECT_FIELDS)
+    texts = []
+    for comparison in comparisons:
+        row = rows.get(comparison.id)
+        if row is None:
+            raise DataError(
+                f"{folder}: has no aspects of comparison {quote(comparison.id)}: it is a run on other data"
+            )
+        if row["asked"] != asked_digest(comparison):
+            raise DataError(
+                f"{folder}: the aspects of comparison {quote(comparison.id)} are of another question or profile: the "
+                "data changed since"
+            )
+        texts.append(row["text"].strip() or None)
+    contents = "\n".join(json.dumps([each.id, text]) for each, text in zip(comparisons, texts, strict=True))
+    sha256 = hashlib.sha256(contents.encode()).hexdigest()
+    return texts, {"kind": PLANNED, "planner": run["model"], "sha256": sha256}
+
+
+def _rubric(comparison: Comparison) -> str | None:
+    lines = [
+        f"- {one.aspect}: {one.reason}" if one.reason else f"- {one.aspect}"
+        for one in comparison.rubric_aspects
+    ]
+    return "\n".join(lines) or None
+
+
+def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:
+    if asked == NARRATIVE:
+        return [each.narrative or None for each in comparisons], {"kind": NARRATIVE}
+    path = Path(asked)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"--persona: cannot read {path}: {error.strerror or error}: expected a .jsonl file of {{user_id, text}}, "
+            "or narrative"
+        ) from error
+    texts: dict[str, str] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        where = f"{path}:{number}"
+        row = parse_json(line, where=where, error=DataError)
+        user, text = (row.get("user_id"), row.get("text")) if isinstance(row, dict) else (None, None)
+        if not isinstance(user, str | int) or isinstance(user, bool) or not isinstance(text, str):
+            raise DataError(f"{where}: expected the fields user_id and text, found {quote(row)}")
+        if str(user) in texts:
+            raise DataError(
+                f"{where}: a second persona of user {quote(str(user))}; expected one for each user"
+            )
+        texts[str(user)] = text.strip()
+    found = [texts.get(each.user_id or "") or None for each in comparisons]
+    return found, {"kind": "given", "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _choices(
+    options: HintOptions, comparisons: Sequence[Comparison]
+) -> tuple[list[str | None], dict[str, Any]]:
+    given, sha256 = None, None
+    if options.history is not None:
+        read = read_inputs(options.history)
+        given, sha256 = by_user(read.comparisons), read.to_json()
+    texts = []
+    for known in chosen_before(comparisons, most=options.shots, history=given):
+        texts.append("\n\n".join(map(_choice, known)) or None)
+    facts = {"kind": f"{options.shots} earlier", "most": options.shots}
+    return texts, facts | ({} if sha256 is None else {"history": sha256})
+
+
+def _choice(comparison: Comparison) -> str:
+    """An earlier comparison as text: the best response, and the one that was liked least."""
+    labels = comparison.labels or ()
+    best, worst = labels.index(max(labels)), labels.index(min(labels))
+    return (
+        f"Question:\n{comparison.question}\n\nPreferred answer:\n{comparison.responses[best]}\n\nOther answer:\n"
+        f"{comparison.responses[worst]}"
+    )

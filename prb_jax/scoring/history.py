@@ -1,0 +1,67 @@
+"""What users chose before: never with anything that tells the choice that is to be predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote
+
+
+def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
+    """Return the comparisons of each user, in their order.
+
+    Raises:
+      DataError: a comparison without a user.
+    """
+    groups: dict[str, list[Comparison]] = {}
+    for comparison in history:
+        if comparison.user_id is None:
+            raise DataError(f"history: comparison {quote(comparison.id)} names no user (field 'user_id')")
+        groups.setdefault(comparison.user_id, []).append(comparison)
+    return {user: tuple(found) for user, found in groups.items()}
+
+
+def refuse_told(known: Iterable[Comparison], query: Comparison) -> None:
+    """Raise DataError for a comparison that is among those that a user gave as a history: its label is known."""
+    for one in known:
+        if one.prompt == query.prompt and set(one.responses) == set(query.responses):
+            raise DataError(
+                f"comparison {quote(query.id)}: is in the history too, as {quote(one.id)}: its label is known"
+            )
+
+
+def without_told(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
+    """Return the comparisons that share no response with the query: a response that was judged tells the label."""
+    asked = set(query.responses)
+    return tuple(one for one in context if asked.isdisjoint(one.responses))
+
+
+def chosen_before(
+    comparisons: Sequence[Comparison],
+    *,
+    most: int,
+    history: Mapping[str, Sequence[Comparison]] | None = None,
+) -> Iterator[tuple[Comparison, ...]]:
+    """Yield for each comparison the latest ones of the same user that it may be shown with.
+
+    Args:
+      comparisons: in their order; where no history is given, those before a comparison are its history.
+      most: of them.
+      history: of each user; :func:`by_user`.
+
+    Raises:
+      DataError: a comparison that is in the history.
+    """
+    before: dict[str, list[Comparison]] = {}
+    for query in comparisons:
+        user = query.user_id
+        if history is not None:
+            known: Sequence[Comparison] = history.get(user, ()) if user is not None else ()
+            refuse_told(known, query)
+        else:
+            known = before.setdefault(user, []) if user is not None else []
+        latest = without_told(known, query)
+        yield latest[len(latest) - min(most, len(latest)) :]
+        if history is None and user is not None:
+            before[user].append(query)

@@ -1,0 +1,185 @@
+"""`prb judge --protocol score`: numbers for single responses, by words, by an endpoint's probabilities, by logits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import RunError
+from prb_jax.generation.endpoint import EndpointOptions
+from prb_jax.generation.judge_run import JudgeOptions
+from prb_jax.generation.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
+from prb_jax.text.prompting import prompt_texts
+from prb_jax.text.tokenizer import load_tokenizer
+from tests.generation.stand_in import completion, stand_in
+from tests.tiny_policies import write_policy
+
+SCORE = JudgeOptions(protocol="score", profile_posts=1)
+
+
+def several(count: int) -> list[prb.Comparison]:
+    """Comparisons of three responses, of which the longest is the best one."""
+    return [
+        prb.Comparison(
+            id=f"c{number}",
+            question=f"Question {number}?",
+            responses=[f"no {number}", f"a long answer to {number}", f"hardly {number}"],
+            labels=[0, 1, 0],
+            user_id=f"u{number % 3}",
+            profile=[{"id": "p", "category": "", "text": f"I like walks {number}."}],
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("7", 7), (" **8**. ", 8), ("7.5", 7.5), ("I give 7 out of 9.", 7), ("7/9", 7), ("Score: 7/9", 7),
+        ("It has 3 parts.\nScore: **6**", 6), ("Score: 2. No: Score: 4", 4), ("<think>3</think>5", 5),
+        ("0", None), ("10", None), ("-3", None), ("85%", None), ("3 or 4", None), ("Score: 7/10", None),
+        ("<think> Score: 3", None), ("good", None), ("", None), ("nan", None), ("Score: 75%", None),
+    ],
+)  # fmt: skip
+def test_numbers_of_replies(reply: str, number: float | None) -> None:
+    assert Scale().read(reply) == (None if number is None else pytest.approx(number))
+
+
+def test_places_of_a_template_are_filled_at_once_and_checked() -> None:
+    comparison = prb.Comparison(
+        id="7", question="Is {answer} {low}?", responses=["{prompt}", "b"], labels=[1, 0]
+    )
+    template = RatingTemplate("{prompt}|{answer}|{low}-{high}")
+    shown = template.conversations(comparison, Scale(0, 5), profile_posts=0)
+    assert [messages[0].content for messages in shown] == [
+        "Is {answer} {low}?|{prompt}|0-5",
+        "Is {answer} {low}?|b|0-5",
+    ]
+    for text in (ONE_NUMBER, NUMBER_AFTER_REASONING):
+        RatingTemplate(text)
+    for text, message in (
+        ("{prompt}", "{answer}"),
+        ("{answer}", "{prompt}"),
+        ("{prompt}{answer}{aspects}", "{aspects}"),
+    ):
+        with pytest.raises(RunError, match=message):
+            RatingTemplate(text)
+
+
+def test_ratings_in_words_at_an_endpoint(tmp_path: Path) -> None:
+    """A judge that is right, but for a comparison that it cannot read and one in which it rates all alike."""
+
+    def reply(text: str, _: int) -> str:
+        answer = text.partition("Answer:\n")[2].split("\n\n")[0]
+        if answer == "hardly 0":
+            return "I cannot say."
+        return "4" if "Question 1?" in text else "8" if answer.startswith("a long") else "2"
+
+    with stand_in(reply) as server:
+        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
+        found = prb.judge(None, several(6), out=tmp_path, options=SCORE, endpoint=endpoint, progress=False)
+        assert len(server.asked) == 18
+        assert all("I like walks" in body["messages"][0]["content"] for _, body in server.asked)
+        assert all("logprobs" not in body for _, body in server.asked)
+    assert (found.summary["accuracy"], found.summary["ties"]) == (4 / 6, 2)
+    judged = found.summary["judge"]
+    assert (judged["unparsable"], judged["unparsable_ratings"], judged["ratings"]) == (1, 1, 18)
+    assert judged["mean_rating_of_better"] == pytest.approx((8 + 4 + 4 * 8) / 6)
+    assert judged["mean_rating_of_others"] == pytest.approx((2 + 2 * 4 + 8 * 2) / 11)
+    rows = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
+    assert [row["ratings"] for row in rows[:3]] == [[2, 8, None], [4, 4, 4], [2, 8, 2]]
+    assert [list(row.scores) for row in found.rows[:2]] == [[5, 5, 5], [4, 4, 4]]
+
+
+def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path: Path) -> None:
+    def told(tokens: list[tuple[str, dict[str, float]]]) -> tuple[int, bytes, dict[str, str]]:
+        answer = json.loads(completion("".join(token for token, _ in tokens)))
+        answer["choices"][0]["logprobs"] = {
+            "content": [
+                {
+                    "token": token,
+                    "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in others.items()],
+                }
+                for token, others in tokens
+            ]
+        }
+        return 200, json.dumps(answer).encode(), {}
+
+    def reply(text: str, _: int) -> Any:
+        if "a long" in text:
+            return told([("Score", {"Score": 0.9}), (" 8", {" 8": 0.5, "6": 0.25, "many": 0.25})])
+        return (
+            told([("none", {"none": 0.5, "3": 0.5})]) if "Question 0?" in text else told([("7", {"7": 0.8})])
+        )
+
+    with stand_in(reply) as server:
+        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
+        options = JudgeOptions(protocol="score", top_logprobs=5)
+        found = prb.judge(
+            None, several(2), out=tmp_path / "a", options=options, endpoint=endpoint, progress=False
+        )
+        assert all((body["logprobs"], body["top_logprobs"]) == (True, 5) for _, body in server.asked)
+        rows = [json.loads(line) for line in (tmp_path / "a" / "judgements.jsonl").read_text().splitlines()]
+        expected = (0.5 * 8 + 0.25 * 6) / 0.75
+        assert rows[0]["ratings"] == [None, pytest.approx(expected), None]
+        assert list(found.rows[1].scores) == pytest.approx([7, expected, 7])
+        assert (found.summary["accuracy"], found.summary["judge"]["unparsable"]) == (0.5, 1)
+        assert found.summary["judge"]["mean_number_mass"] == pytest.approx((0.75 + 0.75 + 0.8 + 0.8) / 4)
+    with stand_in(lambda text, tries: "7") as server:  # an endpoint that does not tell them
+        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
+        with pytest.raises(RunError, match=r"logprobs.content.*leave out --top-logprobs"):
+            prb.judge(
+                None, several(1), out=tmp_path / "b", options=options, endpoint=endpoint, progress=False
+            )
+
+
+def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the oracle")
+    folder, data = tmp_path / "policy", several(2)
+    reference = write_policy(folder, "qwen3", num_hidden_layers=2)
+    chat = load_tokenizer(folder)
+    numbers = range(1, 10)
+    ids = [int(chat.tokenize([str(number)])[0][0]) for number in numbers]
+    found = prb.judge(str(folder), data, out=tmp_path / "run", options=SCORE, progress=False)
+    for comparison, row in zip(data, found.rows, strict=True):
+        shown = RatingTemplate(ONE_NUMBER).conversations(comparison, Scale(), profile_posts=1)
+        expected = []
+        for text in prompt_texts(chat, shown):
+            tokens = torch.tensor(chat.tokenize([text])[0][None].astype(np.int64))
+            with torch.no_grad():
+                logits = reference(tokens).logits[0, -1, ids].double()
+            expected.append(float((torch.softmax(logits, -1) * torch.tensor(list(numbers))).sum()))
+        assert list(row.scores) == pytest.approx(expected, abs=1e-5)
+    assert found.summary["judge"]["unparsable"] == 0
+    model = json.loads((tmp_path / "run" / "run.json").read_text())["inputs"]["model"]
+    assert (model["judge"], model["way"], model["scale"]) == ("score", "logits", [1, 9])
+    options = JudgeOptions(protocol="score", scale=(1, 10))
+    with pytest.raises(prb.PrbError, match="no single token for 10"):
+        prb.judge(str(folder), data, out=tmp_path / "ten", options=options, progress=False)
+
+
+def test_what_does_not_go_together_is_one_error(tmp_path: Path) -> None:
+    endpoint = EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
+    template = tmp_path / "t.txt"
+    template.write_text("{prompt}")
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"scale": (3, 1)}, "--scale: expected LOW below HIGH"),
+        ({"scale": (1, 10), "top_logprobs": 5}, "numbers of one digit"),
+        ({"protocol": "default", "scale": (1, 5)}, "--scale: belongs to --protocol score"),
+        ({"protocol": "default", "template": "t"}, "--template: belongs to"),
+        ({"template": str(template)}, r"t.txt: expected a place \{answer\}"),
+        ({"template": str(tmp_path / "none")}, "none: cannot be read"),
+        ({"protocol": "numbers"}, "expected one of default, paper, score"),
+    )
+    for given, message in cases:
+        options = JudgeOptions(**{"protocol": "score", **given})
+        with pytest.raises(RunError, match=message):
+            prb.judge(
+                None, several(1), out=tmp_path / "run", options=options, endpoint=endpoint, progress=False
+            )
