@@ -12,6 +12,8 @@ Slices of TPUs are joined by a network (DCN) that is much slower than the links 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import os
 from collections import Counter
@@ -224,7 +226,10 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     sizes = {name: getattr(shape, name) for name in MESH_AXES}
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if slices == 1:
-        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=found)
+        mesh = jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=found)
+        if found[0].platform == "cpu" and jax.distributed.is_initialized() and found == all_devices():
+            _meet(mesh)
+        return mesh
     crossing = crossing_axis(text) or "data"
     outer = {name: slices if name == crossing else 1 for name in MESH_AXES}
     layout = mesh_utils.create_hybrid_device_mesh(
@@ -234,6 +239,29 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
         allow_split_physical_axes=True,
     )
     return Mesh(layout, MESH_AXES, axis_types=axis_types)
+
+
+def _meet(mesh: Mesh) -> None:
+    """Let the CPUs of several processes exchange something over every combination of the mesh's axes.
+
+    Devices that exchange something for the first time wait 30 seconds for each other, and then fail or wait forever;
+    later there is no such limit. The first time would be behind a compile, which may take one process longer than that.
+    """
+    split = [name for name in MESH_AXES if mesh.shape[name] > 1]
+    sharding = NamedSharding(mesh, PartitionSpec(tuple(split)))
+    one_each = jax.make_array_from_callback(
+        (mesh.size,), sharding, lambda index: np.ones(mesh.size, np.float32)[index]
+    )
+    for count in range(1, len(split) + 1):
+        for axes in itertools.combinations(split, count):
+            rest = PartitionSpec(tuple(name for name in split if name not in axes))
+            sums = jax.shard_map(
+                functools.partial(jax.lax.psum, axis_name=axes),
+                mesh=mesh,
+                in_specs=sharding.spec,
+                out_specs=rest,
+            )
+            jax.block_until_ready(jax.jit(sums)(one_each))
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:

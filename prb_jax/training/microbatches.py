@@ -12,7 +12,6 @@ from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import stream_attention_name
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
-from prb_jax.processes.sharing import process_count
 from prb_jax.scoring.batch_shapes import shape_options, stream_options
 from prb_jax.scoring.dealing import Batch
 from prb_jax.training.data import STEPS_SIMULATED, Examples, TreesOnDemand, shapes_of_steps
@@ -67,10 +66,9 @@ class Microbatches(Protocol):
 
 
 def trains_on_streams(mesh: Mesh, attention: str) -> bool:
-    """Whether a run on these devices packs its trees into streams; kernels, jobs of several processes, and who asks for
-    another implementation, have trees in padded batches."""
-    # Of several processes with several devices each, steps over streams have been seen to wait for each other forever.
-    return attention == "auto" and stream_attention_name(mesh) is not None and process_count() == 1
+    """Whether a run on these devices packs its trees into streams; kernels, and who asks for another implementation,
+    want trees in padded batches."""
+    return attention == "auto" and stream_attention_name(mesh) is not None
 
 
 def plan_microbatches(

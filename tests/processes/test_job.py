@@ -190,3 +190,14 @@ def test_a_baseline_is_written_by_process_0_alone(tmp_path: Path, capsys) -> Non
     assert (tmp_path / "two" / "scores.jsonl").read_bytes() == (
         tmp_path / "one" / "scores.jsonl"
     ).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_process_that_compiles_long_is_waited_for() -> None:
+    """Longer than the 30 seconds in which devices that have never met have to find each other."""
+    with job(["-m", "tests.processes.late_process", 35], count=2, devices=2) as processes:
+        found = ended(processes)
+    assert [status for status, *_ in found] == [0, 0], found
+    for _, output, _ in found:  # gloo talks there, too
+        assert [line for line in output.splitlines() if not line.startswith("[Gloo]")] == ["6.0"] * 3
