@@ -84,10 +84,10 @@ def read_judgement(answer: Mapping[str, Any], *, swapped: bool) -> Judgement:
       swapped: whether A was the second response.
     """
     order = SIDES[::-1] if swapped else SIDES
-    known = {
-        criterion: tuple(None if sides[side] == UNKNOWN else sides[side] for side in order)
-        for criterion, sides in answer["quality"].items()
-    }
+    known: dict[str, tuple[int | None, int | None]] = {}
+    for criterion, sides in answer["quality"].items():
+        first, second = (None if sides[side] == UNKNOWN else sides[side] for side in order)
+        known[criterion] = (first, second)
     fit = None if answer["fit"] == UNKNOWN else order.index(answer["fit"])
     return Judgement(fit, known, answer["comment"])
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -77,7 +77,7 @@ def make_app(auditing: Auditing) -> Starlette:
     session = auditing.session
 
     def current(annotator: str) -> dict[str, Any]:
-        return {"annotator": annotator, **asdict(session.current(annotator))}
+        return {"annotator": annotator, **vars(session.current(annotator))}
 
     def task(annotator: str, body: Body) -> dict[str, Any]:
         return current(annotator)
@@ -159,7 +159,7 @@ def make_app(auditing: Auditing) -> Starlette:
 
 
 def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    data = files(__package__).joinpath(name).read_bytes()
+    data = files("prb_jax.auditing").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:
         return Response(data, media_type=kind)
@@ -201,12 +201,21 @@ def _answered(
 def _check_site(request: Request, hosts: frozenset[str] | None) -> None:
     """Refuse what another site asks the browser to send, also under a name of its own for this machine."""
     host = request.headers.get("host", "")
-    if hosts is not None and urlsplit(f"//{host}").hostname not in hosts:
+    if hosts is not None and _split(f"//{host}")[0] not in hosts:
         raise RefusedError(421, "expected a request to this machine by its own name, as 127.0.0.1")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
             return  # a link on another site, which may lead here
         raise RefusedError(403, "expected a request from the page of this server")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and _split(origin)[1] != host:
         raise RefusedError(403, "expected a request from the page of this server")
+
+
+def _split(url: str) -> tuple[str | None, str | None]:
+    """The host of a URL, and the host with its port; Nones for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.netloc
+    except ValueError:
+        return None, None

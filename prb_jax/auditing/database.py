@@ -35,6 +35,8 @@ CREATE TABLE events (number INTEGER PRIMARY KEY, task INTEGER NOT NULL, annotato
   showing INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL, opened REAL NOT NULL, at REAL NOT NULL,
   digest TEXT NOT NULL);
 """
+_FAST: Final = "PRAGMA synchronous = NORMAL"  # a process that is killed loses nothing
+_DURABLE: Final = "PRAGMA synchronous = FULL"
 _HINT: Final = "put the file of a backup in its place; nothing was changed"
 
 
@@ -145,7 +147,7 @@ class Database:
             with _explained(path):
                 if write:
                     self._connection.execute("PRAGMA journal_mode = WAL")
-                    self._connection.execute("PRAGMA synchronous = FULL")
+                    self._connection.execute(_FAST)
                 self._connection.execute("BEGIN")  # all that is checked is of one moment
                 self._check(audit, settings)
                 self._connection.execute("COMMIT")
@@ -169,7 +171,7 @@ class Database:
     def tasks(self) -> list[Task]:
         """Return the tasks that are open, in the order in which they were given out."""
         rows = self._rows("SELECT * FROM tasks ORDER BY number")
-        return [Task(*row[:6], None if row[6] is None else json.loads(row[6])) for row in rows]
+        return [_read_task(*row) for row in rows]
 
     def last_task(self) -> int:
         """Return the highest number that a task has had."""
@@ -195,13 +197,13 @@ class Database:
 
     def submit(self, task: Task, answer: dict[str, Any], *, at: float) -> Event:
         """Add a judgement and remove its task, both or neither."""
-        with self._writing() as cursor:
+        with self._writing(durable=True) as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
             return self._append(cursor, task, SUBMITTED, answer, at)
 
     def take_back(self, event: Event, again: Task, *, at: float) -> Event:
         """Note that a judgement was taken back, and open a task for it again, both or neither."""
-        with self._writing() as cursor:
+        with self._writing(durable=True) as cursor:
             _insert_task(cursor, again)
             task = Task(
                 event.task, event.annotator, event.item, event.showing, event.opened, 0.0, event.answer
@@ -230,7 +232,7 @@ class Database:
     def events(self) -> list[Event]:
         """Return all events in their order."""
         rows = self._rows("SELECT * FROM events ORDER BY number")
-        return [Event(*row[:6], json.loads(row[6]), *row[7:9]) for row in rows]
+        return [_read_event(*row) for row in rows]
 
     def _head(self) -> tuple[str, int]:
         meta = dict(self._rows("SELECT name, value FROM meta"))
@@ -241,10 +243,11 @@ class Database:
             return self._connection.execute(query).fetchall()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Cursor]:
-        """All or nothing of what is written within."""
+    def _writing(self, *, durable: bool = False) -> Iterator[sqlite3.Cursor]:
+        """All or nothing of what is written within; durable: it also survives a loss of power, and takes longer."""
         with _explained(self.path):
             cursor = self._connection.cursor()
+            cursor.execute(_DURABLE if durable else _FAST)
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor
@@ -314,6 +317,28 @@ def _event_row(event: Event) -> tuple[Any, ...]:
 
 def _event_digest(before: str, row: Sequence[Any]) -> str:
     return sha256(json.dumps([before, *row]).encode()).hexdigest()
+
+
+def _read_task(
+    number: int, annotator: str, item: int, showing: int, opened: float, expires: float, draft: str | None
+) -> Task:
+    answer = None if draft is None else json.loads(draft)
+    return Task(number, annotator, item, showing, opened, expires, answer)
+
+
+def _read_event(
+    number: int,
+    task: int,
+    annotator: str,
+    item: int,
+    showing: int,
+    kind: str,
+    answer: str,
+    opened: float,
+    at: float,
+    digest: str,
+) -> Event:
+    return Event(number, task, annotator, item, showing, kind, json.loads(answer), opened, at)
 
 
 def _insert_task(cursor: sqlite3.Cursor, task: Task) -> None:

@@ -213,7 +213,7 @@ def _place(rating: int | None) -> int | None:
 
 def _against_label(table: Table, fits: np.ndarray) -> dict[str, Any]:
     """The share of all judgements of personal fit that are the label."""
-    items, columns = np.nonzero(fits != MISSING)
+    items, columns = (each.tolist() for each in np.nonzero(fits != MISSING))
     wins = fits[items, columns] == 0
     if not len(wins):
         return Estimate(None, reasons={"value": "no judgement of personal fit"}).to_json() | {"judgements": 0}

@@ -181,14 +181,14 @@ def _read(path: Path) -> AuditFolder | None:
     record = read_record(path, AUDIT, kind=_KIND, command="prb audit", others=(DATABASE,))
     if record is None:
         return None
-    inputs, names = record["inputs"], (record.get("data"), record.get("gold"))
+    inputs = record["inputs"]
     known = inputs.keys() == {"data", "gold", *_DEFAULTS} and isinstance(record.get("id"), str)
-    for field, each in zip(("data", "gold"), names, strict=True):
-        sources = (inputs.get(field) or {}).get("sources", [])
-        known = known and isinstance(each, list) and len(each) == len(sources)
+    for field in ("data", "gold"):
+        names, sources = record.get(field), (inputs.get(field) or {}).get("sources", [])
+        known = known and isinstance(names, list) and len(names) == len(sources)
     if not known:
         raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
-    return AuditFolder(path, record["id"], inputs, *map(tuple, names))
+    return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))
 
 
 def _make(path: Path, options: AuditOptions) -> AuditFolder:

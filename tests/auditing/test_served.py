@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -28,7 +27,6 @@ class Served:
     """A running audit."""
 
     process: subprocess.Popen[str]
-    lines: list[str]
     url: str
 
     @contextlib.contextmanager
@@ -44,16 +42,14 @@ class Served:
         self.process.wait()
 
 
-def serve(folder: Path, *arguments: object, lines: int = 1, **environment: str) -> Served:
+def serve(folder: Path, *arguments: object) -> Served:
     command = [sys.executable, "-m", "prb_jax", "audit", str(folder), "--port", "0", *map(str, arguments)]
     with (folder.parent / "log.txt").open("a") as log:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(lines)]
-    assert said[0].startswith(f"auditing {folder} at http://"), (folder.parent / "log.txt").read_text()
-    return Served(process, said, said[0].rsplit(" ", 1)[1].strip())
+    line = process.stdout.readline()
+    assert line.startswith(f"auditing {folder} at http://"), (folder.parent / "log.txt").read_text()
+    return Served(process, line.rsplit(" ", 1)[1].strip())
 
 
 def ask(client: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:
@@ -147,6 +143,8 @@ def test_strangers_are_refused(served: list[Served]) -> None:
             ({"Sec-Fetch-Site": "cross-site"}, 403),
             ({"Content-Type": "text/plain"}, 415),
             ({"Host": "evil.example"}, 421),
+            ({"Host": "[127.0.0.1"}, 421),
+            ({"Origin": "http://[127.0.0.1"}, 403),
         ):
             coded = {"Content-Type": b"application/json"} | {
                 name: value.encode() for name, value in headers.items()
