@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prb_jax.auditing.audit import audit
     from prb_jax.auditing.export import audit_export
     from prb_jax.auditing.report import audit_report
+    from prb_jax.building.build import Build, build
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.aspects import plan_aspects
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
+    "Build": "prb_jax.building.build",
+    "build": "prb_jax.building.build",
     "Comparison": "prb_jax.data.comparison",
     "Message": "prb_jax.data.comparison",
     "Post": "prb_jax.data.comparison",
@@ -91,6 +94,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Build",
     "CheckpointError",
     "Comparison",
     "DataError",
@@ -115,6 +119,7 @@ __all__ = [
     "audit",
     "audit_export",
     "audit_report",
+    "build",
     "compare",
     "correlate",
     "evaluate",

@@ -13,6 +13,7 @@ from prb_jax.commands import (
     audit,
     bench,
     best_of_n,
+    build,
     compare,
     completion,
     convert,
@@ -51,8 +52,8 @@ EXIT_BROKEN_PIPE = 141
 
 _VERBS = (
     evaluate, judge, aspects, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample,
-    best_of_n, guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, prepare,
-    split,
+    best_of_n, guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, build,
+    prepare, split,
     rank_profiles, quickstart, bench, plan, completion,
 )  # fmt: skip
 

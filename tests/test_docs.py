@@ -18,6 +18,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.building.settings import BuildSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.training.config import flat_settings
 from prb_jax.training.settings import TrainSettings
@@ -64,7 +65,11 @@ def parsers() -> dict[str, ArgumentParser]:
     return dict(below(cli.parser(), ""))
 
 
-SETTINGS = {"train": flat_settings(TrainSettings()), "ppo": flat_settings(PpoSettings())}
+SETTINGS = {
+    "train": flat_settings(TrainSettings()),
+    "ppo": flat_settings(PpoSettings()),
+    "build": flat_settings(BuildSettings()),
+}
 """The keys of the verbs that take a config."""
 
 

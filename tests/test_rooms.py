@@ -35,6 +35,7 @@ ORDER = (
     ("generation",),
     ("rl",),
     ("serving",),
+    ("building",),
     ("auditing",),
     ("reports",),
     ("inspection",),

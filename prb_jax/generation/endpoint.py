@@ -11,12 +11,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -38,6 +38,15 @@ LONGEST_WAIT = 60.0
 """Seconds between two tries, at most, whatever the endpoint asks for."""
 
 
+HOPELESS: Final = frozenset({401, 403, 404})
+"""Statuses that every further request would have too."""
+
+TRIES: Final = "prb_tries"
+"""Beside an answer that is kept: how often it was asked for."""
+
+Outcome = TypeVar("Outcome")
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a model said.
@@ -47,12 +56,20 @@ class Reply:
       prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told.
       alternatives: each token with the most probable ones of its place and their log-probabilities; None where they
         were not asked for.
+      finish: why it ends: "stop", "length" or another word of who produced it; None where that is not told.
+      tries: how often it was asked for.
     """
 
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
     alternatives: Sequence[tuple[str, Sequence[tuple[str, float]]]] | None = None
+    finish: str | None = None
+    tries: int = field(default=1, compare=False)
+
+
+class NoReplyError(RunError):
+    """An endpoint gave no reply to one request; another one may fare better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,36 +119,84 @@ class Endpoint:
         *,
         temperature: float,
         max_new_tokens: int,
+        seeds: Sequence[int] | None = None,
         alternatives: int | None = None,
     ) -> list[Reply]:
         """Return the reply to each conversation; several are asked at a time.
 
         Args:
-          conversations: to reply to.
+          conversations: to reply to; equal requests are asked once.
           temperature: of the replies.
           max_new_tokens: of a reply.
+          seeds: one for each conversation, which the endpoint is told.
           alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
 
         Raises:
           RunError: the endpoint refuses, is down, or answers with something else than a reply.
         """
-        bodies = [
+        bodies = self._bodies(
+            conversations,
+            seeds,
+            temperature=temperature,
+            max_tokens=max_new_tokens,
+            alternatives=alternatives,
+        )
+        return self._gather(bodies, Future.result)
+
+    def ask_each(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Reply | NoReplyError]:
+        """As `ask_all`, but a conversation without a reply has its error in the list, and the others go on.
+
+        Raises:
+          RunError: the endpoint refuses the key, or has no such model or address.
+        """
+
+        def outcome(future: Future[Reply]) -> Reply | NoReplyError:
+            try:
+                return future.result()
+            except NoReplyError as error:
+                return error
+
+        bodies = self._bodies(conversations, seeds, temperature=temperature, max_tokens=max_new_tokens)
+        return self._gather(bodies, outcome)
+
+    def _bodies(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        seeds: Sequence[int] | None,
+        *,
+        temperature: float,
+        max_tokens: int,
+        alternatives: int | None = None,
+    ) -> list[dict[str, Any]]:
+        return [
             {
                 "model": self.options.model,
                 "messages": [{"role": each.role, "content": each.content} for each in messages],
                 "temperature": temperature,
-                "max_tokens": max_new_tokens,
+                "max_tokens": max_tokens,
+                **({} if seeds is None else {"seed": seeds[number]}),
                 **({} if alternatives is None else {"logprobs": True, "top_logprobs": alternatives}),
             }
-            for messages in conversations
+            for number, messages in enumerate(conversations)
         ]
+
+    def _gather(
+        self, bodies: Sequence[Mapping[str, Any]], outcome: Callable[[Future[Reply]], Outcome]
+    ) -> list[Outcome]:
         self._over.clear()
         keys = [json.dumps(body, sort_keys=True) for body in bodies]
         with ThreadPoolExecutor(self.options.concurrency) as pool:
             distinct = dict(zip(keys, bodies, strict=True))
             futures = {key: pool.submit(self._ask, body) for key, body in distinct.items()}
             try:
-                return [futures[key].result() for key in keys]
+                return [outcome(futures[key]) for key in keys]
             except BaseException:
                 self._over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -151,16 +216,16 @@ class Endpoint:
         if path.exists():
             known = read_object(path, error=RunError, hint="remove it, and it is asked again")
             return self._read(known, alternatives="logprobs" in body)
-        answer = self._tried(body)
-        reply = self._read(answer, alternatives="logprobs" in body)
+        answer, tries = self._tried(body)
+        reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
-                file.write(json.dumps(answer).encode())
+                file.write(json.dumps({**answer, TRIES: tries}).encode())
         return reply
 
-    def _tried(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer of the endpoint, after as many tries as it takes."""
+    def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+        """The answer of the endpoint, after as many tries as it takes, and how many it took."""
         options, wait, failure = self.options, self.options.backoff, ""
         for number in range(options.tries):
             if number and self._over.wait(wait * (1 + random.random() / 4)):
@@ -179,14 +244,15 @@ class Endpoint:
                 continue
             if answer.status_code != 200:
                 hint = f"; set {KEY} to a key that it takes" if answer.status_code in (401, 403) else ""
-                raise RunError(f"{options.url}: status {answer.status_code}: {shown(answer)}{hint}")
+                kind = RunError if answer.status_code in HOPELESS else NoReplyError
+                raise kind(f"{options.url}: status {answer.status_code}: {shown(answer)}{hint}")
             try:
                 found = parse_json(answer.content, where=options.url, error=RunError)
                 self._read(found)
-                return found
+                return found, number + 1
             except RunError as error:
                 failure = str(error)
-        raise RunError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
+        raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
 
     def _read(self, answer: Any, *, alternatives: bool = False) -> Reply:
         """The reply in an answer, with the alternatives of its tokens if they were asked for.
@@ -218,7 +284,16 @@ class Endpoint:
                     f"each place, found {quote(first.get('logprobs'))}: leave out --top-logprobs, and the number is "
                     "read from the reply"
                 )
-        return Reply(message["content"] or "", tokens("prompt_tokens"), tokens("completion_tokens"), found)
+        finish = first.get("finish_reason") if isinstance(first, Mapping) else None
+        tries = answer.get(TRIES, 1)
+        return Reply(
+            message["content"] or "",
+            tokens("prompt_tokens"),
+            tokens("completion_tokens"),
+            found,
+            finish=finish if isinstance(finish, str) else None,
+            tries=tries if type(tries) is int else 1,
+        )
 
 
 def endpoint_options(

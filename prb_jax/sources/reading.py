@@ -323,26 +323,42 @@ def _known(benchmark: object) -> str | None:
     return str(benchmark) if benchmark in benchmarks.NAMES else None
 
 
+def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
+    """Yield the records of a source as they stand there, unchecked, or as comparisons where they are generated.
+
+    Args:
+      source, split: as of ``read_comparisons``.
+      subset: of a folder or hub data set with several configs, the one that is read; files are read whole.
+
+    Raises:
+      DataError: a source that does not exist, or a file that cannot be read.
+    """
+    return _rows(_resolve(source, split=split), subset=subset, split=split)
+
+
 def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[Placed]:
+    return read_records(_rows(source, subset=subset, split=split))
+
+
+def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
     if source.kind is _Kind.GENERATED:
         from prb_jax.sources import personas  # the generator is only imported where it is asked for
 
         for number, comparison in enumerate(personas.load(source.name), start=1):
-            yield Placed(f"{PERSONAS}:{source.name}: row {number}", comparison)
+            yield Row(f"{PERSONAS}:{source.name}: row {number}", comparison)
         return
     place = source.name if source.kind is _Kind.HUB else Path(source.name)
     if source.benchmark not in (None, PRB):
         benchmark = benchmarks.get_benchmark(source.benchmark)
-        rows: Iterable[Row] = read_benchmark(benchmark, place, subset=subset, split=split)
+        yield from read_benchmark(benchmark, place, subset=subset, split=split)
     elif source.kind is _Kind.FILE:
-        rows = read_rows(Path(source.name))
+        yield from read_rows(Path(source.name))
     elif source.kind is _Kind.PREPARED:
-        rows = read_prepared(Path(source.name), split=split)
+        yield from read_prepared(Path(source.name), split=split)
     elif source.kind is _Kind.FOLDER:
-        rows = read_folder(Path(source.name), subset=subset, split=split)
+        yield from read_folder(Path(source.name), subset=subset, split=split)
     else:
-        rows = read_hub(source.name, subset=subset, split=split)
-    yield from read_records(rows)
+        yield from read_hub(source.name, subset=subset, split=split)
 
 
 def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import numpy as np
 
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import group_counts
+from prb_jax.metrics.surface import WRAPPERS, wrapper_features
 from prb_jax.metrics.uncertainty import clustered_interval
 from prb_jax.study.population import Population
 from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, Split
@@ -19,28 +19,6 @@ MARGIN: Final = 0.03
 
 NORMS: Final = 1.5
 """Most that the mean lengths of the features of seen and unseen people may differ, as a ratio."""
-
-WRAPPERS: Final = {
-    "a list bracket at the start": re.compile(r"\A\s*[\[(]['\"]"),
-    "a list bracket at the end": re.compile(r"['\"][\])]\s*\Z"),
-    "a bracket at the start": re.compile(r"\A[\[{<]"),
-    "a bracket at the end": re.compile(r"[\]}>]\Z"),
-    "a quotation mark at the start": re.compile(r"\A[\"'`“]"),
-    "a quotation mark at the end": re.compile(r"[\"'`”]\Z"),
-    "blanks at the start": re.compile(r"\A\s"),
-    "blanks at the end": re.compile(r"\s\Z"),
-    "the name of a role at the start": re.compile(
-        r"\A\s*(assistant|user|system|human|bot|response [ab12]|answer)\s*:", re.I
-    ),
-    "a special token": re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|\[/?INST\]"),
-    "a written-out line break": re.compile(r"\\n"),
-}
-"""Parts of a text that come from the way in which it was written to a file, and not from its author."""
-
-
-def wrapper_features(texts: tuple[str, ...]) -> np.ndarray:
-    """Return which wrappers each text has, float32 [R, wrappers]."""
-    return np.array([[bool(p.search(text)) for p in WRAPPERS.values()] for text in texts], np.float32)
 
 
 def check_wrappers(population: Population, split: Split) -> float:

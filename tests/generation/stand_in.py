@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
@@ -18,8 +19,9 @@ class StandIn(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, reply: Callable[[str, int], str | Answer]) -> None:
+    def __init__(self, reply: Callable[[Any, int], str | Answer], *, whole: bool) -> None:
         self.reply, self.asked, self.lock = reply, list[tuple[dict[str, str], Any]](), threading.Lock()
+        self.whole, self.counts = whole, Counter[str]()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -31,11 +33,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = cast(StandIn, self.server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][-1]["content"]
+        asked = body if server.whole else body["messages"][-1]["content"]
         with server.lock:
-            tries = sum(asked["messages"][-1]["content"] == text for _, asked in server.asked)
+            key = json.dumps(asked, sort_keys=True)
+            tries = server.counts[key]
+            server.counts[key] += 1
             server.asked.append((dict(self.headers), body))
-        found = server.reply(text, tries)
+        found = server.reply(asked, tries)
         status, data, headers = (200, completion(found), {}) if isinstance(found, str) else found
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
@@ -47,18 +51,18 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def completion(text: str | None) -> bytes:
-    """An answer of the API, of 10 tokens to 2."""
+def completion(text: str | None, **choice: Any) -> bytes:
+    """An answer of the API, of 10 tokens to 2; a choice has further fields, such as finish_reason."""
     usage = {"prompt_tokens": 10, "completion_tokens": 2}
     return json.dumps(
-        {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}
+        {"choices": [{"message": {"role": "assistant", "content": text}, **choice}], "usage": usage}
     ).encode()
 
 
 @contextlib.contextmanager
-def stand_in(reply: Callable[[str, int], str | Answer]) -> Iterator[StandIn]:
-    """Serve; `reply` gets the last message and how often it was asked before."""
-    server = StandIn(reply)
+def stand_in(reply: Callable[[Any, int], str | Answer], *, whole: bool = False) -> Iterator[StandIn]:
+    """Serve; `reply` gets the last message, or the ``whole`` body, and how often it was asked before."""
+    server = StandIn(reply, whole=whole)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -1,0 +1,265 @@
+"""`prb build`: a personalised benchmark from people's own wishes; resumable at any moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.building.candidates import lacking, match_pairs
+from prb_jax.building.facts import build_facts, decided_inputs
+from prb_jax.building.gates.gate import Pair
+from prb_jax.building.gating import Gated, run_gates
+from prb_jax.building.parts import split_parts
+from prb_jax.building.product import write_product
+from prb_jax.building.prompts import prompts_digest
+from prb_jax.building.records import Record, read_records
+from prb_jax.building.redaction import load_redactor, redact
+from prb_jax.building.settings import BuildSettings, load_build_settings
+from prb_jax.building.write import read_candidates, write_rows
+from prb_jax.building.writers import Writer, open_speaker, open_writer
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.errors import RunError, listed, quote
+from prb_jax.generation.endpoint import REPLIES
+from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import RunKind
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.runs.rows import Row, open_rows
+
+ROWS: Final = "rows.jsonl"
+FAILURES: Final = "failures.jsonl"
+GATES_FILE: Final = "gate_figures.json"
+RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=ROWS)
+
+_FIELDS: Final = ("id", "over", "aspects", "plan", "candidates", "requests", "tries")
+
+
+@dataclass(frozen=True)
+class Build:
+    """The result of `build`.
+
+    Attributes:
+      out: the folder.
+      summary: what `summary.json` holds: counts, every gate with its figures, what was spent.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of all records: the first answers, the best-matched ones, and by id the reason why there is none."""
+
+    first: list[Pair]
+    best: list[Pair]
+    none: dict[str, str]
+
+
+def build(
+    config: Any,
+    *,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    relax: Sequence[str] = (),
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> Build:
+    """Build a personalised benchmark: write pairs, send them through the gates, and write what is kept.
+
+    A build that was killed is continued by the same call, and ends with the same bytes. Records that an endpoint did
+    not answer for are noted in ``failures.jsonl`` and written by the next call.
+
+    Args:
+      config: path of a config file, a ConfigDict, a mapping, or :class:`prb_jax.building.settings.BuildSettings`.
+      out: folder of the build.
+      overrides: `key=value` with dotted keys.
+      relax: gates that may fail, beside those of the config.
+      progress: shows progress on standard error.
+      command: the command line, for the record.
+
+    Raises:
+      DataError: a record that nothing can be built from.
+      RunError: settings, folder or endpoint cannot be used; records that were not answered for; a gate that failed
+        and is not relaxed. Whatever was written is kept.
+      CheckpointError, MeshError: a model on this machine cannot be loaded.
+    """
+    settings = load_build_settings(config, overrides, relax=relax)
+    folder = Path(out)
+    refuse_file(out)
+    RUNS.read(folder)
+    redactor = load_redactor() if settings.redact else None
+    assert settings.data is not None
+    records = read_records(
+        settings.data,
+        subset=settings.subset,
+        split=settings.split,
+        limit=settings.limit,
+        derive=settings.aspects,
+    )
+    if redactor is not None:
+        records = [redact(record, redactor) for record in records]
+    cache = folder / REPLIES if settings.cache is None else Path(settings.cache)
+    writer = open_writer(settings.generator, cache=cache)
+    judge = open_speaker(settings.judge, cache=cache) if settings.judge.given else None
+    inputs = decided_inputs(settings, records, writer=writer, judge=judge)
+    with held_folder(folder):
+        done = (folder / SUMMARY).exists()
+        session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
+        RUNS.start(folder, inputs, notes={"command": list(command), "data": settings.data}, session=session)
+        run = RUNS.read(folder) or {}
+        relaxed = sorted({name for each in run["sessions"] for name in each["relax"]})
+        if done:
+            _check_finished(folder, settings, relaxed)
+            return Build(folder, read_object(folder / SUMMARY, error=RunError))
+        settings = replace(settings, relax=tuple(relaxed))
+        rows = _write_all(records, writer, settings, folder, progress=progress)
+        del writer  # a model on this machine makes room for the next
+        made = _pairs(records, rows, settings, inputs)
+        gated = run_gates(
+            made.first,
+            made.best,
+            records=len(records),
+            settings=settings,
+            judge=judge,
+            folder=folder,
+            progress=progress,
+        )
+        results = [each.to_json() for each in gated.results]
+        write_json(folder / GATES_FILE, {"gates": results, "relaxed": relaxed})
+        gated.check()
+        if not gated.kept:
+            raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
+        parts = split_parts(
+            gated.kept,
+            name=settings.product.name,
+            private_share=settings.product.private_share,
+            seed=settings.seed,
+        )
+        facts = build_facts(
+            settings, records, rows, gated, parts, inputs, folder=folder, command=run["command"]
+        )
+        write_product(
+            folder,
+            pairs=gated.kept,
+            parts=parts,
+            dropped=_dropped(records, made.none, gated),
+            formats=settings.product.formats,
+            facts=facts,
+        )
+        write_json(folder / SUMMARY, facts)
+    return Build(folder, facts)
+
+
+def _check_finished(folder: Path, settings: BuildSettings, relaxed: Sequence[str]) -> None:
+    if further := sorted(set(settings.relax) - set(relaxed)):
+        raise RunError(
+            f"{folder}: the build is finished without relaxing {', '.join(further)}: leave --relax out, or give --out "
+            "another folder"
+        )
+
+
+def _write_all(
+    records: Sequence[Record], writer: Writer, settings: BuildSettings, folder: Path, *, progress: bool
+) -> list[Row]:
+    """Write what has no row yet, some records at a time.
+
+    Raises:
+      RunError: records that were not answered for, or a generator that gives nothing that could be used.
+    """
+    together = settings.writing.together
+    with (
+        open_rows(folder / ROWS, what="a build", key=lambda row: row["id"], fields=_FIELDS) as file,
+        show_progress(
+            "build", Count(len(records), len(file.rows), unit="records"), enabled=progress
+        ) as display,
+    ):
+        failures: dict[str, str] = {}
+        for start in range(0, len(records), together):
+            unit = records[start : start + together]
+            new = [record for record in unit if record.id not in file.rows]
+            if new:
+                written = write_rows(unit, writer, settings)
+                file.append(written.rows)
+                lost = {name: str(error) for name, error in written.failures.items() if name not in file.rows}
+                _note_failures(folder, lost)
+                failures |= lost
+                display.advance(len(new) - len(lost))
+                if len(lost) == len(unit):
+                    break  # nothing was answered: the rest would fare no better
+            if start == 0:
+                _check_first([(each, file.rows[each.id]) for each in unit if each.id in file.rows], settings)
+        if failures:
+            name, error = next(iter(failures.items()))
+            raise RunError(
+                f"{len(failures):,} of {len(records):,} records have no answer from the endpoint, first {quote(name)}: "
+                f"{error}. {len(file.rows):,} are written and kept; {folder / FAILURES} names the others, and the same "
+                "command asks for them again"
+            )
+        return file.finish([record.id for record in records])
+
+
+def _note_failures(folder: Path, errors: Mapping[str, str]) -> None:
+    if not errors:
+        return
+    now, fields = datetime.now(UTC).isoformat(), ("id", "at", "error")
+    with open_rows(
+        folder / FAILURES, what="failures", key=lambda row: (row["id"], row["at"]), fields=fields
+    ) as file:
+        file.append({"id": name, "at": now, "error": error} for name, error in errors.items())
+
+
+def _check_first(written: Sequence[tuple[Record, Row]], settings: BuildSettings) -> None:
+    """A generator that gives nothing for the first records is not asked about all others."""
+    faults = [row["over"] or lacking(read_candidates(row, record, settings)) for record, row in written]
+    if faults and all(faults):
+        told = listed(sorted(set(filter(None, faults))))
+        raise RunError(
+            f"the generator gave no pair for any of the first {len(faults)} records: {told}; {ROWS} has its replies"
+        )
+
+
+def _pairs(
+    records: Sequence[Record], rows: Sequence[Row], settings: BuildSettings, inputs: Mapping[str, Any]
+) -> _Pairs:
+    """The first answers of both sides of each record, the best-matched ones, and why a record has none."""
+    every = zip(records, rows, strict=True)
+    candidates = [read_candidates(row, record, settings) for record, row in every]
+    generator = hashlib.sha256(json.dumps(inputs["generator"], sort_keys=True).encode()).hexdigest()[:16]
+    first, pairs, none = [], [], dict[str, str]()
+    for record, row, own, best in zip(records, rows, candidates, match_pairs(candidates), strict=True):
+        early = [side[0] for side in own.values() if side]
+        if len(early) == 2 and all(each.text for each in early):
+            comparison = record.pair(early[0].text, early[1].text, row["aspects"])
+            first.append(Pair(comparison, (early[0].finish, early[1].finish)))
+        if best is None:
+            none[record.id] = row["over"] or lacking(own) or ""
+            continue
+        chosen, rejected = best
+        provenance = {
+            "generator": inputs["generator"]["name"],
+            "generator_digest": generator,
+            "prompts": prompts_digest(),
+            "seeds": {"chosen": chosen.seed, "rejected": rejected.seed},
+            "candidates": {side: len(found) for side, found in own.items()},
+            "aspects_derived": row["aspects_derived"],
+            **{name: row[name] for name in ("requests", "tries", "prompt_tokens", "completion_tokens")},
+        }
+        comparison = record.pair(chosen.text, rejected.text, row["aspects"])
+        pairs.append(Pair(comparison, (chosen.finish, rejected.finish), provenance))
+    return _Pairs(first, pairs, none)
+
+
+def _dropped(records: Sequence[Record], none: Mapping[str, str], gated: Gated) -> list[dict[str, str]]:
+    """Every record without a pair, with the gate that left it out, or the generator, and the reason."""
+    reasons = {name: ("generator", reason) for name, reason in none.items()} | dict(gated.dropped)
+    return [
+        {"id": record.id, "gate": reasons[record.id][0], "reason": reasons[record.id][1]}
+        for record in records
+        if record.id in reasons
+    ]

@@ -1,0 +1,152 @@
+"""The card of a built benchmark, made from its run: every gate with its figures, what was relaxed, how it was made."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prb_jax.building.parts import Part
+from prb_jax.version import __version__
+
+
+def data_card(facts: Mapping[str, Any], *, part: Part | None) -> str:
+    """Return the card in Markdown; that of a part has the header that the hub reads.
+
+    Args:
+      facts: what `summary.json` says.
+      part: that the card lies beside; None for the whole build.
+    """
+    name = facts["name"] + (f" ({part.name} part)" if part else "")
+    lines = [*(_header(facts, part) if part else ()), f"# {_inline(name)}", ""]
+    lines += [
+        f"Pairs of answers to people's questions, built by `prb build` of `prb_jax` {__version__}. The chosen answer "
+        "follows what the person wanted; the rejected one avoids it, and is meant to be as correct, relevant and "
+        "helpful.",
+        "",
+    ]
+    if facts["relaxed"]:
+        names = ", ".join(facts["relaxed"])
+        lines += [
+            f"**Relaxed gates: {_inline(names)}.** These were allowed to fail; read their figures below.",
+            "",
+        ]
+    lines += list(_size(facts, part))
+    lines += ["", "## Gates", "", *_gates(facts)]
+    lines += ["", "## How it was made", "", *_made(facts)]
+    if part is not None:
+        lines += [
+            "",
+            "## Canary",
+            "",
+            "This line stands in every record of this part:",
+            "",
+            f"    {part.canary}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _header(facts: Mapping[str, Any], part: Part) -> Iterator[str]:
+    yield "---"
+    yield f"pretty_name: {json.dumps(facts['name'])}"
+    if facts["licence"]:
+        yield f"license: {json.dumps(facts['licence'])}"
+    yield 'tags: ["preference", "personalization", "reward-model", "prb_jax"]'
+    yield f"size_categories: [{json.dumps(_size_category(len(part.pairs)))}]"
+    yield from (
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        "  - split: test",
+        '    path: "data/test-*"',
+    )
+    yield from ("---", "")
+
+
+def _size_category(pairs: int) -> str:
+    """The hub's own names for sizes."""
+    for most, name in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K")):
+        if pairs < most:
+            return name
+    return "100K<n<1M"
+
+
+def _size(facts: Mapping[str, Any], part: Part | None) -> Iterator[str]:
+    counts = ", ".join(f"{facts['parts'][name]:,} {name}" for name in facts["parts"])
+    users = f"{facts['users']:,} {facts['users_are']}"
+    yield f"{facts['pairs']:,} pairs of {users}, of {facts['records']:,} records ({counts})."
+    yield ""
+    yield (
+        "No person, question or answer is in both parts, not even but for a few words. Aspects and narratives, which a "
+        "scored model must not see, are in the private part alone."
+    )
+    if part is not None:
+        yield ""
+        yield "    prb evaluate MODEL --data FOLDER --out runs/first    # the folder of this card"
+
+
+def _gates(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield "| gate | before | after | pairs dropped | |"
+    yield "|---|---:|---:|---:|---|"
+    for gate in facts["gates"]:
+        verdict = "passed" if gate["after"]["passed"] else "failed"
+        shown = f"**relaxed** ({verdict})" if gate["relaxed"] else verdict
+        before, after = _figure(gate["before"]), _figure(gate["after"])
+        yield f"| {gate['gate']} | {before} | {after} | {gate['dropped']:,} | {shown} |"
+    yield ""
+    for gate in facts["gates"]:
+        note = f" ({_inline(gate['after']['note'])})" if gate["after"]["note"] else ""
+        yield f"- {gate['gate']}: {_inline(gate['definition'])}{note}"
+    yield ""
+    level = f"{facts['level']:.3g}"
+    yield (
+        "Before: of the first answers that were written for both sides of a record; of judges and reward models: of "
+        f"pairs that reached them. After: of the pairs here. [..]: interval of level {level} over users."
+    )
+
+
+def _figure(figure: Mapping[str, Any] | None) -> str:
+    if figure is None or figure["value"] is None:
+        return "-"
+    low_high = figure["interval"]
+    interval = "" if low_high is None else f" [{low_high[0]:.3f}..{low_high[1]:.3f}]"
+    return f"{figure['value']:.3f}{interval}"
+
+
+def _made(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"- records: {_inline(facts['data'])}" + ("; redacted by scrubadub" if facts["redacted"] else "")
+    yield f"- generator: {_inline(facts['generator'])}"
+    yield f"- judge: {_inline(facts['judge'] or 'none')}"
+    derived = facts["aspects_derived"]
+    yield (
+        f"- aspects: of the records; for {derived:,} pairs derived from the narrative"
+        if derived
+        else ("- aspects: of the records")
+    )
+    for who in ("generator", "judge"):
+        spent = facts["spent"][who]
+        tokens = [
+            f"{spent[key]:,}" if spent[key] is not None else "unknown"
+            for key in ("prompt_tokens", "reply_tokens")
+        ]
+        cost = "" if spent["dollars"] is None else f", {spent['dollars']:.2f} dollars"
+        yield (
+            f"- asked of the {who}: {spent['requests']:,} requests, {tokens[0]} tokens of prompts, {tokens[1]} of "
+            f"replies{cost}"
+        )
+    yield f"- prompts: {_inline(', '.join(f'{name} {digest}' for name, digest in facts['prompts'].items()))}"
+    yield f"- seed: {facts['seed']}"
+    if facts["command"]:
+        yield from (
+            "",
+            "The command that repeats it:",
+            "",
+            f"    {shlex.join(facts['command'])}".replace("\n", " "),
+        )
+
+
+def _inline(text: str) -> str:
+    """Return text for the middle of a line of Markdown: nothing in it is markup."""
+    text = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)

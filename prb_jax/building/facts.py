@@ -1,0 +1,112 @@
+"""What decides a build, and what is said of it at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.building.gating import Gated
+from prb_jax.building.judging import judge_usage
+from prb_jax.building.parts import Part
+from prb_jax.building.prompts import prompt_digests
+from prb_jax.building.records import Record
+from prb_jax.building.settings import BuildSettings, SpeakerSettings
+from prb_jax.building.write import total
+from prb_jax.building.writers import EndpointWriter, Writer, cost
+from prb_jax.data.records import digest
+from prb_jax.generation.speakers import EndpointSpeaker, Speaker
+from prb_jax.metrics.clusters import OVER_USERS
+from prb_jax.runs.rows import Row
+from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.training.config import flat_settings
+
+_NOT_COMPARED: Final = ("data", "relax", "cache")
+_SPEAKERS: Final = ("generator.", "judge.")
+
+
+def decided_inputs(
+    settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: Speaker | None
+) -> dict[str, Any]:
+    """Return everything that decides a build, JSON-ready: records, models, prompts and settings."""
+    flat = flat_settings(settings)
+    own = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in flat.items()
+        if name not in _NOT_COMPARED and not name.startswith(_SPEAKERS)
+    }
+    local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointSpeaker | None)
+    return {
+        "records": {"count": len(records), "sha256": digest(each.comparison for each in records)},
+        "generator": dict(writer.identity()),
+        "judge": None if judge is None else dict(judge.identity()),
+        "prompts": prompt_digests(),
+        "settings": own,
+        **({"versions": computing_versions(plain=False)} if local else {}),
+    }
+
+
+def build_facts(
+    settings: BuildSettings,
+    records: Sequence[Record],
+    rows: Sequence[Row],
+    gated: Gated,
+    parts: Sequence[Part],
+    inputs: Mapping[str, Any],
+    *,
+    folder: Path,
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """Return what `summary.json` and the cards say of a build."""
+    clusters = clusters_of([pair.comparison for pair in gated.kept])
+    kept = {pair.id for pair in gated.kept}
+    judged = judge_usage(folder)
+    written = {name: total([row[name] for row in rows]) for name in ("prompt_tokens", "completion_tokens")}
+    said = {
+        name: total([count for row in judged for count in row[name]])
+        for name in ("prompt_tokens", "completion_tokens")
+    }
+    named = clusters.over == OVER_USERS
+    return {
+        "name": settings.product.name,
+        "licence": settings.product.licence,
+        "data": Path(settings.data).name if settings.data and Path(settings.data).exists() else settings.data,
+        "records": len(records),
+        "pairs": len(gated.kept),
+        "parts": {part.name: len(part.pairs) for part in parts},
+        "canaries": {part.name: part.canary for part in parts},
+        "users": len(set(clusters.users) - {None}) if any(clusters.users) else len(kept),
+        "users_are": "users" if named else clusters.over,
+        "relaxed": list(settings.relax),
+        "gates": [each.to_json() for each in gated.results],
+        "level": settings.gates.level,
+        "redacted": settings.redact,
+        "generator": _named(settings.generator),
+        "judge": _named(settings.judge) if settings.judge.given else None,
+        "aspects_derived": sum(row["aspects_derived"] for row in rows if row["id"] in kept),
+        "spent": {
+            "generator": {
+                "tries": sum(row["tries"] for row in rows),
+                "requests": sum(row["requests"] for row in rows),
+            }
+            | _spent(settings.generator, written),
+            "judge": {
+                "tries": sum(sum(row["tries"]) for row in judged),
+                "requests": sum(len(row["replies"]) for row in judged),
+            }
+            | _spent(settings.judge, said),
+        },
+        "prompts": inputs["prompts"],
+        "seed": settings.seed,
+        "command": list(command),
+    }
+
+
+def _named(settings: SpeakerSettings) -> str:
+    return str(settings.model or settings.name)
+
+
+def _spent(settings: SpeakerSettings, tokens: Mapping[str, int | None]) -> dict[str, Any]:
+    prompts, replies = tokens["prompt_tokens"], tokens["completion_tokens"]
+    return {"prompt_tokens": prompts, "reply_tokens": replies, "dollars": cost(settings, prompts, replies)}

@@ -1,0 +1,149 @@
+"""The records that a benchmark is built from: a question, its user's profile, and what the user wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+from prb_jax.data.comparison import Comparison, RubricAspect
+from prb_jax.data.hub import short_name
+from prb_jax.errors import DataError, quote
+from prb_jax.sources.reading import each_row
+
+_ANSWERS: Final = ("chosen", "rejected", "responses", "labels", "margin")
+_PLACEHOLDER: Final = "-"
+
+_NOT: Final = frozenset(
+    {"no", "not", "never", "without", "avoid", "avoids", "avoiding", "dont", "doesnt", "cannot"}
+)
+_EMPTY: Final = frozenset(
+    {
+        "a", "an", "and", "are", "be", "for", "in", "is", "it", "of", "on", "or", "prefer", "prefers", "should", "that",
+        "the", "to", "user", "want", "wants", "wish", "wishes", "with", "do", "does",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Record:
+    """A question of a user, and what the user wanted.
+
+    Attributes:
+      where: its place, for messages.
+      comparison: the record with a placeholder instead of answers.
+    """
+
+    where: str
+    comparison: Comparison
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.comparison.id
+
+    @property
+    def aspects(self) -> tuple[RubricAspect, ...]:
+        """What the user wanted of an answer."""
+        return self.comparison.rubric_aspects
+
+    def pair(
+        self, chosen: str, rejected: str, aspects: Sequence[Mapping[str, str]] | None = None
+    ) -> Comparison:
+        """Return the record with two answers, and with aspects instead of its own where they are given."""
+        row = self.comparison.to_row()
+        row.pop("responses")
+        row |= {"chosen": chosen, "rejected": rejected}
+        if aspects is not None:
+            row["rubric_aspects"] = list(aspects)
+        return Comparison.from_row(row, where=self.where)
+
+
+def read_records(
+    source: str,
+    *,
+    subset: str | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    derive: bool = False,
+) -> list[Record]:
+    """Read the records of a source; answers that they have are not looked at.
+
+    Args:
+      source: a file, folder or hub data set, or the generated personas.
+      subset: of a folder or hub data set with several configs, or as the field of the records.
+      split: of a folder or hub data set.
+      limit: at most so many.
+      derive: whether a narrative may stand in for aspects.
+
+    Raises:
+      DataError: a record that is malformed, has neither aspects nor a narrative, or whose aspects contradict each
+        other; or an id that is used twice.
+    """
+    found: list[Record] = []
+    seen: dict[str, str] = {}
+    for row in each_row(source, subset=subset, split=split):
+        value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
+        if not isinstance(value, Mapping):
+            raise DataError(f"{row.where}: expected an object with fields, found {quote(value)}")
+        record = Record(row.where, _without_answers(value, row.where))
+        if subset is not None and short_name(record.comparison.subset or "") != short_name(subset):
+            continue
+        before = seen.setdefault(record.id, row.where)
+        if before is not row.where:
+            raise DataError(f"{row.where}: field 'id': {quote(record.id)} was already used at {before}")
+        _check(record, derive=derive)
+        found.append(record)
+        if len(found) == limit:
+            break
+    if not found:
+        raise DataError(f"{source}: no records in it" + (f" of subset {quote(subset)}" if subset else ""))
+    return found
+
+
+def _without_answers(row: Mapping[str, Any], where: str) -> Comparison:
+    rest = {name: value for name, value in row.items() if name not in _ANSWERS}
+    return Comparison.from_row({**rest, "responses": [_PLACEHOLDER]}, where=where, labelled=False)
+
+
+def _check(record: Record, *, derive: bool) -> None:
+    narrative = (record.comparison.narrative or "").strip()
+    if not record.aspects and not narrative:
+        raise DataError(
+            f"{record.where}: field 'rubric_aspects': missing, and there is no 'narrative' from which aspects could be "
+            "derived; a pair needs what the user wanted"
+        )
+    if not record.aspects and not derive:
+        raise DataError(
+            f"{record.where}: field 'rubric_aspects': missing; --aspects derives them from the record's 'narrative'"
+        )
+    for number, aspect in enumerate(record.aspects):
+        if not aspect.aspect.strip():
+            raise DataError(f"{record.where}: field 'rubric_aspects[{number}].aspect': empty")
+    if found := contradiction(record.aspects):
+        raise DataError(
+            f"{record.where}: field 'rubric_aspects': {quote(found[0])} and {quote(found[1])} contradict each other; "
+            "no answer can follow both: remove one of them"
+        )
+
+
+def contradiction(aspects: Sequence[RubricAspect]) -> tuple[str, str] | None:
+    """Return two aspects of which one is the negation of the other in words; None where there are none.
+
+    Two aspects contradict each other where they are the same words but for "no", "not", "without" and the like. What
+    contradicts by meaning alone is left to the generator, which is asked when it plans.
+    """
+    for a, b in combinations([aspect.aspect for aspect in aspects], 2):
+        words_a, negated_a = _meaning(a)
+        words_b, negated_b = _meaning(b)
+        if words_a and words_a == words_b and negated_a != negated_b:
+            return a, b
+    return None
+
+
+def _meaning(text: str) -> tuple[frozenset[str], bool]:
+    words = re.findall(r"\w+", text.casefold().replace("'", "").replace("’", ""))
+    negated = sum(word in _NOT for word in words) % 2 == 1
+    return frozenset(word for word in words if word not in _NOT and word not in _EMPTY), negated

@@ -1,0 +1,171 @@
+"""What writes aspects, plans and answers: a language model on this machine, or behind an endpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from prb_jax.building.settings import SpeakerSettings
+from prb_jax.data.comparison import Message
+from prb_jax.errors import DataError
+from prb_jax.generation.endpoint import KEY, Endpoint, EndpointOptions, NoReplyError, Reply
+from prb_jax.generation.policy import Policy
+from prb_jax.generation.speakers import EndpointSpeaker, PolicySpeaker, Speaker
+
+Conversation = Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One text that is wanted.
+
+    Attributes:
+      messages: the conversation that it continues.
+      seed: of its draw.
+    """
+
+    messages: Conversation
+    seed: int
+
+
+class Writer(Protocol):
+    """A model that writes texts by seeds: the same asks in the same order always give the same replies."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Return everything that decides the texts, JSON-ready."""
+        ...
+
+    def write(
+        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply | NoReplyError]:
+        """Return what comes of each ask.
+
+        Raises:
+          PrbError: nothing further can be asked of this model.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EndpointWriter:
+    """A model behind an endpoint; it is told the seed of every ask."""
+
+    endpoint: Endpoint
+
+    def identity(self) -> Mapping[str, Any]:
+        options = self.endpoint.options
+        return {"endpoint": options.url, "name": options.model}
+
+    def write(
+        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply | NoReplyError]:
+        return self.endpoint.ask_each(
+            [ask.messages for ask in asks],
+            seeds=[ask.seed for ask in asks],
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class PolicyWriter:
+    """A model on this machine. Asks that follow each other with the same conversation share its key-value cache."""
+
+    policy: Policy
+
+    def identity(self) -> Mapping[str, Any]:
+        return self.policy.identity()
+
+    def write(
+        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply | NoReplyError]:
+        groups = [list(group) for _, group in groupby(asks, key=lambda ask: tuple(ask.messages))]
+        if not groups:
+            return []
+        seeds = hashlib.sha256(repr([ask.seed for ask in asks]).encode()).digest()
+        prompts = [[asdict(message) for message in group[0].messages] for group in groups]
+        try:
+            found = self.policy.sample(
+                prompts,
+                n=max(map(len, groups)),
+                temperature=temperature,
+                max_new_tokens=max_new_tokens,
+                seed=int.from_bytes(seeds[:4], "big") >> 1,
+            )
+        except DataError as error:
+            raise DataError(
+                f"the generator cannot take what it is told: {error}; lower writing.profile_posts or "
+                "writing.max_new_tokens"
+            ) from error
+        return [
+            Reply(
+                one.text,
+                len(one.prompt_token_ids),
+                len(one.token_ids),
+                "length" if one.finish == "length" else "stop",
+            )
+            for group, samples in zip(groups, found, strict=True)
+            for one in samples[: len(group)]
+        ]
+
+
+def open_writer(settings: SpeakerSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
+    """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
+    if settings.endpoint is not None:
+        return EndpointWriter(Endpoint(endpoint_options(settings), cache=cache))
+    return PolicyWriter(_policy(settings))
+
+
+def open_speaker(settings: SpeakerSettings, *, cache: Path) -> Speaker:
+    """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
+    if settings.endpoint is not None:
+        return EndpointSpeaker(Endpoint(endpoint_options(settings), cache=cache))
+    return PolicySpeaker(_policy(settings))
+
+
+def _policy(settings: SpeakerSettings) -> Policy:
+    from prb_jax.generation.load import load_policy
+
+    assert settings.model is not None
+    return load_policy(
+        settings.model,
+        mesh=settings.mesh,
+        dtype=settings.dtype,
+        revision=settings.revision,
+        tokenizer=settings.tokenizer,
+        chat_template=settings.chat_template,
+    )
+
+
+def endpoint_options(settings: SpeakerSettings) -> EndpointOptions:
+    """Return how an endpoint is asked, with the key of the environment."""
+    assert settings.endpoint is not None
+    assert settings.name is not None
+    prompt, reply = settings.prompt_price, settings.reply_price
+    return EndpointOptions(
+        url=settings.endpoint,
+        model=settings.name,
+        key=os.environ.get(KEY) or None,
+        concurrency=settings.concurrency,
+        tries=settings.tries,
+        seconds=settings.seconds,
+        backoff=settings.backoff,
+        prices=None if prompt is None or reply is None else (prompt, reply),
+    )
+
+
+def cost(settings: SpeakerSettings, prompt_tokens: int | None, reply_tokens: int | None) -> float | None:
+    """Return the price of tokens in dollars; None where prices or tokens are not known."""
+    prices = (settings.prompt_price, settings.reply_price)
+    if None in (*prices, prompt_tokens, reply_tokens):
+        return None
+    assert prices[0] is not None
+    assert prices[1] is not None
+    assert prompt_tokens is not None
+    assert reply_tokens is not None
+    return (prompt_tokens * prices[0] + reply_tokens * prices[1]) / 1e6

@@ -1,0 +1,81 @@
+"""`prb build`: a personalised benchmark from people's own wishes."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.configured import add_configured, given_config
+from prb_jax.commands.process import start, until_terminated
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    sub = add_verb(
+        verbs,
+        "build",
+        run,
+        about="build a personalised benchmark: pairs from people's own wishes, and gates that show it is sound",
+        after_interrupt="what was written is kept, and the same command continues the build",
+    )
+    add_configured(
+        sub,
+        config="configs/building/endpoint.py",
+        overrides="data=FILE generator.endpoint=URL generator.name=NAME writing.candidates=8",
+        out="run.json, rows.jsonl, pairs.jsonl, public, private",
+    )
+    sub.add_argument(
+        "--aspects", action="store_true", help="derive aspects from the narrative of records without any"
+    )
+    sub.add_argument(
+        "--redact", action="store_true", help="replace names, addresses and numbers first (needs scrubadub)"
+    )
+    sub.add_argument(
+        "--relax",
+        metavar="GATE",
+        action="append",
+        default=[],
+        help="let a gate fail; the card says so for ever",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build, and print what every gate says."""
+    config, overrides = given_config(options)
+    overrides += [f"{name}=true" for name in ("aspects", "redact") if getattr(options, name)]
+    if options.show_config:
+        from prb_jax.building.settings import load_build_settings
+        from prb_jax.training.meanings import explained_settings
+
+        print(
+            explained_settings(load_build_settings(config, overrides, relax=options.relax, complete=False)),
+            end="",
+        )
+        return 0
+    with until_terminated(options):
+        start(options)
+        from prb_jax.building.build import build
+
+        result = build(
+            config,
+            out=options.out,
+            overrides=overrides,
+            relax=options.relax,
+            progress=not options.no_progress,
+            command=options.command,
+        )
+    found = result.summary
+    print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
+    for gate in found["gates"]:
+        before, after = (_shown(gate[when]) for when in ("before", "after"))
+        state = "" if gate["after"]["passed"] else "  FAILED"
+        relaxed = "  relaxed" if gate["relaxed"] else ""
+        print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{state}{relaxed}")
+    parts = ", ".join(f"{count:,} {name}" for name, count in found["parts"].items())
+    print(f"{found['pairs']:,} pairs of {found['records']:,} records ({parts})")
+    print(
+        f"written to {result.out}; `prb evaluate MODEL --data {result.out}/public.jsonl --out ...` evaluates on it"
+    )
+    return 0
+
+
+def _shown(figure: dict | None) -> str:
+    return "-" if figure is None or figure["value"] is None else f"{figure['value']:.3f}"

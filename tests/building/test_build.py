@@ -1,0 +1,268 @@
+"""`prb build` from records to an evaluated benchmark, with an endpoint that fails in every way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import DataError, RunError
+from tests.building.engine import WORDS, engine, record
+from tests.generation.stand_in import Answer, StandIn, completion, stand_in
+
+COUNT = 24
+RELAXED = ("overlap", "blind-reward")
+
+
+def write_records(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def config(server: StandIn, data: Path, **further: Any) -> dict[str, Any]:
+    endpoint = {"endpoint": server.url, "backoff": 0.01, "prompt_price": 1.0, "reply_price": 5.0}
+    return {
+        "data": str(data),
+        "generator": {**endpoint, "name": "writer", "tries": 3},
+        "judge": {**endpoint, "name": "judge"},
+        "writing": {"candidates": 2, "together": 8},
+        "relax": RELAXED,
+        "product": {"formats": ("parquet",)},
+    } | further
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {gate["gate"]: gate for gate in summary["gates"]}
+
+
+def product(out: Path) -> dict[str, Any]:
+    """What the inputs decide: everything but how often an endpoint had to be asked."""
+    found: dict[str, Any] = {}
+    for name in ("rows", "pairs", "public", "private", "dropped"):
+        found[name] = lines(out / f"{name}.jsonl")
+        for row in found[name]:
+            row.pop("tries", None)
+            row.get("provenance", {}).pop("tries", None)
+            row.get("provenance", {}).pop("generator_digest", None)  # the two endpoints have other addresses
+    return found | {"card": (out / "public" / "README.md").read_text()}
+
+
+def trouble(body: dict[str, Any], tries: int) -> Answer | None:
+    """What an endpoint does now and then: each request has its own trouble, the first time it is made."""
+    which = zlib.crc32(json.dumps(body).encode()) % 8
+    if tries or which > 4:
+        return None
+    whole = completion("Half an answer that", finish_reason="length")
+    return [
+        (429, b"{}", {"Retry-After": "0.01"}),
+        (500, b"<html>", {}),
+        (200, whole[:-20], {}),
+        (200, b'{"answer": "of another schema"}', {}),
+        (200, b"", {}),
+    ][which]
+
+
+def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
+    """No row is lost, none doubled; what was killed ends with the same bytes; the product is a benchmark."""
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(COUNT)])
+    reply = engine()
+    with stand_in(lambda body, tries: trouble(body, tries) or reply(body), whole=True) as server:
+        built = prb.build(config(server, data), out=tmp_path / "out", progress=False)
+        asked = len(server.asked)
+        assert prb.build(config(server, data), out=tmp_path / "out", progress=False).summary == built.summary
+        assert len(server.asked) == asked
+
+    wrong, refused = [True], list[int]()
+
+    def stops(body: dict[str, Any], _: int) -> str | Answer:
+        if wrong[0] and len(other.asked) > 100:
+            refused.append(1)
+            return 401, b"who are you", {}
+        return reply(body)
+
+    with stand_in(stops, whole=True) as other:
+        stopped = {**config(other, data), "generator": {**config(other, data)["generator"], "concurrency": 1}}
+        with pytest.raises(RunError, match="status 401: 'who are you'; set PRB_ENDPOINT_KEY"):
+            prb.build(stopped, out=tmp_path / "stopped", progress=False)
+        rows = tmp_path / "stopped" / "rows.jsonl"
+        assert len(lines(rows)) == 8
+        with rows.open("ab") as file:  # as a kill leaves it
+            file.write(b'{"id": "q8", "no_p')
+        wrong[0] = False
+        prb.build(stopped, out=tmp_path / "stopped", progress=False)
+        assert len(other.asked) == len(refused) + COUNT * (3 + 2 * 2 + 4)  # nothing was asked twice
+    assert product(tmp_path / "stopped") == product(tmp_path / "out")
+
+    rows = lines(built.out / "rows.jsonl")
+    assert [row["id"] for row in rows] == [f"q{number}" for number in range(COUNT)]
+    summary, spent = built.summary, built.summary["spent"]
+    requests = COUNT * (3 + 2 * 2)
+    assert spent["generator"]["requests"] == requests
+    assert spent["generator"]["tries"] + spent["judge"]["tries"] == asked
+    assert spent["generator"]["tries"] > requests
+    assert spent["generator"]["dollars"] == pytest.approx((10 * requests * 1.0 + 2 * requests * 5.0) / 1e6)
+    assert spent["judge"]["requests"] == 4 * COUNT
+
+    pairs = lines(built.out / "pairs.jsonl")
+    parts = {name: lines(built.out / f"{name}.jsonl") for name in ("public", "private")}
+    assert {row["id"] for row in pairs} == {row["id"] for part in parts.values() for row in part}
+    assert summary["parts"] == {name: len(part) for name, part in parts.items()}
+    for key in ("user_id", "question"):
+        assert not {row[key] for row in parts["public"]} & {row[key] for row in parts["private"]}
+    assert not any("rubric_aspects" in row or "narrative" in row for row in parts["public"])
+    assert all("rubric_aspects" in row for row in parts["private"])
+    for name, part in parts.items():
+        assert {row["canary"] for row in part} == {summary["canaries"][name]}
+    for row in pairs:
+        wanted = {WORDS[aspect["aspect"].split()[0]] for aspect in row["rubric_aspects"]}
+        assert wanted <= set(re.findall(r"\w+", row["chosen"].lower()))
+        assert not wanted & set(re.findall(r"\w+", row["rejected"].lower()))
+        assert row["provenance"]["generator"] == "writer"
+        assert row["provenance"]["gates"]["length"] == "passed"
+        assert row["provenance"]["gates"]["overlap"] == "relaxed"
+    card = (built.out / "public" / "README.md").read_text()
+    assert "**Relaxed gates: blind-reward, overlap.**" in card
+    assert summary["canaries"]["public"] in card
+    assert pq.read_table(built.out / "public" / "data").num_rows == len(parts["public"])
+    for place in ("public.jsonl", "public", "pairs.jsonl"):
+        read = prb.read_comparisons(str(built.out / place))
+        assert prb.evaluate("baseline:random", read, progress=False).summary["n"] == len(read) > 0
+
+
+def test_what_is_not_answered_for_is_noted_and_asked_again(tmp_path: Path) -> None:
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(9)])
+    reply, down = engine(), [True]
+
+    def answer(body: dict[str, Any], _: int) -> str | Answer:
+        if down[0] and "day 3" in body["messages"][-1]["content"]:
+            return 400, b'{"error": "filtered"}', {}
+        return reply(body)
+
+    out = tmp_path / "out"
+    with stand_in(answer, whole=True) as server:
+        with pytest.raises(
+            RunError, match=r"1 of 9 records have no answer from the endpoint, first 'q3': .*status 400"
+        ):
+            prb.build(config(server, data), out=out, progress=False)
+        assert len(lines(out / "rows.jsonl")) == 8
+        assert [row["id"] for row in lines(out / "failures.jsonl")] == ["q3"]
+        assert not (out / "pairs.jsonl").exists()
+        down[0], asked = False, len(server.asked)
+        result = prb.build(config(server, data), out=out, progress=False)
+        assert len(server.asked) - asked == 7 + 4 * 9
+    assert result.summary["pairs"] == 9
+    assert [row["id"] for row in lines(out / "rows.jsonl")] == [f"q{number}" for number in range(9)]
+    assert lines(out / "rows.jsonl")[3]["id"] == "q3"
+
+
+def test_a_generator_that_always_refuses(tmp_path: Path) -> None:
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(20)])
+    reply = engine(refuse=True)
+    with stand_in(lambda body, _: reply(body), whole=True) as server:
+        for _ in range(2):
+            with pytest.raises(
+                RunError, match="gave no pair for any of the first 8 records: no chosen answer: refuses"
+            ):
+                prb.build(config(server, data), out=tmp_path / "out", progress=False)
+        assert len(server.asked) == 8 * (3 + 2 * 2 * 3)  # eight records of twenty, and once
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rubric_aspects": None}, r"data.jsonl:2: field 'rubric_aspects': missing; --aspects derives"),
+        (
+            {"rubric_aspects": None, "narrative": " "},
+            r"data.jsonl:2: field 'rubric_aspects': missing, and there is no",
+        ),
+        (
+            {
+                "rubric_aspects": [
+                    {"aspect": "wants humour"},
+                    {"aspect": "no humour, please"},
+                    {"aspect": "not humour"},
+                ]
+            },
+            r"data.jsonl:2: .*'wants humour' and 'not humour' contradict each other",
+        ),
+        ({"question": None}, r"data.jsonl:2: field 'question': missing"),
+        ({"id": "q0"}, r"data.jsonl:2: field 'id': 'q0' was already used at .*data.jsonl:1"),
+    ],
+)
+def test_records_that_nothing_can_be_built_from(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    data = write_records(tmp_path / "data.jsonl", [record(0), record(1, **fields)])
+    with stand_in(lambda text, _: "no") as server:
+        with pytest.raises(DataError, match=message):
+            prb.build(config(server, data), out=tmp_path / "out", progress=False)
+        assert not server.asked
+
+
+def test_aspects_come_from_the_narrative_with_evidence(tmp_path: Path) -> None:
+    rows = [record(number, rubric_aspects=None) for number in range(8)]
+    data = write_records(tmp_path / "data.jsonl", rows)
+    reply = engine()
+    with stand_in(lambda body, _: reply(body), whole=True) as server:
+        made = config(server, data, aspects=True, relax=(*RELAXED, "blind-judge", "style"))
+        result = prb.build(made, out=tmp_path / "out", progress=False)
+    assert result.summary["aspects_derived"] == 8
+    for row in lines(tmp_path / "out" / "pairs.jsonl"):
+        assert row["rubric_aspects"]
+        assert all(aspect["evidence"] in row["narrative"] for aspect in row["rubric_aspects"])
+        assert row["provenance"]["aspects_derived"]
+
+
+def test_gates_that_nothing_is_given_for(tmp_path: Path) -> None:
+    with stand_in(lambda text, _: "no") as server:
+        settings = config(server, tmp_path / "none.jsonl")
+        for gates, missing in ((RELAXED[:1], "blind-reward"), (RELAXED[1:], "overlap")):
+            expected = f"nothing is given to try the gates {missing}: .*--relax {missing}"
+            with pytest.raises(RunError, match=expected):
+                prb.build({**settings, "relax": gates}, out=tmp_path / "no", progress=False)
+        with pytest.raises(RunError, match="relax: no gate 'lenght'"):
+            prb.build(settings, out=tmp_path / "no", relax=["lenght"], progress=False)
+
+
+def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path) -> None:
+    """Chosen answers are longer, and a judge likes them without knowing anybody; one process of the command."""
+    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(18)])
+    reply, out = engine(blind=True, longer=True), tmp_path / "out"
+    failed = ("length", "style", "blind-judge")
+    with stand_in(lambda body, _: reply(body), whole=True) as server:
+        one = r": 1\.000 \[1\.000\.\.1\.000\] of 18 pairs: .*"
+        expected = "3 of 12 gates failed" + "".join(f".*{name}{one}" for name in failed)
+        with pytest.raises(RunError, match=expected):
+            prb.build(config(server, data), out=out, progress=False)
+        assert (out / "gate_figures.json").exists()
+        assert not (out / "public.jsonl").exists()
+        asked, relax = len(server.asked), [*RELAXED, *failed]
+        (tmp_path / "build.toml").write_text("[product]\nformats = ['parquet']\n")
+        words = [
+            f"data={data}", f"generator.endpoint={server.url}", "generator.name=writer", "generator.backoff=0.01",
+            f"judge.endpoint={server.url}", "judge.name=judge", "writing.candidates=2", "writing.together=8",
+            *(word for name in relax for word in ("--relax", name)), "--out", str(out), "--no-progress",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "prb_jax", "build", str(tmp_path / "build.toml"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(RunError, match="the build is finished without relaxing yield"):
+            prb.build(config(server, data), out=out, relax=[*relax, "yield"], progress=False)
+        assert len(server.asked) == asked
+    assert done.stdout.count("FAILED  relaxed") == 5
+    card = (out / "README.md").read_text()
+    assert "**Relaxed gates: blind-judge, blind-reward, length, overlap, style.**" in card
+    assert "| blind-judge | 1.000 [1.000..1.000] | 1.000 [1.000..1.000] | 0 | **relaxed** (failed) |" in card
+    with stand_in(lambda text, _: "no") as other, pytest.raises(RunError, match=r"generator\.endpoint: "):
+        prb.build(config(other, data), out=out, progress=False)
