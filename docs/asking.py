@@ -1,4 +1,4 @@
-"""How fast a person is known when questions are chosen by a rule: the table of docs/personalise.md.
+"""How fast a person is known when questions are chosen by a rule, as a table.
 
     python docs/asking.py [PEOPLE]
 
@@ -75,9 +75,10 @@ def mean_accuracy(model: PersonalisedModel, person: int, rule: str) -> list[floa
         left = [one for one in pool if one not in answers]
         best = left[int(rng.integers(len(left)))].id
         if rule != RULES[0]:
-            asked = prb.ask(model, user=answers or None, candidates=left)
+            asked = prb.ask(model, user=answers or None, candidates=pool)  # one size: compiled once
             value = (lambda q: q.pref_rule or 0.0) if rule == RULES[1] else (lambda q: q.information)
-            best = max(asked, key=value).id
+            open_ = {one.id for one in left}
+            best = max((question for question in asked if question.id in open_), key=value).id
         answers.append(next(one for one in left if one.id == best))
         if len(answers) in ANSWERS:
             model.adapt("new", answers)

@@ -28,26 +28,28 @@ class Study:
 
     Attributes:
       data: the name of the file; None for the generated personas.
-      rows: what is used of the file's rows.
+      rows: what is used of each row of the file.
       methods: of `prb personalise`.
       shots, seeds: likewise.
       features: options of `prb features`.
+      settings: of methods, as of `--set`.
     """
 
     data: str | None
-    rows: Callable[[Row], Row | None]
+    rows: Callable[[Row], Row]
     methods: str
     shots: str = "0,1,2,4,8,16"
     seeds: int = 5
     features: str = "--responses-alone"
+    settings: str = ""
 
 
 def _whole(row: Row) -> Row:
     return row
 
 
-def _polis(kind: str) -> Callable[[Row], Row | None]:
-    return lambda row: {**row, "subset": row["category"]} if row["meta"]["kind"] == kind else None
+def _kind(row: Row) -> Row:
+    return {**row, "subset": row["meta"]["kind"]}
 
 
 def _majority(row: Row) -> Row:
@@ -66,8 +68,14 @@ def _majority(row: Row) -> Row:
 CHEAP = "pooled,offset,nearest,attention"
 STUDIES = {
     "gd6": Study("gd6", _whole, f"{CHEAP},lore_free", features=""),
-    "polis_matched": Study("polis_en", _polis("popularity_matched"), CHEAP, shots="0,1,2,4,8"),
-    "polis_natural": Study("polis_en", _polis("natural"), CHEAP, shots="0,1,2,4,8"),
+    "polis_en": Study(
+        "polis_en",
+        _kind,
+        "pooled,offset,nearest",
+        shots="0,2,8",
+        seeds=2,
+        settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
+    ),
     "ukpconvarg1": Study("ukpconvarg1", _majority, CHEAP, shots="0,1,2,4", seeds=2),
     "prefeval": Study("prefeval", _whole, "pooled,offset,attention", shots="0,1,2", seeds=2, features=""),
     "personas": Study(None, _whole, "pooled,offset,attention,lore_free", seeds=5),
@@ -90,8 +98,7 @@ def prepare(name: str, data: Path, out: Path) -> Path:
         return data / f"{study.data}.jsonl.gz"
     if not path.exists():
         rows = _personas() if study.data is None else _read(data / f"{study.data}.jsonl.gz")
-        kept = [found for row in rows if (found := study.rows(row)) is not None]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        path.write_text("".join(json.dumps(study.rows(row)) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -175,9 +182,10 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
             path = prepare(name, data, out)
             features, methods = out / f"{name}.features", study.methods
             run(f"features {encoder} --data {path} {study.features} --out {features}")
+            settings = f"--set {study.settings} " if study.settings else ""
             run(
                 f"personalise --data {path} --backbone {features} --methods {methods} --shots {study.shots} "
-                f"--seeds {study.seeds} --out {out / name}"
+                f"--seeds {study.seeds} {settings}--out {out / name}"
             )
         write_table(name, out / name, out)
 

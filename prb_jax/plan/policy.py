@@ -217,10 +217,12 @@ def _targets(shape: BatchShape, mesh: Mesh) -> Targets:
     def rows(*sizes: int) -> Any:
         return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=batch_sharding(mesh, len(sizes)))
 
-    tokens = dict.fromkeys(
+    tokens: dict[str, Any] = dict.fromkeys(
         ("weights", "counts", "old", "reference", "advantages"), rows(count, responses, length)
     )
-    states = dict.fromkeys(("value_weights", "values", "returns"), rows(count, responses, length + 1))
+    states: dict[str, Any] = dict.fromkeys(
+        ("value_weights", "values", "returns"), rows(count, responses, length + 1)
+    )
     return Targets(**tokens, **states, kl=rows(count))
 
 

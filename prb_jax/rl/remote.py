@@ -101,7 +101,7 @@ class RemoteScorer:
         }
         answer = self._asked("POST", "/score", body, tries=TRIES, over=over)
         data, count = answer.get("data"), len(comparison.responses)
-        found = [each.get("score") if isinstance(each, dict) else None for each in data or ()]
+        found: list[Any] = [each.get("score") if isinstance(each, dict) else None for each in data or ()]
         if len(found) != count or not all(
             type(each) in (int, float) and math.isfinite(each) for each in found
         ):

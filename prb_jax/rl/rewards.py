@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -244,7 +244,7 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     history = None
     if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
         history = read_inputs(scoring.history.split(",")).comparisons
-    scorer = open_scorer(opened, options, name=name, recorded=True, history=history)
+    scorer = open_scorer(cast(Model, opened), options, name=name, recorded=True, history=history)
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
     return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))

@@ -216,8 +216,9 @@ def _user(text: str) -> Messages:
 
 def _answers(body: Body, prompts: Sequence[Messages], responses: Sequence[str]) -> list[Item]:
     count = len(responses)
-    users, profiles, orders = (of(body, count) for of in (fields.users, fields.profiles, fields.orders))
-    return [Texts(*each) for each in zip(prompts, responses, users, profiles, orders, strict=True)]
+    users, profiles = fields.users(body, count), fields.profiles(body, count)
+    given = zip(prompts, responses, users, profiles, fields.orders(body, count), strict=True)
+    return [Texts(prompt, response, user, profile, order) for prompt, response, user, profile, order in given]
 
 
 def _activation(body: Body) -> bool:

@@ -53,12 +53,15 @@ def test_processes_give_the_numbers_of_one_and_one_continues_them(tmp_path: Path
     (session,) = json.loads((together / "train.json").read_text())["sessions"]
     assert (session["devices"]["count"], session["devices"]["processes"]) == (2, 2)
 
-    # As if the job had been killed after its second step.
+    # As if the job had been killed after its third step.
     shutil.copytree(together, continued)
-    for name in ("model", "adapter", "checkpoints/3", "checkpoints/4"):
+    for name in ("model", "adapter", "checkpoints/4"):
         shutil.rmtree(continued / name, ignore_errors=True)
     for name in ("summary.json", "behaviour.json"):
         (continued / name).unlink()
     prb.ppo(config, overrides=["mesh=data=1"], out=continued, progress=False)
     assert_same(continued, alone)
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (together, continued)]
+    assert lines[0][:3] == lines[1][:3]  # seconds too: they were not made again
+    assert lines[0][3] != lines[1][3]
     assert len((continued / "gold.jsonl").read_text().splitlines()) == 4

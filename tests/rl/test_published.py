@@ -36,8 +36,8 @@ def test_groups_of_the_published_sizes(responses: int, tokens: int, prompts: int
         own = totals[owner == prompt].astype(np.float64)
         given = jnp.asarray(own, jnp.float32)[None]
         rloo, grpo, plain = (
-            np.asarray(numbers.group_advantages(given, **kind))[0]
-            for kind in ({"baseline": "others"}, {"baseline": "mean", "scale": True}, {"baseline": "mean"})
+            np.asarray(numbers.group_advantages(given, baseline=baseline, scale=scale))[0]
+            for baseline, scale in (("others", False), ("mean", True), ("mean", False))
         )
         deviation = np.sqrt(((own - own.mean()) ** 2).sum() / (len(own) - 1))
         for place, score in enumerate(own):

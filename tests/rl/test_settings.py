@@ -79,7 +79,7 @@ def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, A
 
 
 def test_a_config_in_python_is_checked_too(tmp_path: Path) -> None:
-    config = default_config()
+    config: Any = default_config()
     config.algorithm = "grpo"
     config.advantage.lam = 0.9
     with pytest.raises(prb.DataError, match=r"advantage.lam: .* algorithm=grpo, .*\(ppo does\), found 0.9"):

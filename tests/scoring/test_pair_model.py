@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_batches_side_by_side_give_the_same_bytes(
 ) -> None:
     rows = [comparison(number, 2 + number % 3) for number in range(24)]
 
-    def scored(lanes: int) -> list[tuple[tuple[int, ...], list[bytes]]]:
+    def scored(lanes: int) -> list[tuple[Sequence[int], list[bytes]]]:
         monkeypatch.setattr(reward_model, "lanes", lambda mesh: lanes)
         batches = rm.stream(rows, profile_posts=0, batch_tokens=128)
         return [(batch.indices, [scores.tobytes() for scores in batch.scores]) for batch in batches]

@@ -119,8 +119,8 @@ def test_a_policy_is_scored_with_the_state_of_each_user(
     """The reward of `prb ppo`: rollouts have no labels, so that it learns users from the history alone."""
     asked = [prb.Comparison(**row) for row in rows[1:24:2]]
     texts = [[*one.responses, one.responses[0] + " the"] for one in asked]
-    history = {"scoring": ScoringSettings(history=str(work / "early.jsonl"))}
-    reward = open_reward(PpoSettings(**history), str(work / "study" / "fitted" / "offset"))
+    settings = PpoSettings(scoring=ScoringSettings(history=str(work / "early.jsonl")))
+    reward = open_reward(settings, str(work / "study" / "fitted" / "offset"))
     found = reward.score(asked, texts, step=1).values
     assert reward.unknown(asked) == set()
     for user in {one.user_id for one in asked}:

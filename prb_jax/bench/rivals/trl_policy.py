@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.errors import RunError
@@ -84,7 +84,7 @@ class TrlPolicyTrainer:
         )
         self._trainer: Any = trl.GRPOTrainer(  # pyright: ignore[reportPrivateImportUsage]
             model=policy.to(self.device),
-            reward_funcs=_lengths,
+            reward_funcs=cast(Any, _lengths),
             args=trl.GRPOConfig(  # pyright: ignore[reportPrivateImportUsage]
                 output_dir=self._folder.name,
                 use_cpu=self.device == "cpu",
