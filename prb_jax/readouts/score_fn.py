@@ -124,8 +124,8 @@ def make_state_fns(
       readout: how the head's values become the reward that is given too; None for the states alone.
       quantize: the form in which the parameters are held.
     """
-    with_reward = readout is not None and config.head is not None
-    headless = replace(config, head=StatesAndReward(config.head, readout) if with_reward else ReadStates())
+    no_reward = readout is None or config.head is None
+    headless = replace(config, head=ReadStates() if no_reward else StatesAndReward(config.head, readout))
     if isinstance(headless, EncoderConfig):
         assert isinstance(config, EncoderConfig)
         shardings = encoder_shardings(config, mesh)

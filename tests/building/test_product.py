@@ -23,6 +23,7 @@ STORIES = Path(__file__).resolve().parents[3] / "shared" / "weights" / "stories2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "building"
 
 
+@pytest.mark.slow
 def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Path) -> None:
     if STORIES.is_dir():  # a trained one
         write_model(STORIES, tmp_path / "model", causal=True)

@@ -335,7 +335,9 @@ class TestOnTpus:
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
 
-    @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128, 256])
+    @pytest.mark.parametrize(
+        "head_dim", [*(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128)), 256]
+    )
     def test_attention_is_the_splash_kernel_forward_and_backward(self, head_dim: int):
         """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T."""
         config = parse_config(
@@ -374,6 +376,7 @@ class TestOnTpus:
         assert "splash_mha" not in text
         assert not re.search(r"\[(\d+,)*512,512\]", text)
 
+    @pytest.mark.slow
     def test_eight_bits_take_half_the_arguments_and_products(self):
         """Of the layers' matrices: int8 factors are multiplied as such."""
         found = {

@@ -51,6 +51,7 @@ class TestOnTpus:
     def _libtpu(self):
         pytest.importorskip("libtpu")
 
+    @pytest.mark.slow
     def test_adapters_share_the_frozen_weights(self, config_file, capsys):
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--ppo", "--reward", str(config_file), "--json",

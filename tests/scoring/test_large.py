@@ -120,6 +120,7 @@ def test_two_processes_read_each_record_once(folder, data, expected, tmp_path):
     assert max(each["bytes"] for each in seen) < 0.55 * data.stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_run_goes_on(folder, data, expected, tmp_path):
     arguments = [sys.executable, *PROGRAM, *command(folder, data, tmp_path / "run")]
