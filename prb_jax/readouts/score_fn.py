@@ -124,8 +124,10 @@ def make_state_fns(
       readout: how the head's values become the reward that is given too; None for the states alone.
       quantize: the form in which the parameters are held.
     """
-    no_reward = readout is None or config.head is None
-    headless = replace(config, head=ReadStates() if no_reward else StatesAndReward(config.head, readout))
+    if readout is None or config.head is None:
+        headless = replace(config, head=ReadStates())
+    else:
+        headless = replace(config, head=StatesAndReward(config.head, readout))
     if isinstance(headless, EncoderConfig):
         assert isinstance(config, EncoderConfig)
         shardings = encoder_shardings(config, mesh)
