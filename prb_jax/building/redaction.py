@@ -1,4 +1,4 @@
-"""Names, addresses and numbers in the records are replaced before anything reads them."""
+"""E-mail addresses, accounts and numbers in the records are replaced before anything reads them."""
 
 from __future__ import annotations
 

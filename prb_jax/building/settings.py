@@ -182,7 +182,7 @@ class BuildSettings:
       limit: at most so many records; for testing.
       seed: decides every draw.
       aspects: derive aspects from the narrative where a record has none.
-      redact: replace names, addresses and numbers in all text before anything is written, by scrubadub.
+      redact: replace e-mail addresses, accounts and numbers in all text before anything is written, by scrubadub.
       relax: gates that may fail; the card says so for ever.
       cache: folder of the replies of endpoints, which several builds may share; none for `OUT/replies`.
     """

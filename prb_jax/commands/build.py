@@ -26,7 +26,9 @@ def add(verbs: Verbs) -> None:
         "--aspects", action="store_true", help="derive aspects from the narrative of records without any"
     )
     sub.add_argument(
-        "--redact", action="store_true", help="replace names, addresses and numbers first (needs scrubadub)"
+        "--redact",
+        action="store_true",
+        help="replace e-mail addresses, accounts and numbers first (needs scrubadub)",
     )
     sub.add_argument(
         "--relax",

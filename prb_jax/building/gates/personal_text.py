@@ -63,5 +63,5 @@ def find(pairs: Sequence[Pair]) -> dict[str, str]:
     for pair in pairs:
         kind = next(filter(None, map(personal, texts_of(pair.comparison))), None)
         if kind is not None:
-            found[pair.id] = f"{pair.id}: holds {kind}; --redact replaces it"
+            found[pair.id] = f"{pair.id}: holds {kind}; --redact replaces most of it"
     return found
