@@ -120,19 +120,20 @@ class Guide:
     candidates: int
 
     def checked(self, policy: Policy) -> Guide:
-        """Return the guide with at most as many candidates as there are tokens.
+        """Return the guide, which suits the policy.
 
         Raises:
           DataError: a number out of range, or a reward model that cannot read this policy's tokens one by one.
         """
         if not np.isfinite(self.weight):
             raise DataError(f"weight: expected a finite number, found {self.weight}")
-        if self.candidates < 1:
-            raise DataError(f"candidates: expected 1 or more, found {self.candidates}")
+        tokens = policy.config.vocab_size
+        if not 1 <= self.candidates <= tokens:
+            raise DataError(f"candidates: expected 1 to {tokens}, the policy's tokens, found {self.candidates}")
         if why := why_not_token_level(self.model, policy):
             name = getattr(self.model, "name", type(self.model).__name__)
             raise DataError(f"{name}: cannot guide {policy.name} token by token: {why}")
-        return replace(self, candidates=min(self.candidates, policy.config.vocab_size))
+        return self
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides how tokens are guided, JSON-ready."""

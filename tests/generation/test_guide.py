@@ -176,8 +176,9 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_guide_is_one_error(folder: Path) -> None:
     policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
-    with pytest.raises(prb.DataError, match="candidates: expected 1 or more"):
-        Guide(model=model, weight=1.0, candidates=0).checked(policy)
+    for candidates in (0, 100_000):
+        with pytest.raises(prb.DataError, match=rf"candidates: expected 1 to \d+, .* found {candidates}"):
+            Guide(model=model, weight=1.0, candidates=candidates).checked(policy)
     with pytest.raises(prb.DataError, match="weight: expected a finite number"):
         Guide(model=model, weight=float("nan"), candidates=1).checked(policy)
     with pytest.raises(prb.DataError, match=r"cannot guide .*: it is no reward model with weights"):
