@@ -129,7 +129,9 @@ class Guide:
             raise DataError(f"weight: expected a finite number, found {self.weight}")
         tokens = policy.config.vocab_size
         if not 1 <= self.candidates <= tokens:
-            raise DataError(f"candidates: expected 1 to {tokens}, the policy's tokens, found {self.candidates}")
+            raise DataError(
+                f"candidates: expected 1 to {tokens}, the policy's tokens, found {self.candidates}"
+            )
         if why := why_not_token_level(self.model, policy):
             name = getattr(self.model, "name", type(self.model).__name__)
             raise DataError(f"{name}: cannot guide {policy.name} token by token: {why}")
