@@ -152,7 +152,8 @@ def test_trl_trains_all_weights(folder: Path, capsys) -> None:
     assert "--against trl trains all weights: leave out --tuning lora" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_training_beside_trl_starts_from_the_same_loss(
     folder: Path, tmp_path: Path, capsys, remat: str
 ) -> None:

@@ -108,6 +108,7 @@ def test_windows_give_the_same_bytes_and_hold_few_records(folder, data, expected
     assert ids[4] == f"{ids[3]}#2"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_processes_read_each_record_once(folder, data, expected, tmp_path):
     arguments = command(folder, data, tmp_path / "run")

@@ -58,7 +58,7 @@ def test_it_depends_on_its_arguments_alone(model, mixed) -> None:
     np.testing.assert_array_equal(model.score_fn(model.params, batch), first)
 
 
-@pytest.mark.parametrize("count", [40, 700])
+@pytest.mark.parametrize("count", [40, pytest.param(700, marks=pytest.mark.slow)])
 def test_one_compile_for_each_bucket(folder: Path, count: int) -> None:
     """In one window, and in several: 700 comparisons are more than the first holds."""
     model = prb.load(folder)

@@ -168,6 +168,7 @@ def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_
     assert train(moved, out=whole.out, progress=False).summary == whole.summary
 
 
+@pytest.mark.slow
 def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_path, monkeypatch, capsys):
     finished = shutil.copytree(whole.out, tmp_path / "finished")
     train(config(model, data, steps=12), out=finished, progress=False)

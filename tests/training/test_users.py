@@ -80,6 +80,7 @@ def test_the_exported_model_scores_as_it_did_in_validation(whole):
     assert loss == pytest.approx(whole.summary["validation"]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bytes_users_included(config, whole, tmp_path, monkeypatch):
     out = tmp_path / "stopped"
     with stopped_at(monkeypatch, 100):
