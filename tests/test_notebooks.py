@@ -24,7 +24,13 @@ SHOWN = {
 """What each notebook prints."""
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem == "ten_questions"), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_notebook_runs(path, capsys):
     code = code_of(path)
     imported = [line for line in code.splitlines() if "prb_jax" in line]

@@ -29,7 +29,7 @@ FAR_APART: Final = 3
 
 
 @dataclass(frozen=True)
-class Table:
+class FirstJudgements:
     """The first judgements of items.
 
     Attributes:
@@ -55,7 +55,7 @@ class Table:
         return found
 
 
-def make_table(state: State) -> Table:
+def make_table(state: State) -> FirstJudgements:
     """Return the first judgements of items, in the order of the items."""
     rows: dict[int, dict[str, Judged]] = defaultdict(dict)
     for judged in state.judged:
@@ -67,7 +67,7 @@ def make_table(state: State) -> Table:
     by_user = bool(users) and all(user is not None for user in users) and len(set(users)) < len(users)
     annotators = dict.fromkeys(judged.annotator for judged in state.judged)
     known = [name for name in annotators if any(name in row for row in rows.values())]
-    return Table(
+    return FirstJudgements(
         rows=[rows[number] for number in numbers],
         annotators=known,
         clusters=users if by_user else [item.id for item in items],
@@ -75,7 +75,7 @@ def make_table(state: State) -> Table:
     )
 
 
-def fit_figures(table: Table, *, seed: int) -> dict[str, Any]:
+def fit_figures(table: FirstJudgements, *, seed: int) -> dict[str, Any]:
     """Return agreement about personal fit, and how often it is the label."""
     fits = table.numbers(lambda judgement: judgement.fit)
     # Annotators do not know which response is labelled: their categories are two responses in an order drawn by lot.
@@ -103,7 +103,7 @@ def fit_figures(table: Table, *, seed: int) -> dict[str, Any]:
     }
 
 
-def quality_figures(table: Table, *, margin: float, seed: int) -> dict[str, Any]:
+def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict[str, Any]:
     """Return agreement about general quality, and chosen minus rejected with two one-sided tests of equivalence."""
     figures: dict[str, Any] = {}
     for name in CRITERIA:
@@ -164,7 +164,7 @@ def attention_figures(state: State) -> list[dict[str, Any]]:
     return found
 
 
-def adjudication_queue(table: Table) -> list[dict[str, Any]]:
+def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
     """Return the items about which annotators disagree, or the label, the most disputed ones first."""
     queue = []
     for row in table.rows:
@@ -211,7 +211,7 @@ def _place(rating: int | None) -> int | None:
     return None if rating is None else POINTS.index(rating)
 
 
-def _against_label(table: Table, fits: np.ndarray) -> dict[str, Any]:
+def _against_label(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
     """The share of all judgements of personal fit that are the label."""
     items, columns = (each.tolist() for each in np.nonzero(fits != MISSING))
     wins = fits[items, columns] == 0
@@ -230,7 +230,7 @@ def _against_label(table: Table, fits: np.ndarray) -> dict[str, Any]:
     return {"value": float(wins.mean()), **bounds, "reasons": reasons, "judgements": len(wins)}
 
 
-def _majority(table: Table, fits: np.ndarray) -> dict[str, Any]:
+def _majority(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
     """The share of the items whose majority is the label; items without a majority are counted apart."""
     chosen, rejected = (fits == 0).sum(axis=1), (fits == 1).sum(axis=1)
     decided = chosen != rejected
@@ -257,7 +257,7 @@ def _score_interval(wins: np.ndarray, keys: Sequence[str], over: str) -> list[fl
     return clustered_interval(won, np.bincount(of_row), what=over).bounds
 
 
-def _difference(table: Table, names: Sequence[str], margin: float) -> dict[str, Any]:
+def _difference(table: FirstJudgements, names: Sequence[str], margin: float) -> dict[str, Any]:
     """Chosen minus rejected: the mean over items of the means over annotators, of the criteria that they rated."""
     values, keys = [], []
     for row, key in zip(table.rows, table.clusters, strict=True):

@@ -45,8 +45,12 @@ def oracle(folder, tree: Tree, **options) -> np.ndarray:
     return transformers_scores(folder, [tree.sequence(k) for k in range(len(tree.responses))], **options)
 
 
+BFLOAT16 = ("llama-llama3", "gemma2", "qwen3")
+"""Families whose rounding the fast tests look at."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("responses", [2, 4])
+@pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_float32_scores_equal_transformers(family, responses, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
     lengths = [17, 30, 9, 24][:responses]
@@ -83,7 +87,10 @@ def test_the_two_attentions_agree(family, tmp_path):
     np.testing.assert_allclose(fast, dense, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name in BFLOAT16 else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_bfloat16_is_as_close_to_the_truth_as_transformers_bfloat16(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, dtype="bfloat16")
     trees = [random_tree(90 + 7 * i, [20, 30, 11, 5], seed=i) for i in range(6)]

@@ -335,9 +335,8 @@ class TestOnTpus:
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
             describe_slice("v5e:3x7")
 
-    @pytest.mark.parametrize(
-        "head_dim", [*(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128)), 256]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("head_dim", [64, 128, 256])
     def test_attention_is_the_splash_kernel_forward_and_backward(self, head_dim: int):
         """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T."""
         config = parse_config(
