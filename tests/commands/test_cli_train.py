@@ -87,7 +87,7 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("moments", [(5,), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [(5, 10), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
     model, data, environment, whole, tmp_path, moments
 ):
