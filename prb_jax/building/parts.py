@@ -11,6 +11,7 @@ from typing import Final
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.gates.similar import NearTexts
 from prb_jax.errors import short_repr
+from prb_jax.metrics.components import Components
 from prb_jax.scoring.clusters import clusters_of
 
 _NEAR: Final = 0.6
@@ -65,26 +66,19 @@ def split_parts(pairs: Sequence[Pair], *, name: str, private_share: float, seed:
 
 def _groups(pairs: Sequence[Pair]) -> list[str]:
     """A name for what belongs together, for each pair."""
-    parent: dict[str, str] = {}
-
-    def root(node: str) -> str:
-        while parent.setdefault(node, node) != node:
-            parent[node] = parent[parent[node]]  # halve the path
-            node = parent[node]
-        return node
-
+    together = Components()
     users = clusters_of([pair.comparison for pair in pairs]).users
     questions, answers = NearTexts(_NEAR), NearTexts(_NEAR)
     for pair, user in zip(pairs, users, strict=True):
         own = f"pair {pair.id}"
         if user is not None:
-            parent[root(own)] = root(f"user {user}")
+            together.join(own, f"user {user}")
         texts = ((questions, pair.comparison.question), (answers, pair.chosen), (answers, pair.rejected))
         for index, text in texts:
             for other in index.owners(text):
-                parent[root(own)] = root(f"pair {other}")
+                together.join(own, f"pair {other}")
             index.add(pair.id, text)
-    return [root(f"pair {pair.id}") for pair in pairs]
+    return [str(together.root(f"pair {pair.id}")) for pair in pairs]
 
 
 def _canary(name: str, part: str, pairs: Sequence[Pair]) -> str:

@@ -23,8 +23,23 @@ from prb_jax.scoring.load import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 
 
+class _Ratings:
+    """The part of a judge that only the template and the scale decide."""
+
+    template: RatingTemplate
+    scale: Scale
+
+    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        for each in comparisons:
+            check_rateable(each)
+        return [0] * len(comparisons)
+
+    def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        return rating_figures(rows, comparisons, self.scale)
+
+
 @dataclass(frozen=True)
-class SpokenRatings:
+class SpokenRatings(_Ratings):
     """Asks for a number for every response, and reads it from the reply.
 
     Attributes:
@@ -60,11 +75,6 @@ class SpokenRatings:
             "scale": [self.scale.low, self.scale.high],
             "template": self.template.digest,
         }
-
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        for each in comparisons:
-            check_rateable(each)
-        return [0] * len(comparisons)
 
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
@@ -104,12 +114,9 @@ class SpokenRatings:
                 return found
         return None, None
 
-    def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        return rating_figures(rows, comparisons, self.scale)
-
 
 @dataclass(frozen=True)
-class ExpectedRatings:
+class ExpectedRatings(_Ratings):
     """Reads the expected number where the reply would begin: nothing is sampled.
 
     The probabilities are those of the scale's tokens among one another. All responses of a comparison are one tree.
@@ -136,11 +143,6 @@ class ExpectedRatings:
             "rating_template": self.template.digest,
         }
 
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        for each in comparisons:
-            check_rateable(each)
-        return [0] * len(comparisons)
-
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
     ) -> list[Judgement]:
@@ -161,9 +163,6 @@ class ExpectedRatings:
             kept = {"ratings": values.astype(float).tolist()}
             found.append(Judgement(np.asarray(values, np.float32), tree.tokens, kept, dropped))
         return found
-
-    def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        return rating_figures(rows, comparisons, self.scale)
 
 
 def load_expected_ratings(

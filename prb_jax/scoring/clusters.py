@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
+from prb_jax.metrics.components import Components
 from prb_jax.scoring.facts import Facts
 from prb_jax.sources.large import LargeComparisons
 
@@ -51,24 +52,17 @@ def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
         # an id that stands for several texts, as a number within each profile does, says nothing by itself
         return post.id if post.id and len(texts[post.id]) == 1 else (post.id, post.text)
 
-    parent: dict[Hashable, Hashable] = {}
-
-    def root(node: Hashable) -> Hashable:
-        while parent.setdefault(node, node) != node:
-            parent[node] = parent[parent[node]]  # halve the path
-            node = parent[node]
-        return node
-
+    people = Components()
     for profile in {comparison.profile for comparison in comparisons}:
         for post in profile[1:]:
-            parent[root(key(post))] = root(key(profile[0]))
+            people.join(key(post), key(profile[0]))
     names: dict[Hashable, str] = {}
     users: list[str | None] = []
     for comparison in comparisons:
         if not comparison.profile:
             users.append(None)
             continue
-        found = root(key(comparison.profile[0]))
+        found = people.root(key(comparison.profile[0]))
         users.append(names.setdefault(found, f"derived-{len(names) + 1}"))
     return tuple(users)
 
