@@ -15,7 +15,7 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
 from prb_jax.generation.endpoint import REPLIES, Endpoint, EndpointOptions, check_one_model
 from prb_jax.generation.sample import SampleRun
-from prb_jax.generation.speakers import EndpointSpeaker, Speaker, fitted, local_speaker
+from prb_jax.generation.speakers import EndpointSpeaker, Speaker, all_fitted, local_speaker
 from prb_jax.generation.verdicts import shown_texts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import SUMMARY
@@ -125,16 +125,7 @@ def _plan(
     """Yield the rows of comparisons, some at a time."""
     for start in range(0, len(comparisons), TOGETHER):
         part = comparisons[start : start + TOGETHER]
-        asked, dropped = [], []
-        for each in part:
-
-            def shown(count: int, each: Comparison = each) -> list[tuple[Message, ...]]:
-                text, _ = shown_texts(each, profile_posts=count)
-                return [(Message("user", f"{text}\n\n{INSTRUCTION}"),)]
-
-            own, lost = fitted(speaker, each, shown, posts=posts, max_new_tokens=max_new_tokens)
-            asked += own
-            dropped.append(lost)
+        asked, dropped = all_fitted(speaker, part, _asked, posts=posts, max_new_tokens=max_new_tokens)
         replies = speaker.replies(asked, max_new_tokens=max_new_tokens)
         yield [
             {
@@ -146,6 +137,11 @@ def _plan(
             }
             for each, reply, lost in zip(part, replies, dropped, strict=True)
         ]
+
+
+def _asked(each: Comparison, posts: int) -> list[tuple[Message, ...]]:
+    text, _ = shown_texts(each, profile_posts=posts)
+    return [(Message("user", f"{text}\n\n{INSTRUCTION}"),)]
 
 
 def _said(reply: str) -> str:

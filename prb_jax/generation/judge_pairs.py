@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import RunError
 from prb_jax.generation.judge import Judgement, said, tokens_of
-from prb_jax.generation.speakers import Speaker, fitted
+from prb_jax.generation.speakers import Speaker, all_fitted, fitted
 from prb_jax.generation.verdicts import (
     PaperPrompts,
     better,
@@ -96,15 +96,14 @@ class BothOrders:
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
     ) -> list[Judgement]:
-        most, conversations, dropped = REASON_TOKENS if self.reason else LETTER_TOKENS, [], []
-        for each in comparisons:
+        most = REASON_TOKENS if self.reason else LETTER_TOKENS
 
-            def asked(posts: int, each: Comparison = each) -> list[tuple[Message, ...]]:
-                return [default_messages(each, k, profile_posts=posts, reason=self.reason) for k in (0, 1)]
+        def asked(each: Comparison, posts: int) -> list[tuple[Message, ...]]:
+            return [default_messages(each, k, profile_posts=posts, reason=self.reason) for k in (0, 1)]
 
-            both, lost = fitted(self.speaker, each, asked, posts=profile_posts, max_new_tokens=most)
-            conversations += both
-            dropped.append(lost)
+        conversations, dropped = all_fitted(
+            self.speaker, comparisons, asked, posts=profile_posts, max_new_tokens=most
+        )
         replies = self.speaker.replies(conversations, max_new_tokens=most)
         found = []
         for number, lost in enumerate(dropped):

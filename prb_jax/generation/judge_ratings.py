@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from prb_jax.generation.judge import Judgement, said, tokens_of
 from prb_jax.generation.judge_logits import fitted_tree, reply_tokens, tree_scores
 from prb_jax.generation.judge_pairs import LETTER_TOKENS, REASON_TOKENS
 from prb_jax.generation.ratings import RatingTemplate, Scale, check_rateable, rated, rating_figures
-from prb_jax.generation.speakers import Speaker, fitted
+from prb_jax.generation.speakers import Speaker, all_fitted
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.scoring.load import load_opened
@@ -36,6 +37,9 @@ class _Ratings:
 
     def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         return rating_figures(rows, comparisons, self.scale)
+
+    def _asked(self, each: Comparison, posts: int) -> list[tuple[Message, ...]]:
+        return self.template.conversations(each, self.scale, profile_posts=posts)
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,10 @@ class SpokenRatings(_Ratings):
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
     ) -> list[Judgement]:
-        most, conversations, dropped = REASON_TOKENS if self.reason else LETTER_TOKENS, [], []
-        for each in comparisons:
-
-            def asked(posts: int, each: Comparison = each) -> list[tuple[Message, ...]]:
-                return self.template.conversations(each, self.scale, profile_posts=posts)
-
-            shown, lost = fitted(self.speaker, each, asked, posts=profile_posts, max_new_tokens=most)
-            conversations += shown
-            dropped.append(lost)
+        most = REASON_TOKENS if self.reason else LETTER_TOKENS
+        conversations, dropped = all_fitted(
+            self.speaker, comparisons, self._asked, posts=profile_posts, max_new_tokens=most
+        )
         replies = self.speaker.replies(conversations, max_new_tokens=most, alternatives=self.alternatives)
         found, start = [], 0
         for each, lost in zip(comparisons, dropped, strict=True):
@@ -146,13 +145,16 @@ class ExpectedRatings(_Ratings):
     def judge(
         self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
     ) -> list[Judgement]:
-        read = []
-        for each in comparisons:
-
-            def asked(posts: int, each: Comparison = each) -> list[tuple[Message, ...]]:
-                return self.template.conversations(each, self.scale, profile_posts=posts)
-
-            read.append(fitted_tree(self.model, each, asked, posts=profile_posts, max_length=self.max_length))
+        read = [
+            fitted_tree(
+                self.model,
+                each,
+                functools.partial(self._asked, each),
+                posts=profile_posts,
+                max_length=self.max_length,
+            )
+            for each in comparisons
+        ]
         found = []
         trees = [tree for tree, _ in read]
         for each, (tree, dropped), values in zip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,3 +149,25 @@ def fitted(
         if not tried:
             raise DataError(f"{name}: {reason}")
     raise AssertionError
+
+
+def all_fitted(
+    speaker: Speaker,
+    comparisons: Sequence[Comparison],
+    asked: Callable[[Comparison, int], list[tuple[Message, ...]]],
+    *,
+    posts: int,
+    max_new_tokens: int,
+) -> tuple[list[tuple[Message, ...]], list[int]]:
+    """Return the conversations about all comparisons, one after the other, and how many posts of each do not fit.
+
+    Arguments and errors as of :func:`fitted`; `asked` is given the comparison too.
+    """
+    conversations, dropped = [], []
+    for each in comparisons:
+        own, lost = fitted(
+            speaker, each, functools.partial(asked, each), posts=posts, max_new_tokens=max_new_tokens
+        )
+        conversations += own
+        dropped.append(lost)
+    return conversations, dropped
