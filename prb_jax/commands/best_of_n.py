@@ -5,6 +5,7 @@ import argparse
 from prb_jax.commands.arguments import (
     Verbs,
     add_devices,
+    add_history,
     add_model_options,
     add_no_progress,
     add_verb,
@@ -40,7 +41,7 @@ def add(verbs: Verbs) -> None:
         metavar="Q",
         default="reference",
         help="reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
-        "or a model whose score is the quality",
+        "or a model whose score is the quality, as baseline:persona-truth for generated persons",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: rewards.jsonl, summary.json, curves.png"
@@ -48,6 +49,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--data", metavar="NAME_OR_PATH", nargs="+", help="of the samples, where it has another name now"
     )
+    add_history(sub)
     sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
     sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             quality=options.quality,
             data=options.data,
+            history=options.history,
             loading=loading,
             profile_posts=options.profile_posts,
             protocol=options.protocol,

@@ -32,8 +32,8 @@ from prb_jax.runs.folder import SUMMARY, as_recorded
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
-from prb_jax.scoring.open_scorer import open_scorer
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.open_scorer import open_scorers
+from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 
 REWARDS = "rewards.jsonl"
@@ -87,6 +87,7 @@ def best_of_n(
     out: str | Path,
     quality: str = REFERENCE,
     data: Sequence[str] | None = None,
+    history: Data | None = None,
     loading: LoadOptions | None = None,
     profile_posts: int | None = None,
     protocol: str | None = None,
@@ -103,8 +104,9 @@ def best_of_n(
       rewards: models or baselines, as `prb evaluate` takes them.
       out: the run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
-        quality.
+        quality, as "baseline:persona-truth" of generated persons.
       data: the data of the samples, where it has another name now.
+      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       loading: how models are opened.
       profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
@@ -126,7 +128,8 @@ def best_of_n(
     scorers = [*rewards] if given is not None or quality == REFERENCE else [*rewards, quality]
     view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
     options = loading or LoadOptions()
-    opened = {name: open_scorer(name, options) for name in dict.fromkeys(scorers)}
+    known = None if history is None else read_inputs(history).comparisons
+    opened = open_scorers(scorers, options, history=known)
     decided = {
         "samples": run["inputs"],
         "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in opened.items()},

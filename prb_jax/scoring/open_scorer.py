@@ -71,6 +71,27 @@ def open_scorer(
     return scorer
 
 
+def open_scorers(
+    models: Sequence[str], options: LoadOptions, *, history: Sequence[Comparison] | None = None
+) -> dict[str, Scorer]:
+    """Return the scorers of several names; with a history the fitted methods of personalisation among them know it.
+
+    Raises:
+      RunError: a history, and no model that adapts to users; else as :func:`open_scorer`.
+      CheckpointError, MeshError: a model cannot be loaded.
+    """
+    found = {name: open_scorer(name, options) for name in dict.fromkeys(models)}
+    if history is None:
+        return found
+    adapting = {name: one for name, one in found.items() if isinstance(one, AdaptsToUsers)}
+    if not adapting:
+        raise RunError(
+            f"history: none of {', '.join(found)} adapts to users; expected a folder of a fitted method, as "
+            "`prb personalise` writes it"
+        )
+    return found | {name: one.with_history(history) for name, one in adapting.items()}
+
+
 def model_contents(model: Model, revision: str | None) -> Any:
     """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
     if not isinstance(model, str | Path) or _is_baseline(model):
