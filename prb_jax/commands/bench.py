@@ -50,6 +50,13 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         help="conversations that the padded way scores a round; its rate is carried over to the rest",
     )
+    score.add_argument(
+        "--against-responses",
+        type=positive,
+        metavar="N",
+        help="the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
+        "copy of the prefix's keys and values",
+    )
     add_quantize(score, about="a second row with the layers' matrices in eight bits")
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
@@ -215,6 +222,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> list[Any]:
+    if options.against_responses is not None and options.against != "transformers-cached":
+        raise RunError("--against-responses needs --against transformers-cached")
     from prb_jax.bench.scoring import bench_scoring, line, table
 
     results = []
@@ -224,6 +233,7 @@ def _score(options: argparse.Namespace) -> list[Any]:
                 options.model,
                 responses=options.responses,
                 against_sequences=options.against_sequences,
+                against_responses=options.against_responses,
                 quantize=form,
                 **_workload(options, dtype),
             ):
