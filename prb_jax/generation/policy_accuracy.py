@@ -39,7 +39,7 @@ from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import open_rows
 from prb_jax.scoring.controls import with_other_users
-from prb_jax.scoring.open_scorer import open_scorers
+from prb_jax.scoring.open_scorer import open_scorer, with_history
 from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 
@@ -126,7 +126,8 @@ def policy_accuracy(
     if not 2 <= longest <= opened.context:
         raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
     known = None if history is None else read_inputs(history).comparisons
-    scorers: dict[str, Any] = {**open_scorers(rewards, loading or LoadOptions(), history=known)}
+    found = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
+    scorers: dict[str, Any] = {**with_history(found, known)}
     identity = dict(opened.identity())
     called = identity.pop("name")
     decided = {

@@ -32,10 +32,8 @@ from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
 from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.settings import OptimizerSettings
 from prb_jax.training.start import with_pad_token
-from prb_jax.training.step import TrainState, TrainStep, make_train_step
+from prb_jax.training.step import SUMS, TrainState, TrainStep, make_train_step, without_sums
 from prb_jax.trees.batches import TreeBatch
-
-_SUMS = ("acc", "parts")
 
 
 @dataclass(frozen=True)
@@ -82,17 +80,17 @@ class Learner:
         sources, self._frozen = sources_of(self.settings, params)
         if self.settings.tuning == "full" and self.settings.algorithm != "sft":
             self._reference = reference_of(params, self.actor.dtype)
-        saved = checkpoints.restore_newest(flat_arrays(_kept(self._abstract)))
+        saved = checkpoints.restore_newest(flat_arrays(without_sums(self._abstract)))
         if saved is None:
             self._state = self._step.init(sources)
             return 0, {}
-        kept = from_flat(_kept(self._abstract), saved.arrays)
+        kept = from_flat(without_sums(self._abstract), saved.arrays)
         self._state = {**kept, **self._no_sums()}
         return saved.step, saved.facts
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Start writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(_kept(self._state)), facts)
+        checkpoints.save(step, flat_arrays(without_sums(self._state)), facts)
 
     def params(self) -> Params:
         """Return all parameters of the policy, adapters included."""
@@ -161,7 +159,7 @@ class Learner:
             sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return {"acc": sums, "parts": no_sums(self.settings)}
 
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
 
 def make_learner(settings: PpoSettings) -> Learner:
@@ -307,8 +305,3 @@ def _abstract_state(settings: PpoSettings, actor: Actor, step: TrainStep) -> Tra
         jax.eval_shape(step.init, sources),
         step.state_shardings,
     )
-
-
-def _kept(state: TrainState) -> TrainState:
-    """What a checkpoint holds: not the sums of an update, which each update makes anew."""
-    return {name: value for name, value in state.items() if name not in _SUMS}

@@ -141,7 +141,9 @@ def ppo(
     learner = make_learner(settings)
     rewards = [(reward, settings.reward), (gold, settings.watch.gold)]
     opened, measured = (
-        None if given is None and name is None else open_reward(settings, name if given is None else given)
+        None
+        if given is None and name is None
+        else open_reward(settings, name if given is None else given, out=path)
         for given, name in rewards
     )
     check_scoring(settings.scoring, [each for each in (opened, measured) if each is not None])

@@ -42,10 +42,12 @@ _NAMES = (
     "watch.gold",
     "watch.data",
     "scoring.history",
+    "scoring.judge.template",
+    "scoring.judge.system",
 )
 # Without effect on the result, these names and others.
 _WITHOUT_EFFECT = (
-    *_NAMES, "mesh", "scoring.mesh", "attention",
+    *_NAMES, "mesh", "scoring.mesh", "scoring.judge.concurrency", "attention",
     "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
     "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip

@@ -44,8 +44,9 @@ class PpoSettings:
         responses are looked at by dpo and sft alone.
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, or
-        a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
+      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, a
+        judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or a function as
+        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
       algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
         from the pairs of the data and sft from their preferred responses, and both draw nothing.
       steps: rounds of rollouts and their updates.

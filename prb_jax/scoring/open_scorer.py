@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,25 +71,21 @@ def open_scorer(
     return scorer
 
 
-def open_scorers(
-    models: Sequence[str], options: LoadOptions, *, history: Sequence[Comparison] | None = None
-) -> dict[str, Scorer]:
-    """Return the scorers of several names; with a history the fitted methods of personalisation among them know it.
+def with_history(scorers: Mapping[str, Scorer], history: Sequence[Comparison] | None) -> dict[str, Scorer]:
+    """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
 
     Raises:
-      RunError: a history, and no model that adapts to users; else as :func:`open_scorer`.
-      CheckpointError, MeshError: a model cannot be loaded.
+      RunError: a history, and no model that adapts to users.
     """
-    found = {name: open_scorer(name, options) for name in dict.fromkeys(models)}
     if history is None:
-        return found
-    adapting = {name: one for name, one in found.items() if isinstance(one, AdaptsToUsers)}
+        return dict(scorers)
+    adapting = {name: one for name, one in scorers.items() if isinstance(one, AdaptsToUsers)}
     if not adapting:
         raise RunError(
-            f"history: none of {', '.join(found)} adapts to users; expected a folder of a fitted method, as "
+            f"history: none of {', '.join(scorers)} adapts to users; expected a folder of a fitted method, as "
             "`prb personalise` writes it"
         )
-    return found | {name: one.with_history(history) for name, one in adapting.items()}
+    return {**scorers, **{name: one.with_history(history) for name, one in adapting.items()}}
 
 
 def model_contents(model: Model, revision: str | None) -> Any:

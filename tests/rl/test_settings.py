@@ -17,7 +17,8 @@ CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
     "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",
     "value.trunk": "shared", "watch.gold": "baseline:length", "loss.label_smoothing": 0.1,
-    "scoring.history": "FILE", "watch.data": "FILE",
+    "scoring.history": "FILE", "watch.data": "FILE", "scoring.judge.template": "FILE",
+    "scoring.judge.system": "FILE",
 }  # fmt: skip
 BESIDE = {"kl.place": {"kl.estimator": "k3"}}
 ALONE = (
