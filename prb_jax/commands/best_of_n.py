@@ -5,6 +5,7 @@ import argparse
 from prb_jax.commands.arguments import (
     Verbs,
     add_devices,
+    add_history,
     add_model_options,
     add_no_progress,
     add_verb,
@@ -41,7 +42,8 @@ def add(verbs: Verbs) -> None:
         metavar="Q",
         default="reference",
         help="reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
-        "a model whose score is the quality; or rubric:MODEL (rubric:URL#NAME), a judge of the true rubric's aspects",
+        "a model whose score is the quality, as baseline:persona-truth for generated persons; or rubric:MODEL "
+        "(rubric:URL#NAME), a judge of the true rubric's aspects",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: rewards.jsonl, summary.json, curves.png"
@@ -49,6 +51,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--data", metavar="NAME_OR_PATH", nargs="+", help="of the samples, where it has another name now"
     )
+    add_history(sub)
     sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
     sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
@@ -80,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             quality=options.quality,
             data=options.data,
+            history=options.history,
             loading=loading,
             judge=None if options.prompts is None and options.template is None else judged,
             profile_posts=options.profile_posts,

@@ -33,7 +33,8 @@ from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows
-from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer, with_history
+from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 from prb_jax.scoring.scored import Scorer
 
@@ -79,6 +80,7 @@ def best_of_n(
     out: str | Path,
     quality: str = REFERENCE,
     data: Sequence[str] | None = None,
+    history: Data | None = None,
     loading: LoadOptions | None = None,
     judge: JudgeOptions | None = None,
     profile_posts: int | None = None,
@@ -96,8 +98,10 @@ def best_of_n(
       rewards: models or baselines, as `prb evaluate` takes them, or judges (`prb_jax.generation.rating_scorer`).
       out: the run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
-        quality, as "rubric:MODEL", a judge that rates each aspect of the true rubric.
+        quality, as "baseline:persona-truth" of generated persons, or "rubric:MODEL", a judge that rates each aspect of
+        the true rubric.
       data: the data of the samples, where it has another name now.
+      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       loading: how models are opened.
       judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
       profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
@@ -126,6 +130,8 @@ def best_of_n(
             "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
         )
     opened = {name: _opened(name, options, judge or JudgeOptions(), cache=path / REPLIES) for name in names}
+    known = None if history is None else read_inputs(history).comparisons
+    opened = with_history(opened, known)
     decided = {
         "samples": run["inputs"],
         "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in opened.items()},

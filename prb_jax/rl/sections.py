@@ -269,7 +269,7 @@ class RolloutBatchSettings:
     """What a step sees, and how often.
 
     Attributes:
-      prompts: prompts of a step; of pairs with dpo.
+      prompts: prompts of a step; of pairs with dpo, of preferred responses with sft.
       minibatch: prompts of one update; None for all of the step.
       epochs: how many times a step goes through its rollouts.
       tokens: most padded tokens of a microbatch, for each part into which the mesh splits a batch; None chooses by
@@ -352,6 +352,8 @@ class WatchSettings:
 
     Attributes:
       gold: a second reward, named as `reward`, that is measured and never trained on; None for none.
+      data: prompts that are not trained on, named as `data`: at the end the policy writes texts for them, which
+        reward and gold score; None for none.
       every: steps between two measurements of gold.
       window: measurements that are averaged: the run stops where the mean of the last ones is below that of as many
         before them, while the reward rose; None never stops so.
@@ -359,6 +361,7 @@ class WatchSettings:
     """
 
     gold: str | None = None
+    data: str | None = None
     every: int = 1
     window: int | None = None
     most_kl: float | None = None
