@@ -113,7 +113,11 @@ def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_p
     template = tmp_path / "ask.txt"
     template.write_text("{question}/{profile}/{answer}")
     with stand_in(lambda text, _: "Score: 7" if "then" in text else "0.25") as server:
-        options: dict[str, Any] = {"protocol": "paper-score", "prompts": str(checkout), "template": str(template)}
+        options: dict[str, Any] = {
+            "protocol": "paper-score",
+            "prompts": str(checkout),
+            "template": str(template),
+        }
         found = judged(server, tmp_path / "score", **options)
         body = server.asked[0][1]
         assert body["max_tokens"] == 10
