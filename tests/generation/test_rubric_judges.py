@@ -165,6 +165,8 @@ def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path: Path) -> No
         one = local_way(folder, options, LoadOptions())
         expected += [each.scores / 2 for each in one.judge(data, [0, 0], profile_posts=0)]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
+        way.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
     assert np.ptp(found) > 1e-4
 
 
