@@ -90,8 +90,8 @@ def add(verbs: Verbs) -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help="labelled comparisons of which a fitted method of personalisation learns the users (default: each user's "
-        "comparisons before the one in question)",
+        help="labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
+        "saved states (default: each user's comparisons before the one in question)",
     )
     add_aspects(sub)
     sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")

@@ -67,6 +67,8 @@ class Method:
       pointwise: whether the score of a response depends on that response alone, so that the responses of many
         comparisons may be scored at once; False where it depends on the other responses of the comparison.
       needs: names of the fields of `Choices` that it cannot do without.
+      represent: ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
+        trains the backbone: then they are known only when it is fitted. None: the features stay as they are.
       controls: ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
         print beside its accuracy, such as its accuracy without adaptation.
     """
@@ -79,6 +81,7 @@ class Method:
     empty_state: Callable[[Fitted], State]
     pointwise: bool = True
     needs: tuple[str, ...] = ()
+    represent: Callable[[Fitted, Choices], Choices] | None = None
     controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
 
 
