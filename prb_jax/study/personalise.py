@@ -322,10 +322,10 @@ def _outcome(
         return outcome
     start = time.perf_counter()
     fitted = fit_method(method, settings, part, seed=part.split.seed, mesh=mesh)
-    seconds = time.perf_counter() - start
     if method.represent is not None:
         part = replace(part, choices=method.represent(fitted, part.choices))
         standard = Standard.none(part.choices.features.shape[1])
+    seconds = time.perf_counter() - start
     keep = None
     if part.split.seed == 0:
         digest = save(folder / FITTED / method.name, method, fitted, standard=standard)

@@ -37,6 +37,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "p": "two-sided, of diff_to_pooled: t test with the standard error of its interval",
     "p_holm": "p adjusted by the method of Holm (1979) for all methods and shots of the same split",
     "above_offset": "whether the interval of diff_to_offset lies above 0",
+    "seconds_fit": "of a method that trains the backbone with the rewards of all responses under its adapters",
     "seconds_adapt_per_user": "with the largest number of shots, compiled; all people together, by their number",
     "bytes_per_user": "of the state of a person, on the device",
     "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
