@@ -21,7 +21,6 @@ from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.reward_model import RewardModel
 
 TOGETHER = 16
 """Prompts whose texts grow side by side."""
@@ -46,13 +45,13 @@ class ChunkGuide:
     """A reward model that guides a policy chunk by chunk.
 
     Attributes:
-      model: the reward model.
+      model: a reward model, a baseline or a fitted method of personalisation.
       weight: w; 0 is the policy alone.
       candidates: C, chunks that are drawn each time.
       chunk: L, most tokens of a chunk.
     """
 
-    model: RewardModel
+    model: Any
     weight: float
     candidates: int
     chunk: int

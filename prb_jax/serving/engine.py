@@ -1,8 +1,9 @@
 """Requests of many clients scored together: whatever waits when the device is free goes into the next batch.
 
 One thread makes trees of the requests and gives batches to the device, full ones first, though the oldest request is
-passed over a few times at most; another one waits for the scores. A batch that is not full is computed only where the
-device has nothing else to do: what comes in meanwhile fills the next one.
+passed over a few times at most; another one waits for the scores, or one for each batch that a CPU computes side by
+side. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
+fills the next one.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ AT_ONCE = 256
 AHEAD = 4
 """So many batches' worth of trees are looked at for what goes well together."""
 
-IN_FLIGHT = 2
-"""Batches on the device: one that runs and one that waits."""
+WAITING = 1
+"""Batches given to the device that wait, besides those that run."""
 
 Scores = list[Score | PrbError]
 
@@ -73,6 +74,7 @@ class Engine:
     Attributes:
       tokens: of a full batch.
       most: items that may wait for their scores.
+      lanes: batches computed side by side; see :func:`prb_jax.scoring.batch_shapes.lanes`.
       waiting: items that do.
       failure: what ended the work, if anything did.
     """
@@ -86,18 +88,21 @@ class Engine:
         tokens: int,
         most: int,
         figures: Figures,
+        lanes: int = 1,
     ) -> None:
-        self.tokens, self.most, self.waiting = tokens, most, 0
+        self.tokens, self.most, self.lanes, self.waiting = tokens, most, lanes, 0
         self.failure: BaseException | None = None
         self._grower, self._dealer, self._dispatch, self._figures = grower, dealer, dispatch, figures
         self._jobs: deque[_Job] = deque()
-        self._running: SimpleQueue[tuple[Dealt, list[_Ready], jax.Array] | None] = SimpleQueue()
-        self._in_flight, self._wake_below, self._ends = 0, 1, False
+        self._running: SimpleQueue[tuple[Dealt, list[_Ready], Callable[[], np.ndarray]] | None] = (
+            SimpleQueue()
+        )
+        self._in_flight, self._wake_below, self._ends = 0, lanes, False
         self._passed = 0  # batches since one held the oldest tree
         self._news = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
-            for work in (self._give, self._take_back)
+            for work in (self._give, *[self._take_back] * lanes)
         ]
         for thread in self._threads:
             thread.start()
@@ -155,7 +160,8 @@ class Engine:
         except BaseException as error:
             self._fail(error, pool)
         finally:
-            self._running.put(None)
+            for _ in range(self.lanes):
+                self._running.put(None)
 
     def _next_jobs(self, pool: Sequence[_Ready]) -> list[_Job] | None:
         """Wait for news, and return the requests to be read; None at the end."""
@@ -196,8 +202,8 @@ class Engine:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
             in_flight = self._in_flight
-            if in_flight >= IN_FLIGHT:
-                self._wake_below = IN_FLIGHT
+            if in_flight >= self.lanes + WAITING:
+                self._wake_below = self.lanes + WAITING
                 return None
         trees, size = [], 0
         for ready in pool:
@@ -206,8 +212,8 @@ class Engine:
             if size > AHEAD * self.tokens:
                 break
         dealt = list(self._dealer.deal(trees, range(len(trees))))
-        if in_flight and len(dealt) == 1:  # more may come while the device is busy
-            self._wake_below = 1
+        if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
+            self._wake_below = self.lanes
             return None
         chosen = max(dealt, key=lambda each: each.computed)
         if self._passed >= AHEAD:
@@ -220,7 +226,7 @@ class Engine:
         self._figures.batches.inc()
         self._figures.tokens.inc(dealt.computed)
         try:
-            scores = self._dispatch(dealt.make())
+            scores = self._scores(dealt.make())
         except Exception as error:
             _settle_all(batch, error)
             return
@@ -228,12 +234,19 @@ class Engine:
             self._in_flight += 1
         self._running.put((dealt, batch, scores))
 
+    def _scores(self, batch: Batch) -> Callable[[], np.ndarray]:
+        """Return what waits for the scores of a batch: started here, or side by side by the threads that wait."""
+        if self.lanes > 1:
+            return lambda: np.asarray(self._dispatch(batch), np.float32)
+        scores = self._dispatch(batch)
+        return lambda: np.asarray(scores, np.float32)
+
     def _take_back(self) -> None:
-        """The work of the second thread: scores from the device to the requests."""
+        """The work of the other threads: scores from the device to the requests."""
         while (running := self._running.get()) is not None:
             dealt, batch, scores = running
             try:
-                rows = dealt.take(np.asarray(scores, np.float32))
+                rows = dealt.take(scores())
                 for ready, row in zip(batch, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.grown.scores(row), strict=True):
                         job.add(place, score)
