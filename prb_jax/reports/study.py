@@ -141,7 +141,7 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         row = _last(rows, name)
         assert row is not None
         disk = row.get("disk_bytes_per_user")
-        if row["bytes_per_user"]:
+        if row["bytes_per_user"] or row["seconds_fit"]:  # baselines take nothing
             found.append(
                 [
                     name,
