@@ -60,7 +60,8 @@ class Method:
       name: as it is written on the command line.
       settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
       fit: from the choices of seen people, and of other people for every choice of a number. It is computed on one
-        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh.
+        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh. A
+        method that trains the backbone trains it on the mesh, as `prb train` does.
       adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
       score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
       empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
