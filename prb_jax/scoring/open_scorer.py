@@ -120,8 +120,10 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     """
     if history is None:
         return None
-    named = [history] if isinstance(history, str | Path) else history
-    folders = [Path(each) for each in named if holds_states(each)] if isinstance(named, list | tuple) else []
+    named = list(history) if isinstance(history, list | tuple) else [history]
+    folders = [
+        Path(each).expanduser() for each in named if isinstance(each, str | Path) and holds_states(each)
+    ]
     if not folders:
         return read_inputs(history).comparisons
     if len(named) > 1:

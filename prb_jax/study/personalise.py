@@ -326,18 +326,22 @@ def _outcome(
         part = replace(part, choices=method.represent(fitted, part.choices))
         standard = Standard.none(part.choices.features.shape[1])
     seconds = time.perf_counter() - start
-    keep = None
+    keep: Callable[[np.ndarray, Any], int] | None = None
     if part.split.seed == 0:
         digest = save(folder / FITTED / method.name, method, fitted, standard=standard)
-
-        def keep(asked: np.ndarray, states: Any) -> int:
-            found = UserStates(tuple(users[user] for user in asked), states)
-            return save_states(folder / STATES / method.name, found, method=method.name, fitted=digest)
-
+        keep = functools.partial(_keep, folder / STATES / method.name, method.name, digest, users)
     outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
     outcome = replace(outcome, figures={**outcome.figures, "settings": own})
     outcome.save(path)
     return outcome
+
+
+def _keep(
+    folder: Path, method: str, digest: str, names: Sequence[str], asked: np.ndarray, states: Any
+) -> int:
+    """Write the states of the people who were asked; return the bytes on the disk."""
+    found = UserStates(tuple(names[user] for user in asked.tolist()), states)
+    return save_states(folder, found, method=method, fitted=digest)
 
 
 def _outcome_file(folder: Path, method: str, split: Split) -> Path:

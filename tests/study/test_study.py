@@ -298,6 +298,7 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
     for split in make_splits(population, by="user", seeds=2):
         part = make_part(population.choices, split)
         items, choices = population.choices.items, population.choices
+        assert items is not None
         for asked, known, own, mask in zip(
             part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
         ):

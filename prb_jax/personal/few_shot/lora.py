@@ -157,7 +157,16 @@ def _clusters(
     own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
     for count in sorted(settings.clusters):
         if count < len(own):
-            yield kmeans2(own, count, iter=30, minit="++", seed=rng)[1], settings.rounds
+            yield kmeans2(own, _far_apart(own, count, rng), iter=30, minit="matrix")[1], settings.rounds
+
+
+def _far_apart(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows to start k-means from, each drawn in proportion to its squared distance from those before (k-means++)."""
+    found = [rows[rng.integers(len(rows))]]
+    while len(found) < count:
+        apart = np.min([np.sum((rows - one) ** 2, axis=1) for one in found], axis=0) + 1e-12
+        found.append(rows[rng.choice(len(rows), p=apart / apart.sum())])
+    return np.stack(found)
 
 
 def _everyone_alone(

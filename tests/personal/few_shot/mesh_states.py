@@ -42,11 +42,12 @@ def main(out: str) -> None:
         states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
         scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
         found |= {f"{place}/basis": fitted.arrays["basis"], f"{place}/weights": states["weights"]}
+        if place == "eight":
+            found |= saved_states(states["weights"], Path(out).parent)
         found |= {
             f"{place}/scores": scores[made.queries.mask],
             f"{place}/loss": fitted.numbers["validation_loss"],
         }
-    found |= saved_states(states["weights"], Path(out).parent)
     np.savez(out, **found)
 
 
