@@ -254,7 +254,7 @@ class PersonalisedModel:
         for size in sorted({len(query.responses) for query in queries}):
             members = [place for place, query in enumerate(queries) if len(query.responses) == size]
             responses = self._responses([[(queries[m], k) for k in range(size)] for m in members])
-            own = jax.tree.map(lambda leaf, rows=np.array(members): leaf[rows], states)
+            own = jax.tree.map(lambda leaf, rows=members: leaf[rows], states)
             method, fitted = self.fitted.method, self.fitted.fitted
             found = in_batches(functools.partial(score_rows, method, fitted), (own, responses))
             for place, row in zip(members, found, strict=True):
