@@ -270,11 +270,11 @@ STUDIES = {
     "personas": Study(
         None,
         _whole,
-        "pooled,offset,attention,pref,lore_free",
+        "pooled,offset,attention,pref",
         shots="0,2,4,8,16,128",
-        seeds=4,
-        settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=1,3,10 attention.l2=100 attention.width=8 "
-        "pref.rank=8 lore_free.l2=100 lore_free.bases=8 lore_free.anchor=0.001,0.01,0.1",
+        seeds=3,
+        settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=10,30,100 attention.l2=100 attention.width=128 "
+        "attention.steps=1 attention.rounds=1 pref.rank=12 pref.beta=0.03,0.1,0.3 pref.l2=0.3,1,3",
         more=_new_wording,
     ),
 }
