@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +69,23 @@ def open_scorer(
     if recorded and name is None and "<lambda>" in scorer.name:
         raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
     return scorer
+
+
+def with_history(scorers: Mapping[str, Scorer], history: Sequence[Comparison] | None) -> dict[str, Scorer]:
+    """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
+
+    Raises:
+      RunError: a history, and no model that adapts to users.
+    """
+    if history is None:
+        return dict(scorers)
+    adapting = {name: one for name, one in scorers.items() if isinstance(one, AdaptsToUsers)}
+    if not adapting:
+        raise RunError(
+            f"history: none of {', '.join(scorers)} adapts to users; expected a folder of a fitted method, as "
+            "`prb personalise` writes it"
+        )
+    return {**scorers, **{name: one.with_history(history) for name, one in adapting.items()}}
 
 
 def model_contents(model: Model, revision: str | None) -> Any:

@@ -18,8 +18,8 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import shape_options, stream_options
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
+from prb_jax.scoring.dealing import Batch, batch_sizes
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
@@ -38,14 +38,13 @@ from prb_jax.training.objective import (
 )
 from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
 from prb_jax.training.settings import TrainSettings
+from prb_jax.training.side_by_side import Accumulation
 from prb_jax.training.splits import Row
 from prb_jax.training.start import Start
-from prb_jax.training.step import TrainState
+from prb_jax.training.step import SUMS, TrainState, sums_of
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
-
-_SUMS = ("acc", "parts")
 
 
 class Trainer:
@@ -67,6 +66,7 @@ class Trainer:
         self.streams = trains_on_streams(mesh, settings.attention)
         self.truncated: int | None = 0
         self._training, self._step, self._lora = training, training.step, lora
+        self._accumulation = Accumulation(training.step)
         self._abstract = abstract
         self._state: TrainState = {}
         self._frozen: Params | None = None
@@ -121,10 +121,7 @@ class Trainer:
         state = self._state
         if rows.ids.size:
             state = self._training.take(state, rows.ids)
-        for each in batches:
-            placed = self._step.place(each.batch, each.extras)
-            with compiling(self._step.accumulate, *_sizes(each.batch)):
-                state = self._step.accumulate(state, self._frozen, *placed)
+        state = self._accumulation.add(state, self._frozen, batches)
         with compiling(self._step.update):
             self._state, metrics = self._step.update(state)
         return metrics
@@ -147,6 +144,7 @@ class Trainer:
                 self.start.config, self.mesh, self.settings.batch.tokens
             ),
             divide=not held,
+            lanes=lanes(self.mesh),
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
@@ -162,7 +160,7 @@ class Trainer:
         blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
         state = {**self._state, USER: self.method.for_everyone(self._state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._training.rewards, *_sizes(batch)):
+        with compiling(self._training.rewards, *batch_sizes(batch)):
             return self._training.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
@@ -225,7 +223,7 @@ class Trainer:
             self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
         saved = from_flat(self._kept(self._abstract), arrays)
         saved[USER] = self.method.resume(saved.get(USER, {}))
-        sums = {name: self._state[name] for name in _SUMS} if self._state else self._no_sums()
+        sums = sums_of(self._state) if self._state else self._no_sums()
         self._state = {**saved, **sums}
 
     def _no_sums(self) -> dict[str, Any]:
@@ -235,7 +233,7 @@ class Trainer:
             sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return {"acc": sums, "parts": LossParts.zero()}
 
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
     def _kept(self, state: TrainState) -> TrainState:
         """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
@@ -299,13 +297,6 @@ def make_trainer(
     return Trainer(
         settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
     )
-
-
-def _sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes by which programs are told apart."""
-    if isinstance(batch, TreeBatch):
-        return batch.prefix.shape, batch.responses.shape
-    return batch.tokens.shape, batch.reads.shape
 
 
 def _size(tree: Any) -> int:
