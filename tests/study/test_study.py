@@ -26,7 +26,7 @@ from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
 from prb_jax.study.settings import read_settings
-from prb_jax.study.splits import UNSEEN_PART, check_split, make_splits, posts_of_split
+from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, check_split, make_splits, posts_of_split
 from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
 
 FIELDS = {
@@ -307,6 +307,29 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
             assert not told & {int(items[side[p]]) for side in rows for p in asked[own]}
         assert split.told.any()
         assert not (split.told & (split.trained | split.validated | split.queries)).any()
+
+
+def test_people_whose_choices_all_share_a_response_are_fitted_on(
+    source: PlantedFeatures, tmp_path: Path
+) -> None:
+    people = [
+        prb.Comparison(
+            id=f"{user}-{k}",
+            user_id=f"user {user}",
+            question=f"Question {user}?",
+            chosen=f"r{user}",
+            rejected=f"r{20 + 3 * user + k}",
+        )
+        for user in range(12)
+        for k in range(3)
+    ]
+    store = write_features(source, people, out=tmp_path / "store", progress=False)
+    population = read_population(people, store)
+    split = make_splits(population, by="user", seeds=1)[0]
+    seen = split.of_part(population.choices.users, SEEN_PART)
+    assert (split.trained == seen).all()
+    assert split.queries[~seen].any()
+    assert split.told[~seen].any()
 
 
 def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def world(
     return World(every.only(part == 0), every.only(part == 1), new, rewards, contexts, queries)
 
 
-def with_posts(made: World, posts: Posts) -> World:
+def with_posts(made: World, posts: Posts | None) -> World:
     """The same people with profiles."""
     parts = {name: replace(getattr(made, name), posts=posts) for name in ("seen", "validation", "new")}
     return replace(made, **parts)
