@@ -52,7 +52,12 @@ class RubricTemplate(RatingTemplate):
     def conversations(
         self, comparison: Comparison, scale: Scale, *, profile_posts: int
     ) -> list[tuple[Message, ...]]:
-        """Return the conversations about the aspects of the first response, then those of the second one."""
+        """Return the conversations about the aspects of the first response, then those of the second one.
+
+        Raises:
+          DataError: there is no aspect.
+        """
+        check_rubric(comparison)
         asked, responses = shown_texts(comparison, profile_posts=profile_posts)
         ends = {"low": str(scale.low), "high": str(scale.high)}
         return [

@@ -113,7 +113,11 @@ def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_p
     template = tmp_path / "ask.txt"
     template.write_text("{question}/{profile}/{answer}")
     with stand_in(lambda text, _: "Score: 7" if "then" in text else "0.25") as server:
-        options = {"protocol": "paper-score", "prompts": str(checkout), "template": str(template)}
+        options: dict[str, Any] = {
+            "protocol": "paper-score",
+            "prompts": str(checkout),
+            "template": str(template),
+        }
         found = judged(server, tmp_path / "score", **options)
         body = server.asked[0][1]
         assert body["max_tokens"] == 10
@@ -161,6 +165,8 @@ def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path: Path) -> No
         one = local_way(folder, options, LoadOptions())
         expected += [each.scores / 2 for each in one.judge(data, [0, 0], profile_posts=0)]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
+        way.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
     assert np.ptp(found) > 1e-4
 
 

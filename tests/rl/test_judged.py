@@ -41,8 +41,8 @@ def test_ratings_of_an_endpoint_are_the_rewards(tmp_path: Path) -> None:
 
     with stand_in(reply) as server:
         reward = opened(f"judge:{server.url}#m", tmp_path, scale=0.5)
-        for _ in range(2):
-            found = reward.score(comparisons(2), TEXTS, step=1)
+        reward.score(comparisons(2), TEXTS, step=1)
+        found = reward.score(comparisons(2), TEXTS, step=1)
         np.testing.assert_array_equal(found.values, [[1.5, 2, 1.5], [1.5, 0.5, 0.5]])
         assert len(server.asked) == 4
         assert server.asked[0][1]["model"] == "m"
