@@ -100,6 +100,7 @@ def bench_scoring(
     batch_tokens: int | None,
     against: str | None,
     against_sequences: int,
+    against_responses: int | None = None,
     mesh: str | None,
     dtype: str | None,
     quantize: str | None,
@@ -118,6 +119,7 @@ def bench_scoring(
       against: "transformers" (padded batches), "transformers-cached" (a common prefix once, with its cache), "vllm" or
         None.
       against_sequences: conversations that the padded way scores a round.
+      against_responses: the most responses of a padded batch of "transformers-cached"; all of a comparison if None.
       mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.load.load`.
       questions_per_user: comparisons in a row that begin with the same profile, of each workload.
 
@@ -126,7 +128,7 @@ def bench_scoring(
     """
     source = bench_source(model)
     loaded = load_for_bench(source, mesh=mesh, dtype=dtype, quantize=quantize, attention=attention)
-    rival = _rival(against, source, loaded)
+    rival = _rival(against, source, loaded, responses=against_responses)
     config = loaded.decoder
     for count, questions in itertools.product(responses, questions_per_user):
         workload = synthetic_workload(
@@ -142,10 +144,12 @@ def bench_scoring(
         yield _bench(loaded, workload, rival, rounds=rounds, batch_tokens=batch_tokens, sequences=sequences)
 
 
-def _rival(against: str | None, source: Path | DecoderConfig, model: RewardModel) -> Rival | None:
+def _rival(
+    against: str | None, source: Path | DecoderConfig, model: RewardModel, *, responses: int | None
+) -> Rival | None:
     given = source if isinstance(source, Path) else source.original
     if against == "transformers-cached":
-        return CachedScorer(given, dtype=model.dtype)
+        return CachedScorer(given, dtype=model.dtype, responses=responses)
     if against == "vllm":
         from prb_jax.bench.rivals.vllm_scoring import VllmScorer
 

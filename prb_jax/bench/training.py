@@ -37,6 +37,7 @@ from prb_jax.training.microbatches import plan_microbatches, trains_on_streams
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
+from prb_jax.training.side_by_side import Accumulation
 from prb_jax.training.step import TrainState
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
@@ -128,20 +129,21 @@ class TreeTrainer:
         self._step = make_reward_training(
             objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
         ).step
+        self._accumulation = Accumulation(self._step)
         self._frozen: Params = frozen
         self._state: TrainState = self._step.init({WEIGHTS: trainable, USER: model.params["embed"]})
 
     @property
     def compiles(self) -> int:
         """Programs compiled so far."""
-        return sum(cast(Any, each)._cache_size() for each in (self._step.accumulate, self._step.update))
+        step = self._step
+        programs = (step.accumulate, step.gradients, step.add, step.update)
+        return sum(cast(Any, each)._cache_size() for each in programs)
 
     def run(self) -> TimedStep:
         """One step."""
         start = time.perf_counter()
-        for each in self.microbatches:
-            placed = self._step.place(each.batch, each.extras)
-            self._state = self._step.accumulate(self._state, self._frozen, *placed)
+        self._state = self._accumulation.add(self._state, self._frozen, self.microbatches)
         self._state, metrics = self._step.update(self._state)
         jax.block_until_ready(self._state)
         return TimedStep(

@@ -50,6 +50,13 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         help="conversations that the padded way scores a round; its rate is carried over to the rest",
     )
+    score.add_argument(
+        "--against-responses",
+        type=positive,
+        metavar="N",
+        help="the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
+        "copy of the prefix's keys and values",
+    )
     add_quantize(score, about="a second row with the layers' matrices in eight bits")
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
@@ -68,16 +75,8 @@ def add(verbs: Verbs) -> None:
     )
 
     sample = _add(sub_verbs, "sample", _sample, about="time drawing texts from a causal language model")
-    sample.add_argument("--prompts", type=positive, default=4, metavar="N", help="of a pass (default: 4)")
-    sample.add_argument(
-        "--samples", type=positive, nargs="+", default=[1], metavar="N", help="of each prompt"
-    )
-    sample.add_argument(
-        "--prompt-tokens", type=positive, default=2000, metavar="N", help="mean length of a prompt"
-    )
-    sample.add_argument(
-        "--new-tokens", type=positive, default=128, metavar="N", help="of each sample (default: 128)"
-    )
+    _add_texts(sample, prompts=4, new_tokens=128)
+    _add_samples(sample, 1)
     sample.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy, for one sample"
     )
@@ -96,34 +95,15 @@ def add(verbs: Verbs) -> None:
         _guide,
         about="time a guided token, beside one of the policy and of the reward model",
     )
-    guide.add_argument(
-        "--prompts", type=positive, default=4, metavar="N", help="texts at a time (default: 4)"
-    )
-    guide.add_argument("--prompt-tokens", type=positive, default=2000, metavar="N", help="of each prompt")
-    guide.add_argument(
-        "--new-tokens", type=positive, default=32, metavar="N", help="of each text (default: 32)"
-    )
+    _add_texts(guide, prompts=4, new_tokens=32)
     guide.add_argument(
         "--candidates", type=positive, default=10, metavar="C", help="tried for each token (default: 10)"
     )
     add_attention(guide)
 
     policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
-    policy.add_argument("--prompts", type=positive, default=2, metavar="N", help="of a step (default: 2)")
-    policy.add_argument(
-        "--samples",
-        type=positive,
-        nargs="+",
-        default=[8],
-        metavar="N",
-        help="rollouts of each prompt (default: 8)",
-    )
-    policy.add_argument(
-        "--prompt-tokens", type=positive, default=2000, metavar="N", help="of a prompt, about (default: 2000)"
-    )
-    policy.add_argument(
-        "--new-tokens", type=positive, default=128, metavar="N", help="of a rollout, at most (default: 128)"
-    )
+    _add_texts(policy, prompts=2, new_tokens=128)
+    _add_samples(policy, 8)
     policy.add_argument("--against", choices=("trl",), help="also time TRL's GRPOTrainer, and compare")
     policy.add_argument(
         "--against-rows",
@@ -195,6 +175,30 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
     add_attention(sub)
 
 
+def _add_texts(parser: Parser, *, prompts: int, new_tokens: int) -> None:
+    """Prompts, and the lengths of the texts that continue them; the numbers are defaults."""
+    numbers = (
+        ("--prompts", prompts, "at a time"),
+        ("--prompt-tokens", 2000, "length of a prompt, about"),
+        ("--new-tokens", new_tokens, "of each text, at most"),
+    )
+    for flag, default, meaning in numbers:
+        parser.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{meaning} (default: {default})"
+        )
+
+
+def _add_samples(parser: Parser, default: int) -> None:
+    parser.add_argument(
+        "--samples",
+        type=positive,
+        nargs="+",
+        default=[default],
+        metavar="N",
+        help=f"texts of each prompt, one number or several (default: {default})",
+    )
+
+
 def _add_lengths(sub: Parser) -> None:
     sub.add_argument(
         "--prefix-tokens", type=positive, default=2000, metavar="N", help="mean length of the prefix"
@@ -215,6 +219,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> list[Any]:
+    if options.against_responses is not None and options.against != "transformers-cached":
+        raise RunError("--against-responses needs --against transformers-cached")
     from prb_jax.bench.scoring import bench_scoring, line, table
 
     results = []
@@ -224,6 +230,7 @@ def _score(options: argparse.Namespace) -> list[Any]:
                 options.model,
                 responses=options.responses,
                 against_sequences=options.against_sequences,
+                against_responses=options.against_responses,
                 quantize=form,
                 **_workload(options, dtype),
             ):

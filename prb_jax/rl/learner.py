@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.load import make_program
 from prb_jax.generation.policy import Policy, read_stop_ids
@@ -21,20 +22,19 @@ from prb_jax.models.lora import init_lora
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
-from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, no_sums
+from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import check_heads, parameter_shardings, replicated
 from prb_jax.training.export import copy_file, export_adapter, export_model
 from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
-from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import OptimizerSettings
 from prb_jax.training.start import with_pad_token
-from prb_jax.training.step import TrainState, TrainStep, make_train_step
+from prb_jax.training.step import SUMS, TrainState, TrainStep, make_train_step, without_sums
 from prb_jax.trees.batches import TreeBatch
-
-_SUMS = ("acc", "parts")
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,19 @@ class Learner:
         """
         params = self._load()
         sources, self._frozen = sources_of(self.settings, params)
-        self._reference = None if self.settings.tuning == "lora" else reference_of(params, self.actor.dtype)
-        saved = checkpoints.restore_newest(flat_arrays(_kept(self._abstract)))
+        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
+            self._reference = reference_of(params, self.actor.dtype)
+        saved = checkpoints.restore_newest(flat_arrays(without_sums(self._abstract)))
         if saved is None:
             self._state = self._step.init(sources)
             return 0, {}
-        kept = from_flat(_kept(self._abstract), saved.arrays)
+        kept = from_flat(without_sums(self._abstract), saved.arrays)
         self._state = {**kept, **self._no_sums()}
         return saved.step, saved.facts
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Start writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(_kept(self._state)), facts)
+        checkpoints.save(step, flat_arrays(without_sums(self._state)), facts)
 
     def params(self) -> Params:
         """Return all parameters of the policy, adapters included."""
@@ -159,7 +160,7 @@ class Learner:
             sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return {"acc": sums, "parts": no_sums(self.settings)}
 
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
 
 def make_learner(settings: PpoSettings) -> Learner:
@@ -199,7 +200,7 @@ def make_learner(settings: PpoSettings) -> Learner:
         config=config,
         mesh=mesh,
         dtype=dtype,
-        temperature=1.0 if settings.algorithm == "dpo" else settings.rollout.temperature,
+        temperature=1.0 if settings.algorithm in LABELLED else settings.rollout.temperature,
         attention=wanted_attention(mesh, dtype, settings.attention),
         lora_scale=lora_scale,
         remat=settings.remat,
@@ -227,7 +228,8 @@ def make_policy_step(settings: PpoSettings, actor: Actor) -> TrainStep:
     }
     first = groups[POLICY]
     assert isinstance(first, Weights)
-    loss = PairLoss if settings.algorithm == "dpo" else RolloutLoss
+    losses = {"dpo": PairLoss, "sft": TextLoss}
+    loss = losses.get(settings.algorithm, RolloutLoss)
     return make_train_step(
         loss(actor=actor, settings=settings),
         groups=groups,
@@ -304,8 +306,3 @@ def _abstract_state(settings: PpoSettings, actor: Actor, step: TrainStep) -> Tra
         jax.eval_shape(step.init, sources),
         step.state_shardings,
     )
-
-
-def _kept(state: TrainState) -> TrainState:
-    """What a checkpoint holds: not the sums of an update, which each update makes anew."""
-    return {name: value for name, value in state.items() if name not in _SUMS}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
@@ -50,13 +53,35 @@ def stream_options(
     )
 
 
-def lanes(mesh: Mesh) -> int:
+def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
     """Return how many batches are computed side by side: on one CPU device one for each core.
 
     Attention walks through blocks that are too small to be shared among threads, which leaves cores idle between the
     large products of a single batch. Programs of several devices meet in collectives and must keep one order.
+
+    Args:
+      mesh: devices.
+      held: bytes that each of them holds; all together hold at most half of the machine's memory.
     """
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_LANES)
+    fitting = MOST_LANES if held * MOST_LANES <= _memory() / 2 else int(_memory() / 2 / held)
+    return max(1, min(cores, MOST_LANES, fitting))
+
+
+@functools.cache
+def _memory() -> float:
+    """Bytes of the machine, or of the container where it has less; without a bound where they are not known."""
+    try:
+        found = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(file).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found = min(found, float(text))
+    return found

@@ -27,6 +27,13 @@ SAMPLE = 512
 """Comparisons whose lengths decide the shapes of buckets."""
 
 
+def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes by which the programs of batches are told apart."""
+    if isinstance(batch, TreeBatch):
+        return np.shape(batch.prefix), np.shape(batch.responses)
+    return np.shape(batch.tokens), np.shape(batch.reads)
+
+
 @dataclass(frozen=True)
 class Dealt:
     """One batch before it is made.

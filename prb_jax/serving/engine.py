@@ -1,14 +1,16 @@
 """Requests of many clients scored together: whatever waits when the device is free goes into the next batch.
 
 One thread makes trees of the requests and gives batches to the device, full ones first, though the oldest request is
-passed over a few times at most; another one waits for the scores. A batch that is not full is computed only where the
-device has nothing else to do: what comes in meanwhile fills the next one.
+passed over a few times at most; another one waits for the scores, or one for each batch that a CPU computes side by
+side. A batch that is not full is computed only where the device has nothing else to do: what comes in meanwhile
+fills the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from prb_jax.errors import PrbError
 from prb_jax.scoring.dealing import Batch, Dealer, Dealt
 from prb_jax.serving.figures import Figures
 from prb_jax.serving.items import Grower, Grown, Item, Score
+from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256
 """Responses that become trees at a time, about."""
@@ -30,8 +33,8 @@ AT_ONCE = 256
 AHEAD = 4
 """So many batches' worth of trees are looked at for what goes well together."""
 
-IN_FLIGHT = 2
-"""Batches on the device: one that runs and one that waits."""
+WAITING = 1
+"""Batches given to the device that wait, besides those that run."""
 
 Scores = list[Score | PrbError]
 
@@ -57,10 +60,22 @@ class _Job:
 
 @dataclass(eq=False)
 class _Ready:
-    """A tree that waits for the device, and whose items its responses are."""
+    """A tree that waits for the device.
+
+    Attributes:
+      grown: the tree.
+      owners: whose items its responses are.
+      fresh: its tokens beyond those that the tree before it begins with too.
+    """
 
     grown: Grown
     owners: list[tuple[_Job, int]]
+    fresh: int
+
+    @property
+    def leans(self) -> bool:
+        """Whether more than half of it is computed for the tree before it, so that they belong into one batch."""
+        return 2 * self.fresh < self.grown.tree.tokens
 
     @property
     def wanted(self) -> bool:
@@ -73,6 +88,7 @@ class Engine:
     Attributes:
       tokens: of a full batch.
       most: items that may wait for their scores.
+      lanes: batches computed side by side; see :func:`prb_jax.scoring.batch_shapes.lanes`.
       waiting: items that do.
       failure: what ended the work, if anything did.
     """
@@ -86,18 +102,21 @@ class Engine:
         tokens: int,
         most: int,
         figures: Figures,
+        lanes: int = 1,
     ) -> None:
-        self.tokens, self.most, self.waiting = tokens, most, 0
+        self.tokens, self.most, self.lanes, self.waiting = tokens, most, lanes, 0
         self.failure: BaseException | None = None
         self._grower, self._dealer, self._dispatch, self._figures = grower, dealer, dispatch, figures
         self._jobs: deque[_Job] = deque()
-        self._running: SimpleQueue[tuple[Dealt, list[_Ready], jax.Array] | None] = SimpleQueue()
-        self._in_flight, self._wake_below, self._ends = 0, 1, False
+        self._running: SimpleQueue[tuple[Dealt, list[_Ready], Callable[[], np.ndarray]] | None] = (
+            SimpleQueue()
+        )
+        self._in_flight, self._wake_below, self._ends = 0, lanes, False
         self._passed = 0  # batches since one held the oldest tree
         self._news = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
-            for work in (self._give, self._take_back)
+            for work in (self._give, *[self._take_back] * lanes)
         ]
         for thread in self._threads:
             thread.start()
@@ -155,11 +174,12 @@ class Engine:
         except BaseException as error:
             self._fail(error, pool)
         finally:
-            self._running.put(None)
+            for _ in range(self.lanes):
+                self._running.put(None)
 
     def _next_jobs(self, pool: Sequence[_Ready]) -> list[_Job] | None:
         """Wait for news, and return the requests to be read; None at the end."""
-        full = sum(ready.grown.tree.tokens for ready in pool) > AHEAD * self.tokens
+        full = sum(ready.fresh for ready in pool) > AHEAD * self.tokens
 
         def news() -> bool:
             if pool:
@@ -190,24 +210,29 @@ class Engine:
         for number, error in errors.items():
             job, place = owners[number]
             job.add(place, error)
-        return [_Ready(each, [owners[number] for number in each.members]) for each in grown]
+        firsts = [each.tree.sequence(0) for each in grown]
+        shared = [0, *(common_run(pair) for pair in itertools.pairwise(firsts))]
+        return [
+            _Ready(each, [owners[number] for number in each.members], each.tree.tokens - run)
+            for each, run in zip(grown, shared, strict=False)
+        ]
 
     def _choose(self, pool: Sequence[_Ready]) -> Dealt | None:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
             in_flight = self._in_flight
-            if in_flight >= IN_FLIGHT:
-                self._wake_below = IN_FLIGHT
+            if in_flight >= self.lanes + WAITING:
+                self._wake_below = self.lanes + WAITING
                 return None
         trees, size = [], 0
         for ready in pool:
-            trees.append(ready.grown.tree)
-            size += trees[-1].tokens
-            if size > AHEAD * self.tokens:
+            if size > AHEAD * self.tokens and not ready.leans:
                 break
+            trees.append(ready.grown.tree)
+            size += ready.fresh
         dealt = list(self._dealer.deal(trees, range(len(trees))))
-        if in_flight and len(dealt) == 1:  # more may come while the device is busy
-            self._wake_below = 1
+        if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
+            self._wake_below = self.lanes
             return None
         chosen = max(dealt, key=lambda each: each.computed)
         if self._passed >= AHEAD:
@@ -220,7 +245,7 @@ class Engine:
         self._figures.batches.inc()
         self._figures.tokens.inc(dealt.computed)
         try:
-            scores = self._dispatch(dealt.make())
+            scores = self._scores(dealt.make())
         except Exception as error:
             _settle_all(batch, error)
             return
@@ -228,12 +253,19 @@ class Engine:
             self._in_flight += 1
         self._running.put((dealt, batch, scores))
 
+    def _scores(self, batch: Batch) -> Callable[[], np.ndarray]:
+        """Return what waits for the scores of a batch: started here, or side by side by the threads that wait."""
+        if self.lanes > 1:
+            return lambda: np.asarray(self._dispatch(batch), np.float32)
+        scores = self._dispatch(batch)
+        return lambda: np.asarray(scores, np.float32)
+
     def _take_back(self) -> None:
-        """The work of the second thread: scores from the device to the requests."""
+        """The work of the other threads: scores from the device to the requests."""
         while (running := self._running.get()) is not None:
             dealt, batch, scores = running
             try:
-                rows = dealt.take(np.asarray(scores, np.float32))
+                rows = dealt.take(scores())
                 for ready, row in zip(batch, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.grown.scores(row), strict=True):
                         job.add(place, score)

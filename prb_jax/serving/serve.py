@@ -9,6 +9,7 @@ from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.rl.remote import TOKEN
+from prb_jax.scoring.batch_shapes import lanes
 from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.app import Served, make_app
@@ -86,6 +87,7 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
         tokens=shapes.tokens,
         most=options.limits.waiting,
         figures=figures,
+        lanes=lanes(model.mesh),
     )
     return engine, Served(
         model.name,

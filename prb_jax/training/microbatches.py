@@ -42,12 +42,14 @@ class Microbatch:
       batch, extras: the arrays.
       tokens: that are computed, without padding.
       flops: of a forward pass on paper, without padding.
+      activations: bytes that its backward pass keeps, about.
     """
 
     batch: Batch
     extras: Extras
     tokens: int
     flops: float
+    activations: float
 
     __repr__ = short_repr
 
@@ -102,7 +104,8 @@ def plan_microbatches(
         given = batch.tokens
         tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
         options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
-        return _Padded(examples, shapes_of_steps(examples.trees, order, steps=steps, options=options), config)
+        shapes = shapes_of_steps(examples.trees, order, steps=steps, options=options)
+        return _Padded(examples, shapes, config, remat=remat)
     found = stream_options(config, mesh)
     if batch.tokens is not None:
         most = batch.tokens
@@ -111,7 +114,14 @@ def plan_microbatches(
         most = min(max(fits, found.tokens // 2), found.tokens)
     found = replace(found, tokens=most)
     return _Packed(
-        examples, order, found, config=config, batch=batch, steps=steps, prompt_tokens=prompt_tokens
+        examples,
+        order,
+        found,
+        config=config,
+        batch=batch,
+        steps=steps,
+        remat=remat,
+        prompt_tokens=prompt_tokens,
     )
 
 
@@ -131,8 +141,9 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
 class _Padded:
     """Padded batches of trees."""
 
-    def __init__(self, examples: Examples, shapes: Shapes, config: DecoderConfig) -> None:
+    def __init__(self, examples: Examples, shapes: Shapes, config: DecoderConfig, *, remat: str) -> None:
         self._examples, self._shapes, self._config = examples, shapes, config
+        self._bytes_per_token = _bytes_per_token(config, remat)
         self._flops: dict[int, float] = {}
 
     def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
@@ -143,7 +154,8 @@ class _Padded:
             batch, extras = self._examples.batch(dealt, slots=named)
             tokens = sum(self._examples.trees[member].tokens for member in dealt.members)
             flops = sum(self._flops_of(member) for member in dealt.members)
-            found.append(Microbatch(batch, extras, tokens, flops))
+            activations = (batch.prefix.size + batch.responses.size) * self._bytes_per_token
+            found.append(Microbatch(batch, extras, tokens, flops, activations))
         return found
 
     def _flops_of(self, member: int) -> float:
@@ -164,10 +176,11 @@ class _Packed:
         config: DecoderConfig,
         batch: BatchSettings,
         steps: int,
+        remat: str,
         prompt_tokens: int,
     ) -> None:
         self._examples, self._options, self._config = examples, options, config
-        self._prompt_tokens = prompt_tokens
+        self._bytes_per_token, self._prompt_tokens = _bytes_per_token(config, remat), prompt_tokens
         looked_at = []
         for step in range(min(STEPS_SIMULATED, max(1, _LOOKED_AT // order.per_step))):
             members = order.step(step)
@@ -198,7 +211,9 @@ class _Packed:
             )
             extras = self._extras(members, dealt)
             tokens = sum(stream.tokens for stream in dealt.streams)
-            found.append(Microbatch(batch, extras, tokens, stream_flops(batch, self._config)))
+            flops = stream_flops(batch, self._config)
+            activations = batch.tokens.size * self._bytes_per_token
+            found.append(Microbatch(batch, extras, tokens, flops, activations))
         return found
 
     def _named(self, tree: Tree, slot: int) -> Tree:

@@ -2,7 +2,9 @@
 
 ``accumulate`` adds a microbatch's gradient sum and its denominators to the state: one compile for each
 shape of batch. ``update`` divides, clips, applies the optimisers and clears the sums: one compile. Both
-give the state back in place (its buffers are donated) and in the same shardings.
+give the state back in place (its buffers are donated) and in the same shardings. ``gradients`` and ``add`` are the two
+halves of ``accumulate``, for several microbatches side by side
+(:mod:`prb_jax.training.side_by_side`).
 
 The state is a nested dict: the state of each group by its name, ``step`` (int32, updates so far), ``acc`` (the
 gradient sums of each group since the last update) and ``parts`` (the sums of the loss). Weights that are not
@@ -31,6 +33,9 @@ Metrics = dict[str, jax.Array]
 Batch = TypeVar("Batch")
 Extras = TypeVar("Extras")
 
+SUMS = ("acc", "parts")
+"""What of a state are sums since the last update, which each step makes anew."""
+
 
 class Parts(Protocol):
     """Sums of a loss over microbatches, a pytree; :class:`prb_jax.training.losses.LossParts` is one."""
@@ -58,6 +63,9 @@ class TrainStep:
     Attributes:
         init: arrays that each group starts with, by its name -> state.
         accumulate: (state, frozen, batch, extras) -> state with a microbatch added; the state is donated.
+        gradients: (state without its sums, frozen, batch, extras) -> the sums of this microbatch alone. The state is
+            kept.
+        add: (sums, more sums) -> sums; the first ones are donated.
         update: (state) -> (state, metrics); the state is donated. If loss or gradient are not finite,
             nothing but the sums changes, and ``metrics["finite"]`` is 0. Metrics are float32 scalars:
             those of :meth:`Parts.means`, ``grad_norm`` of the first group before clipping, ``NAME_grad_norm`` of
@@ -70,6 +78,8 @@ class TrainStep:
 
     init: Callable[[Mapping[str, Any]], TrainState]
     accumulate: Callable[[TrainState, Params, Any, Any], TrainState]
+    gradients: Callable[[TrainState, Params, Any, Any], TrainState]
+    add: Callable[[TrainState, TrainState], TrainState]
     update: Callable[[TrainState], tuple[TrainState, Metrics]]
     inputs: Callable[[TrainState], dict[str, Any]]
     state_shardings: dict[str, Any]
@@ -83,6 +93,16 @@ class TrainStep:
             return to_global(np.asarray(x), batch_sharding(self.mesh, np.ndim(x)))
 
         return jax.tree.map(put, (batch, extras))
+
+
+def sums_of(state: TrainState) -> TrainState:
+    """The sums since the last update, of a state."""
+    return {name: state[name] for name in SUMS}
+
+
+def without_sums(state: TrainState) -> TrainState:
+    """All of a state but its sums."""
+    return {name: value for name, value in state.items() if name not in SUMS}
 
 
 def make_train_step(
@@ -130,13 +150,18 @@ def make_train_step(
             "parts": zero(),
         }
 
-    def accumulate(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
-        gradients, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
+    def gradients(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
+        found, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
+        return {"acc": found, "parts": parts}
+
+    def add(sums: TrainState, more: TrainState) -> TrainState:
         return {
-            **state,
-            "acc": jax.tree.map(jnp.add, state["acc"], gradients),
-            "parts": state["parts"] + parts,
+            "acc": jax.tree.map(jnp.add, sums["acc"], more["acc"]),
+            "parts": sums["parts"] + more["parts"],
         }
+
+    def accumulate(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
+        return {**state, **add(sums_of(state), gradients(state, frozen, batch, extras))}
 
     def update(state: TrainState) -> tuple[TrainState, Metrics]:
         parts: Parts = state["parts"]
@@ -165,6 +190,7 @@ def make_train_step(
             "parts": zero(),
         }, metrics
 
+    sums = sums_of(shardings)
     return TrainStep(
         init=jax.jit(init, out_shardings=shardings),
         accumulate=jax.jit(
@@ -173,6 +199,12 @@ def make_train_step(
             out_shardings=shardings,
             donate_argnums=0,
         ),
+        gradients=jax.jit(
+            gradients,
+            in_shardings=(without_sums(shardings), frozen_shardings, None, None),
+            out_shardings=sums,
+        ),
+        add=jax.jit(add, in_shardings=(sums, sums), out_shardings=sums, donate_argnums=0),
         update=jax.jit(
             update, in_shardings=(shardings,), out_shardings=(shardings, everywhere), donate_argnums=0
         ),

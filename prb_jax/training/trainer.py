@@ -12,17 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import shape_options, stream_options
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
+from prb_jax.scoring.dealing import Batch, batch_sizes
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
+from prb_jax.sharding import replicated
 from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
@@ -36,16 +38,15 @@ from prb_jax.training.objective import (
     RewardTraining,
     make_reward_training,
 )
-from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings
+from prb_jax.training.side_by_side import Accumulation
 from prb_jax.training.splits import Row
 from prb_jax.training.start import Start
-from prb_jax.training.step import TrainState
+from prb_jax.training.step import SUMS, TrainState, sums_of
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
-
-_SUMS = ("acc", "parts")
 
 
 class Trainer:
@@ -67,7 +68,9 @@ class Trainer:
         self.streams = trains_on_streams(mesh, settings.attention)
         self.truncated: int | None = 0
         self._training, self._step, self._lora = training, training.step, lora
+        self._accumulation = Accumulation(training.step)
         self._abstract = abstract
+        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
@@ -96,10 +99,25 @@ class Trainer:
         if saved is not None:
             self._take(saved.arrays)
             return saved.step
-        params = self.start.load(self.mesh)
-        trainable, self._frozen = self._split(params)
-        self._state = self._step.init({WEIGHTS: trainable, USER: params["embed"]})
+        self.begin_anew()
         return 0
+
+    def begin_anew(self, trained: Params | None = None) -> None:
+        """Goes back to the starting point, or to other trained weights, with a new optimiser.
+
+        Args:
+          trained: of :meth:`trained`; those of the starting point if not given.
+        """
+        if trained is None or self._frozen is None:
+            trainable, self._frozen = self._split(self.start.load(self.mesh))
+            trained = trainable if trained is None else trained
+        embedding = merge(trained, self._frozen)["embed"]
+        self._state = self._step.init({WEIGHTS: trained, USER: embedding})
+
+    def trained(self) -> Params:
+        """The weights that are trained, as they are now: float32 arrays of the host. Every process must ask for it."""
+        whole = self._gather(self._state[WEIGHTS]["params"])
+        return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
         """Goes to the weights of one checkpoint."""
@@ -121,10 +139,7 @@ class Trainer:
         state = self._state
         if rows.ids.size:
             state = self._training.take(state, rows.ids)
-        for each in batches:
-            placed = self._step.place(each.batch, each.extras)
-            with compiling(self._step.accumulate, *_sizes(each.batch)):
-                state = self._step.accumulate(state, self._frozen, *placed)
+        state = self._accumulation.add(state, self._frozen, batches)
         with compiling(self._step.update):
             self._state, metrics = self._step.update(state)
         return metrics
@@ -147,6 +162,7 @@ class Trainer:
                 self.start.config, self.mesh, self.settings.batch.tokens
             ),
             divide=not held,
+            lanes=lanes(self.mesh),
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
@@ -162,7 +178,7 @@ class Trainer:
         blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
         state = {**self._state, USER: self.method.for_everyone(self._state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._training.rewards, *_sizes(batch)):
+        with compiling(self._training.rewards, *batch_sizes(batch)):
             return self._training.rewards(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
@@ -225,7 +241,7 @@ class Trainer:
             self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
         saved = from_flat(self._kept(self._abstract), arrays)
         saved[USER] = self.method.resume(saved.get(USER, {}))
-        sums = {name: self._state[name] for name in _SUMS} if self._state else self._no_sums()
+        sums = sums_of(self._state) if self._state else self._no_sums()
         self._state = {**saved, **sums}
 
     def _no_sums(self) -> dict[str, Any]:
@@ -235,7 +251,7 @@ class Trainer:
             sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return {"acc": sums, "parts": LossParts.zero()}
 
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in _SUMS})()
+        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
     def _kept(self, state: TrainState) -> TrainState:
         """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
@@ -299,13 +315,6 @@ def make_trainer(
     return Trainer(
         settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
     )
-
-
-def _sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes by which programs are told apart."""
-    if isinstance(batch, TreeBatch):
-        return batch.prefix.shape, batch.responses.shape
-    return batch.tokens.shape, batch.reads.shape
 
 
 def _size(tree: Any) -> int:

@@ -33,6 +33,7 @@ def test_people_with_several_questions(
     report = tmp_path / "bench.json"
     lengths = ["--prefix-tokens", "160", "--response-tokens", "12", "--pairs", "5", "--rounds", "1"]
     arguments = ["--against", "transformers-cached", "--questions-per-user", "1,5", "--json", str(report)]
+    arguments += ["--against-responses", "4"]  # a pair in one batch, a person's ten responses in three
     assert prb(["bench", "score", str(folder), *arguments, *lengths]) == 0
     alone, people = json.loads(report.read_text())
     assert [row["questions_per_user"] for row in (alone, people)] == [1, 5]
@@ -41,6 +42,8 @@ def test_people_with_several_questions(
     assert people["people_speedup"] > 0
     shown = capsys.readouterr().out
     assert "person by person" in shown
+    assert prb(["bench", "score", str(folder), "--against-responses", "1"]) == 2
+    assert "--against-responses needs --against transformers-cached" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         prb(["bench", "score", str(folder), "--questions-per-user", "1,0"])
     assert "--questions-per-user: expected a number above 0, found 0" in capsys.readouterr().err

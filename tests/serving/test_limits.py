@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from starlette.testclient import TestClient
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.serving import serve as serve_module
 from prb_jax.serving import warm
 from prb_jax.serving.app import Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
@@ -28,6 +30,7 @@ from prb_jax.serving.items import Item, NotFiniteError, Score, Whole
 from prb_jax.serving.limits import Limits
 from prb_jax.serving.serve import ServeOptions, make_engine, serve
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import build_tree
 from tests.scoring.records import record, write_model
 
 GOOD = {"response_text": "a SECRET answer", "query": "?"}
@@ -130,6 +133,28 @@ def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     assert engine.waiting == 0
 
 
+def test_conversations_that_begin_alike_are_computed_together_however_many_wait(tmp_path: Path) -> None:
+    """The second response of a pair is never left for a later batch, which would read the prompt again."""
+    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+    silent = replace(
+        model, stream_fn=cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
+    )
+    engine, served = make_engine(silent, options=ServeOptions(batch_tokens=512))
+    random = np.random.default_rng(0)
+    prompts = [random.integers(4, 90, 150).tolist() for _ in range(40)]
+    pairs = [[Whole((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
+
+    async def ask() -> list[Scores]:
+        return await asyncio.gather(*map(engine.score, pairs))
+
+    assert [len(found) for found in asyncio.run(ask())] == [2] * 40
+    engine.close()
+    tokens = sum(build_tree([cast(Any, item).content for item in pair]).tokens for pair in pairs)
+    computed = re.search(r"^prb_\w*tokens_total (\S+)", served.figures.text().decode(), re.MULTILINE)
+    assert computed is not None
+    assert float(computed[1]) == tokens
+
+
 def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> None:
     model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
     calls: list[int] = []
@@ -147,6 +172,38 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> 
     engine.close()
     assert [each.status_code for each in asked] == [500, 422, 200]
     assert asked[-1].json() == {"score": 2.0}
+
+
+def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "lanes", lambda mesh: 2)
+    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+    both = threading.Barrier(
+        2, timeout=60
+    )  # passed by two batches that run at the same time, and broken by one alone
+    warm_up = [True]
+
+    def score(params: Any, batch: Any) -> Any:
+        if not warm_up:
+            both.wait()
+        return cast(Any, model.stream_fn)(params, batch)
+
+    engine, _ = make_engine(
+        replace(model, stream_fn=cast(Any, score)), options=ServeOptions(batch_tokens=256)
+    )
+    warm_up.clear()
+    encoded = [model.encode([record(number, 1)])[0] for number in (1, 2)]
+    trees = [
+        build_tree([np.resize(tree.sequence(0), 200).tolist()]) for tree in encoded
+    ]  # each fills a stream
+    items = [Whole(tuple(tree.sequence(0).tolist())) for tree in trees]
+
+    async def ask() -> list[Scores]:
+        return await asyncio.gather(*(engine.score([item]) for item in items))
+
+    found = [cast(Any, each)[0].value for each in asyncio.run(ask())]
+    engine.close()
+    expected = model.score_fn(model.params, model.batch(trees))
+    np.testing.assert_allclose(found, np.asarray(expected)[:2, 0], atol=1e-5)
 
 
 def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> None:

@@ -21,6 +21,7 @@ from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.settings import LossSettings
+from prb_jax.training.step import sums_of, without_sums
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
@@ -203,6 +204,20 @@ def test_the_state_is_updated_in_place() -> None:
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((newer, frozen)))
     same = jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, newer, step.state_shardings)
     assert all(jax.tree.leaves(same))
+
+
+def test_gradients_and_add_are_the_two_halves_of_accumulate() -> None:
+    step = built("lora")
+    state, frozen = fresh(step, "lora")
+    trees = random_trees(4)
+    placed = step.place(batch_of(trees), extras_of(trees))
+    more = step.gradients(without_sums(state), frozen, *placed)
+    sums = step.add(step.add(jax.tree.map(jnp.copy, sums_of(state)), more), more)
+    for _ in range(2):
+        state = step.accumulate(state, frozen, *placed)
+    assert float(sums["parts"].count) == 8
+    for ours, theirs in zip(jax.tree.leaves(sums), jax.tree.leaves(sums_of(state)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_sums_are_cleared_by_an_update() -> None:

@@ -21,12 +21,15 @@ from prb_jax.personal.embedding import RowAdam
 from prb_jax.personal.soft_prompts import SoftPrompts
 from prb_jax.personal.users import Users
 from prb_jax.sharding import make_mesh
+from prb_jax.training import side_by_side
 from prb_jax.training.config import default_config
 from prb_jax.training.data import Examples
 from prb_jax.training.microbatches import Microbatches, plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.order import Order, UserOrder
 from prb_jax.training.settings import BatchSettings
+from prb_jax.training.side_by_side import Accumulation
+from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
@@ -91,8 +94,9 @@ def planned(of: Examples, *, streams: bool, prompt_tokens: int) -> Microbatches:
 
 
 @pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_a_step_over_streams_is_that_of_padded_batches(tuning: str) -> None:
-    """With soft prompts, of which some comparisons of a user have another's; in several microbatches."""
+def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With soft prompts, of which some comparisons of a user have another's; in several microbatches. Of streams, one,
+    two or three are computed at a time, with the same bits and no program more."""
     method = SoftPrompts(
         table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
@@ -103,7 +107,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str) -> None:
     members = np.arange(len(found.comparisons))
     step_rows = method.rows_of_step(found.rows, members, step=0)
     assert len(np.unique(step_rows.slots)) == 4
-    sums, metrics, compiles = [], [], 0
+    sums, metrics = [], []
     for streams in (False, True):
         state = jax.tree.map(jnp.copy, first)
         table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
@@ -111,16 +115,23 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str) -> None:
         state = training.take(state, step_rows.ids)
         batches = planned(found, streams=streams, prompt_tokens=3).of_step(members, step_rows.slots)
         assert len(batches) > 1
-        for each in batches:
-            assert isinstance(each.batch, StreamBatch) == streams
-            state = training.step.accumulate(state, frozen, *training.step.place(each.batch, each.extras))
+        assert all(isinstance(each.batch, StreamBatch) == streams for each in batches)
         if streams:  # a profile is computed once, and again for those with the generic prompt
             alone = sum(tree.tokens for tree in found.trees)
             assert sum(each.tokens for each in batches) < 0.8 * alone
-            assert training.step.accumulate._cache_size() == compiles + len(
-                {each.batch.tokens.shape for each in batches}
-            )
-        compiles = training.step.accumulate._cache_size()
+            found_sums = []
+            for count in (1, 2, 3):
+                monkeypatch.setattr(side_by_side, "lanes", lambda mesh, held=None, n=count: n if held else 4)
+                own = Accumulation(training.step).add(jax.tree.map(jnp.copy, state), frozen, batches)
+                found_sums.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(own))])
+            assert found_sums[0] == found_sums[1] == found_sums[2]
+            shapes = {each.batch.tokens.shape for each in batches}
+            assert training.step.gradients._cache_size() == len(shapes)
+            assert training.step.add._cache_size() == 1
+            state = own
+        else:
+            monkeypatch.setattr(side_by_side, "lanes", lambda mesh: 1)
+            state = Accumulation(training.step).add(state, frozen, batches)
         sums.append(jax.tree.map(np.asarray, state["acc"]))
         metrics.append(training.step.update(state)[1])
     assert set(sums[0]) == {WEIGHTS, USER}

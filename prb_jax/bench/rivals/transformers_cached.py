@@ -13,9 +13,6 @@ import numpy as np
 from prb_jax.bench.rivals.transformers_scoring import PaddedRun, TransformersScorer
 from prb_jax.trees.tree import Tree, build_tree
 
-MOST = 32
-"""Conversations of one padded batch: each of them needs a copy of the prefix's keys and values."""
-
 
 def trees_of_people(trees: Sequence[Tree], questions: int) -> list[Tree]:
     """Return a tree for each person: every ``questions`` trees in a row begin alike, and become one."""
@@ -29,8 +26,15 @@ def trees_of_people(trees: Sequence[Tree], questions: int) -> list[Tree]:
 class CachedScorer:
     """A classifier of transformers that computes each tree's prefix once."""
 
-    def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
-        """From a folder; or from the contents of a ``config.json``, with random weights."""
+    def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, responses: int | None = None) -> None:
+        """A model of a folder; or of the contents of a ``config.json``, with random weights.
+
+        Args:
+          model: its place, or its contents.
+          dtype: of weights and activations.
+          responses: of one padded batch; all of a tree if None. Each has a copy of the prefix's keys and values.
+        """
+        self.responses = responses
         plain = TransformersScorer(model, dtype=dtype)
         self._torch, self.device = plain._torch, plain.device
         self.version = f"{plain.version}, with the cache of the prefix"
@@ -47,9 +51,10 @@ class CachedScorer:
             for tree in trees:
                 cache = self._read(tree.prefix)
                 padded += len(tree.prefix)
-                for first in range(0, len(tree.responses), MOST):
-                    some = tree.responses[first : first + MOST]
-                    own = cache if len(tree.responses) <= MOST else copy.deepcopy(cache)
+                most = self.responses or len(tree.responses)
+                for first in range(0, len(tree.responses), most):
+                    some = tree.responses[first : first + most]
+                    own = cache if len(tree.responses) <= most else copy.deepcopy(cache)
                     scores.append(self._score(own, len(tree.prefix), some))
                     padded += len(some) * max(map(len, some))
                 sequences += len(tree.responses)

@@ -1,0 +1,73 @@
+"""The sums of a step over its microbatches: on one CPU device one for each core at a time, elsewhere one by one."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from prb_jax.models.decoder import Params
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.batch_shapes import lanes
+from prb_jax.scoring.dealing import batch_sizes
+from prb_jax.training.microbatches import Microbatch
+from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
+
+
+class Accumulation:
+    """Adds the gradients of microbatches to a state.
+
+    They are added in the order in which they are given, however many are computed side by side: the sums have the
+    same bits. Each that is computed holds activations and gradients of its own, so that there are fewer at a time where
+    these would fill the memory.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._compiling = threading.Lock()
+        self._compiled: set[tuple[tuple[int, ...], ...]] = set()
+
+    def add(self, state: TrainState, frozen: Params, batches: Sequence[Microbatch]) -> TrainState:
+        """Return the state, which is donated, with the sums of the microbatches of a step."""
+        step = self._step
+        if lanes(step.mesh) > 1:
+            return self._side_by_side(state, frozen, batches)
+        for each in batches:
+            placed = step.place(each.batch, each.extras)
+            with compiling(step.accumulate, *batch_sizes(each.batch)):
+                state = step.accumulate(state, frozen, *placed)
+        return state
+
+    def _side_by_side(self, state: TrainState, frozen: Params, batches: Sequence[Microbatch]) -> TrainState:
+        kept, sums = without_sums(state), sums_of(state)
+        # Gradients are held twice: one that is done may wait for its turn to be added.
+        gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
+        held = 2 * gradients + max((each.activations for each in batches), default=0.0)
+        count = lanes(self._step.mesh, held=held)
+        waiting: deque[Future[TrainState]] = deque()
+        with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
+            for each in batches:
+                waiting.append(computing.submit(self._gradients, kept, frozen, each))
+                if len(waiting) > count:
+                    sums = self._step.add(sums, waiting.popleft().result())
+            while waiting:
+                sums = self._step.add(sums, waiting.popleft().result())
+        return {**kept, **sums}
+
+    def _gradients(self, state: TrainState, frozen: Params, each: Microbatch) -> TrainState:
+        """The sums of one microbatch, which are waited for: a thread computes one at a time."""
+        placed = self._step.place(each.batch, each.extras)
+        shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(placed))
+        with self._compiling:  # by one thread alone
+            found = None
+            if shapes not in self._compiled:
+                with compiling(self._step.gradients, *batch_sizes(each.batch)):
+                    found = self._step.gradients(state, frozen, *placed)
+                self._compiled.add(shapes)
+        if found is None:
+            found = self._step.gradients(state, frozen, *placed)
+        return jax.block_until_ready(found)
