@@ -148,6 +148,20 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> N
     recorded = json.loads((work / "known" / "run.json").read_text())["inputs"]["model"]
     assert recorded["adapts_on"] == "the history alone"
     assert recorded["history"].startswith("sha256:")
+    early = [json.loads(line) for line in (work / "early.jsonl").open()]
+    idle = [
+        early[0] | {"id": "other way", "chosen": early[0]["rejected"], "rejected": early[0]["chosen"]},
+        early[1] | {"id": "same", "rejected": early[1]["chosen"]},
+    ]
+    partly = prb.evaluate(folder, late, history=early + idle, progress=False).summary
+    assert partly["history_left_out"] == {
+        "a pair that the same user judged both ways": 2,
+        "identical responses": 1,
+    }
+    assert (
+        partly["accuracy"]
+        == prb.evaluate(folder, late, history=early[1:], progress=False).summary["accuracy"]
+    )
     with pytest.raises(DataError, match="is in the history too, as '0-1'"):
         prb.evaluate(folder, late, history=late, progress=False)
     with pytest.raises(RunError, match="does not adapt to users"):
