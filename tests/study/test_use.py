@@ -233,7 +233,11 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
         told += chance * np.delete(divergence, best).mean()
     assert asked[0]["information"] == pytest.approx(told, rel=1e-2)
-    with pytest.raises(DataError, match="expected 2 responses, found 3"):
-        prb.ask(model, user=None, candidates=[questions[0] | {"responses": ["a", "b", "c"]}, questions[1]])
+    for responses, found in ((["a", "b", "c"], "3"), (["a", "a"], "2 equal ones")):
+        with pytest.raises(DataError, match=f"expected 2 different responses, found {found}"):
+            prb.ask(model, user=None, candidates=[questions[0] | {"responses": responses}, questions[1]])
+    both_ways = rows[0] | {"id": "x", "chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}
+    with pytest.raises(DataError, match="'0-0' tells nothing: a pair that the same user judged both ways"):
+        prb.ask(model, user=[rows[0], both_ways], candidates=questions)
     with pytest.raises(RunError, match="does not adapt to users"):
         prb.ask("baseline:length", user=None, candidates=questions)
