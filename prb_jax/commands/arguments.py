@@ -148,8 +148,8 @@ def add_history(sub: Parser, *, otherwise: str = "their posts alone") -> None:
         metavar="NAME_OR_PATH",
         nargs="+",
         action="extend",
-        help="labelled comparisons of which a fitted method of personalisation learns the users (default: "
-        f"{otherwise})",
+        help="labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
+        f"saved states (default: {otherwise})",
     )
 
 

@@ -33,8 +33,8 @@ from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows
-from prb_jax.scoring.open_scorer import open_scorer, with_history
-from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
+from prb_jax.scoring.read_inputs import Data
 from prb_jax.scoring.run_identity import computing_versions
 from prb_jax.scoring.scored import Scorer
 
@@ -130,7 +130,7 @@ def best_of_n(
             "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
         )
     opened = {name: _opened(name, options, judge or JudgeOptions(), cache=path / REPLIES) for name in names}
-    known = None if history is None else read_inputs(history).comparisons
+    known = read_history(history)
     opened = with_history(opened, known)
     decided = {
         "samples": run["inputs"],

@@ -35,7 +35,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.open_scorer import open_scorer, with_history
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
 from prb_jax.scoring.read_inputs import Data, read_inputs
 
 FIGURE: Final = "rougeL"
@@ -187,7 +187,7 @@ def _open(model: Any, loading: LoadOptions, history: Data | None) -> Any:
     """A model by name, or as it is given."""
     if not isinstance(model, str | Path):
         return model
-    known = None if history is None else read_inputs(history).comparisons
+    known = read_history(history)
     return with_history({str(model): open_scorer(model, loading)}, known)[str(model)]
 
 

@@ -39,7 +39,7 @@ from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import open_rows
 from prb_jax.scoring.controls import with_other_users
-from prb_jax.scoring.open_scorer import open_scorer, with_history
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
 from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 
@@ -125,7 +125,7 @@ def policy_accuracy(
     longest = opened.context if max_length is None else max_length
     if not 2 <= longest <= opened.context:
         raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
-    known = None if history is None else read_inputs(history).comparisons
+    known = read_history(history)
     found = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
     scorers: dict[str, Any] = {**with_history(found, known)}
     identity = dict(opened.identity())

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.load import make_program
 from prb_jax.generation.policy import Policy, read_stop_ids
@@ -29,7 +30,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.sharding import check_heads, parameter_shardings, replicated
 from prb_jax.training.export import copy_file, export_adapter, export_model
 from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
-from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import OptimizerSettings
 from prb_jax.training.start import with_pad_token
 from prb_jax.training.step import SUMS, TrainState, TrainStep, make_train_step, without_sums

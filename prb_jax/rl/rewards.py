@@ -22,10 +22,9 @@ from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.open_scorer import Model, open_scorer, read_history
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.plain import PlainScorer
-from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.scored import AdaptsToUsers, Scorer
 from prb_jax.training.config import flat_settings
 
@@ -257,7 +256,7 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     name = getattr(opened, "__name__", None) if facts and callable(opened) else None
     history = None
     if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
-        history = read_inputs(scoring.history.split(",")).comparisons
+        history = read_history(scoring.history.split(","))
     scorer = open_scorer(cast(Model, opened), options, name=name, recorded=True, history=history)
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
