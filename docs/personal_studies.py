@@ -4,20 +4,28 @@
 
 ENCODER is MiniLM (all-MiniLM-L6-v2) or another encoder of texts, DATA the folder of `gd6.jsonl.gz`,
 `polis_en.jsonl.gz`, `ukpconvarg1.jsonl.gz` and `prefeval.jsonl.gz`. Every command is printed as it would be typed; the
-same call continues what was killed. The tables are written to OUT/NAME.md; with `--table` in the place of ENCODER they
-alone are written.
+same call continues what was killed. The tables are written to OUT/NAME.md, the picture of the few-shot curves is
+OUT/NAME/curves.svg; with `--table` in the place of ENCODER the tables alone are written.
 """
 
 import gzip
 import json
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prb_jax.cli import main
+from prb_jax.personal.features import open_features
+from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.sources import personas
+from prb_jax.study.outcomes import read_outcome
+from prb_jax.study.population import read_population
+from prb_jax.study.results import subset_results
+from prb_jax.study.splits import make_splits
 
 Row = dict[str, Any]
 
@@ -28,59 +36,76 @@ class Study:
 
     Attributes:
       data: the name of the file; None for the generated personas.
-      rows: what is used of each row of the file.
+      rows: what is used of the rows of the file.
       methods: of `prb personalise`.
       shots, seeds: likewise.
       features: options of `prb features`.
       settings: of methods, as of `--set`.
+      more: tables of this data set alone, from the folder of all studies.
     """
 
     data: str | None
-    rows: Callable[[Row], Row]
+    rows: Callable[[list[Row]], list[Row]]
     methods: str
     shots: str = "0,1,2,4,8,16"
     seeds: int = 5
     features: str = "--responses-alone"
     settings: str = ""
+    more: Callable[[Path], list[str]] | None = None
 
 
-def _whole(row: Row) -> Row:
-    return row
+def _whole(rows: list[Row]) -> list[Row]:
+    return rows
 
 
-def _kind(row: Row) -> Row:
-    return {**row, "subset": row["meta"]["kind"]}
+def _kind(rows: list[Row]) -> list[Row]:
+    return [{**row, "subset": row["meta"]["kind"]} for row in rows]
 
 
-def _majority(row: Row) -> Row:
-    agree, against = row["meta"]["others_for"], row["meta"]["others_against"]
-    side = (
-        "with the majority"
-        if agree > against
-        else "against the majority"
-        if agree < against
-        else "no majority"
-    )
-    posts = [{**post, "text": post["text"].split("Reason given:")[0].strip()} for post in row["profile"]]
-    return {**row, "subset": side, "profile": posts}
+JUDGEMENT = re.compile(r'preferred: "(.*)" over: "(.*?)"\.?\s*(?:Reason given:.*)?$', re.DOTALL)
+QUOTED = 20
+"""Words of a quotation that tell which argument is quoted; it holds about 40."""
 
 
-CHEAP = "pooled,offset,nearest,attention"
-STUDIES = {
-    "gd6": Study("gd6", _whole, f"{CHEAP},lore_free", features=""),
-    "polis_en": Study(
-        "polis_en",
-        _kind,
-        "pooled,offset,nearest",
-        shots="0,2,8",
-        seeds=2,
-        settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
-    ),
-    "ukpconvarg1": Study("ukpconvarg1", _majority, CHEAP, shots="0,1,2,4", seeds=2),
-    "prefeval": Study("prefeval", _whole, "pooled,offset,attention", shots="0,1,2", seeds=2, features=""),
-    "personas": Study(None, _whole, "pooled,offset,attention,lore_free", seeds=5),
-}
-PERSONAS = ("train", "test-seen", "test-unseen", "test-unseen-wording")
+def _judgements(rows: list[Row]) -> list[Row]:
+    """The subset says how most other people chose. An earlier judgement becomes two votes, for one argument and against
+    another; a quotation becomes the whole argument, so that it is known where it is judged again. The reasons are left
+    out, because many of them name the wrong argument."""
+    texts = [text for row in rows for text in (row["chosen"], row["rejected"])]
+    arguments = {_start(text): text for text in texts}
+
+    def votes(post: Row) -> list[Row]:
+        found = JUDGEMENT.search(post["text"])
+        assert found is not None, post
+        kinds = ("agreed_with", "disagreed_with")
+        return [
+            {"id": f"{post['id']} {kind}", "category": kind, "text": arguments.get(_start(text), text)}
+            for kind, text in zip(kinds, found.groups(), strict=True)
+        ]
+
+    return [
+        {
+            **row,
+            "subset": _side(row["meta"]),
+            "profile": [vote for post in row["profile"] for vote in votes(post)],
+        }
+        for row in rows
+    ]
+
+
+def _start(text: str) -> str:
+    return " ".join(text.removesuffix("...").split()[:QUOTED])
+
+
+def _side(meta: Row) -> str:
+    agree, against = meta["others_for"], meta["others_against"]
+    if agree == against:
+        return "no majority"
+    return "with the majority" if agree > against else "against the majority"
+
+
+LEAST = 40
+"""Choices of a conversation in the table, at least."""
 
 
 def run(command: str) -> None:
@@ -98,22 +123,73 @@ def prepare(name: str, data: Path, out: Path) -> Path:
         return data / f"{study.data}.jsonl.gz"
     if not path.exists():
         rows = _personas() if study.data is None else _read(data / f"{study.data}.jsonl.gz")
-        path.write_text("".join(json.dumps(study.rows(row)) + "\n" for row in rows), encoding="utf-8")
+        path.write_text("".join(json.dumps(row) + "\n" for row in study.rows(rows)), encoding="utf-8")
     return path
 
 
-def _read(path: Path) -> Iterable[Row]:
+def _read(path: Path) -> list[Row]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
+        return [json.loads(line) for line in file]
 
 
-def _personas() -> Iterable[Row]:
-    """Every fourth comparison of the training part, and the tests; the part is the subset."""
-    from prb_jax.sources import personas
+def _personas() -> list[Row]:
+    """The comparisons of the 50 people whose wordings are alike."""
+    return [one.to_row() for part in PERSONAS for one in personas.load(part)]
 
-    for part in PERSONAS:
-        for one in personas.load(part)[:: 4 if part == "train" else 1]:
-            yield {**one.to_row(), "subset": part}
+
+def _new_wording(out: Path) -> list[str]:
+    """Adapt the methods of the first split to 16 comparisons of people of other words, and predict the other ones."""
+    groups: dict[str, list[Row]] = {}
+    for one in personas.load("test-unseen-wording"):
+        groups.setdefault(str(one.user_id), []).append(one.to_row())
+    for name, part in (("history", slice(16)), ("wording", slice(16, None))):
+        rows = [row for own in groups.values() for row in own[part]]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (out / f"personas.{name}.jsonl").write_text(text, encoding="utf-8")
+    lines = ["| method | k | accuracy |", "|---|---|---|"]
+    data, fitted = out / "personas.wording.jsonl", out / "personas" / "fitted"
+    for method in STUDIES["personas"].methods.split(","):
+        folder = out / "personas.wording" / method
+        run(
+            f"evaluate {fitted / method} --data {data} --history {out / 'personas.history.jsonl'} --out {folder}"
+        )
+        found = json.loads((folder / "summary.json").read_text())
+        lines.append(f"| `{method}` | 16 | {_figure(found['accuracy'], found['ci95'])} |")
+    return [_bound("personal"), "New wording:", "\n".join(lines), _bound("test-unseen-wording")]
+
+
+def _bound(part: str) -> str:
+    return f"The Bayes bound of {part}: {personas.generate().ceilings[part].persona_aware:.3f}."
+
+
+def _by_conversation(out: Path) -> list[str]:
+    """The last method on the pairs of each conversation, with the largest number of shots."""
+    study, folder = STUDIES["polis_en"], out / "polis_en"
+    inputs = read_inputs([str(out / "polis_en.jsonl")])
+    population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
+    splits = make_splits(population, by="user", seeds=study.seeds)
+    topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
+    methods = study.methods.split(",")
+    outcomes = {
+        name: [read_outcome(folder / "outcomes" / f"{name}-{split.seed}.npz") for split in splits]
+        for name in methods
+    }
+    named = replace(population, subsets=tuple(topics[one] for one in population.ids))
+    rows = [
+        row
+        for row in subset_results(named, splits, outcomes)
+        if row["method"] == methods[-1]
+        and row["shots"] == int(study.shots.split(",")[-1])
+        and row["n"] >= LEAST
+    ]
+    lines = ["| conversation | choices | accuracy | minus pooled | by the person |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row["subset"].partition(":")[0], -row["n"])):
+        lines.append(
+            f"| {row['subset']} | {row['n']:,} | {_figure(row['accuracy'], row['accuracy_ci95'])} | "
+            f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
+            f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} |"
+        )
+    return [f"`{methods[-1]}` by conversation, {rows[0]['shots']} shots:", "\n".join(lines)]
 
 
 def _figure(value: float | None, interval: list[float] | None, *, signed: bool = False) -> str:
@@ -123,14 +199,14 @@ def _figure(value: float | None, interval: list[float] | None, *, signed: bool =
     return shown if interval is None else f"{shown} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-def table(results: list[Row], *, shots: tuple[int, ...]) -> str:
-    """Return the rows of unseen people as a table of Markdown."""
+def table(results: Sequence[Row], *, shots: tuple[int, ...], split: str = "unseen") -> str:
+    """Return the rows of unseen or seen people as a table of Markdown."""
     lines = [
         "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results:
-        if row["split"] != "unseen" or row["control"] or row["shots"] not in shots:
+        if row["split"] != split or row["control"] or row["shots"] not in shots:
             continue
         p = "-" if row.get("p_holm") is None else f"{row['p_holm']:.3f}"
         lines.append(
@@ -169,8 +245,40 @@ def write_table(name: str, folder: Path, out: Path) -> None:
             here = [row for row in subsets if row["subset"] == subset]
             parts.append(f"{subset}: {here[0]['n']:,} choices of {here[0]['users']:,} people.")
             parts.append(table(here, shots=(counts[-1],)))
+    if any(row["split"] == "seen" for row in results):
+        parts += ["Held-out choices of seen people:", table(results, shots=shown, split="seen")]
+    more = STUDIES[name].more
+    parts += [] if more is None else more(out)
     (out / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(f"written: {out / name}.md")
+
+
+CHEAP = "pooled,offset,nearest,attention"
+STUDIES = {
+    "gd6": Study("gd6", _whole, f"{CHEAP},lore_free", features=""),
+    "polis_en": Study(
+        "polis_en",
+        _kind,
+        "pooled,offset,nearest",
+        shots="0,2,8",
+        seeds=2,
+        settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
+        more=_by_conversation,
+    ),
+    "ukpconvarg1": Study("ukpconvarg1", _judgements, CHEAP, shots="0,1,2,4", seeds=4),
+    "prefeval": Study("prefeval", _whole, "pooled,offset,attention", shots="0", seeds=4, features=""),
+    "personas": Study(
+        None,
+        _whole,
+        "pooled,offset,attention,pref",
+        shots="0,2,4,8,16,128",
+        seeds=3,
+        settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=10,30,100 attention.l2=100 attention.width=128 "
+        "attention.steps=1 attention.rounds=1 pref.rank=12 pref.beta=0.03,0.1,0.3 pref.l2=0.3,1,3",
+        more=_new_wording,
+    ),
+}
+PERSONAS = ("train", "test-seen", "test-unseen")
 
 
 def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:

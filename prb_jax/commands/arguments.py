@@ -141,6 +141,18 @@ def device_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
 
 
+def add_history(sub: Parser, *, otherwise: str = "their posts alone") -> None:
+    """Add `--history`."""
+    sub.add_argument(
+        "--history",
+        metavar="NAME_OR_PATH",
+        nargs="+",
+        action="extend",
+        help="labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
+        f"saved states (default: {otherwise})",
+    )
+
+
 def add_aspects(sub: Parser) -> None:
     """Add `--aspects`."""
     sub.add_argument(

@@ -75,16 +75,8 @@ def add(verbs: Verbs) -> None:
     )
 
     sample = _add(sub_verbs, "sample", _sample, about="time drawing texts from a causal language model")
-    sample.add_argument("--prompts", type=positive, default=4, metavar="N", help="of a pass (default: 4)")
-    sample.add_argument(
-        "--samples", type=positive, nargs="+", default=[1], metavar="N", help="of each prompt"
-    )
-    sample.add_argument(
-        "--prompt-tokens", type=positive, default=2000, metavar="N", help="mean length of a prompt"
-    )
-    sample.add_argument(
-        "--new-tokens", type=positive, default=128, metavar="N", help="of each sample (default: 128)"
-    )
+    _add_texts(sample, prompts=4, new_tokens=128)
+    _add_samples(sample, 1)
     sample.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy, for one sample"
     )
@@ -103,34 +95,15 @@ def add(verbs: Verbs) -> None:
         _guide,
         about="time a guided token, beside one of the policy and of the reward model",
     )
-    guide.add_argument(
-        "--prompts", type=positive, default=4, metavar="N", help="texts at a time (default: 4)"
-    )
-    guide.add_argument("--prompt-tokens", type=positive, default=2000, metavar="N", help="of each prompt")
-    guide.add_argument(
-        "--new-tokens", type=positive, default=32, metavar="N", help="of each text (default: 32)"
-    )
+    _add_texts(guide, prompts=4, new_tokens=32)
     guide.add_argument(
         "--candidates", type=positive, default=10, metavar="C", help="tried for each token (default: 10)"
     )
     add_attention(guide)
 
     policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
-    policy.add_argument("--prompts", type=positive, default=2, metavar="N", help="of a step (default: 2)")
-    policy.add_argument(
-        "--samples",
-        type=positive,
-        nargs="+",
-        default=[8],
-        metavar="N",
-        help="rollouts of each prompt (default: 8)",
-    )
-    policy.add_argument(
-        "--prompt-tokens", type=positive, default=2000, metavar="N", help="of a prompt, about (default: 2000)"
-    )
-    policy.add_argument(
-        "--new-tokens", type=positive, default=128, metavar="N", help="of a rollout, at most (default: 128)"
-    )
+    _add_texts(policy, prompts=2, new_tokens=128)
+    _add_samples(policy, 8)
     policy.add_argument("--against", choices=("trl",), help="also time TRL's GRPOTrainer, and compare")
     policy.add_argument(
         "--against-rows",
@@ -200,6 +173,30 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
         help="comparisons with the same profile, as in 1,5,15 (default: 1)",
     )
     add_attention(sub)
+
+
+def _add_texts(parser: Parser, *, prompts: int, new_tokens: int) -> None:
+    """Prompts, and the lengths of the texts that continue them; the numbers are defaults."""
+    numbers = (
+        ("--prompts", prompts, "at a time"),
+        ("--prompt-tokens", 2000, "length of a prompt, about"),
+        ("--new-tokens", new_tokens, "of each text, at most"),
+    )
+    for flag, default, meaning in numbers:
+        parser.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{meaning} (default: {default})"
+        )
+
+
+def _add_samples(parser: Parser, default: int) -> None:
+    parser.add_argument(
+        "--samples",
+        type=positive,
+        nargs="+",
+        default=[default],
+        metavar="N",
+        help=f"texts of each prompt, one number or several (default: {default})",
+    )
 
 
 def _add_lengths(sub: Parser) -> None:

@@ -5,6 +5,7 @@ import argparse
 from prb_jax.commands.arguments import (
     Verbs,
     add_devices,
+    add_history,
     add_model_options,
     add_no_progress,
     add_verb,
@@ -33,14 +34,16 @@ def add(verbs: Verbs) -> None:
         metavar="MODEL",
         nargs="+",
         required=True,
-        help="models or baselines, as of `prb evaluate`",
+        help="models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
+        "at an endpoint)",
     )
     sub.add_argument(
         "--quality",
         metavar="Q",
         default="reference",
         help="reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
-        "or a model whose score is the quality",
+        "a model whose score is the quality, as baseline:persona-truth for generated persons; or rubric:MODEL "
+        "(rubric:URL#NAME), a judge of the true rubric's aspects",
     )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: rewards.jsonl, summary.json, curves.png"
@@ -48,12 +51,16 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--data", metavar="NAME_OR_PATH", nargs="+", help="of the samples, where it has another name now"
     )
+    add_history(sub)
     sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
     sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
     sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
     sub.add_argument(
-        "--seed", metavar="N", type=not_negative, default=0, help="of the bootstrap (default: 0)"
+        "--prompts",
+        metavar="DIR",
+        help="of judges: ask as the scripts whose checkout has this folder of prompts",
     )
+    sub.add_argument("--template", metavar="FILE", help="of judge:MODEL, as of `prb judge`")
     add_devices(sub)
     add_model_options(sub)
     add_no_progress(sub)
@@ -64,9 +71,11 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.generation.best_of_n import best_of_n
+        from prb_jax.generation.judge_ways import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import results_table
 
+        judged = JudgeOptions(prompts=options.prompts, template=options.template)
         loading = LoadOptions(**device_options(options), **model_options(options))
         result = best_of_n(
             options.samples,
@@ -74,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             quality=options.quality,
             data=options.data,
+            history=options.history,
             loading=loading,
+            judge=None if options.prompts is None and options.template is None else judged,
             profile_posts=options.profile_posts,
             protocol=options.protocol,
             max_length=options.max_length,
@@ -92,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
             f"{result.summary['empty']:,} empty samples cannot be scored and are left out; prompts with nothing else: "
             f"{len(result.summary['left_out'])}"
         )
+    if result.summary["unread"]:
+        print(f"{result.summary['unread']:,} samples have no number of a judge and are left out")
     if reason := next(iter(curves.values()))[0]["ci95_reason"]:
         print(f"no intervals: {reason}")
     print(f"written to {result.out}")

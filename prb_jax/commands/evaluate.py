@@ -10,6 +10,7 @@ from prb_jax.commands.arguments import (
     add_aspects,
     add_attention,
     add_distributed,
+    add_history,
     add_model_options,
     add_no_progress,
     add_quantize,
@@ -85,14 +86,7 @@ def add(verbs: Verbs) -> None:
         help="the same model without the profile (blind), with another user's (swap), both (all), or none of these "
         "(default: blind where the model sees a profile)",
     )
-    sub.add_argument(
-        "--history",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help="labelled comparisons of which a fitted method of personalisation learns the users (default: each user's "
-        "comparisons before the one in question)",
-    )
+    add_history(sub, otherwise="each user's comparisons before the one in question")
     add_aspects(sub)
     sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add_quantize(sub)

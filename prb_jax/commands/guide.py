@@ -6,6 +6,7 @@ from prb_jax.commands.arguments import (
     Verbs,
     add_data,
     add_devices,
+    add_history,
     add_no_progress,
     add_policy_options,
     add_verb,
@@ -34,6 +35,12 @@ def add(verbs: Verbs) -> None:
         help="a reward model with the policy's tokenizer (default: the policy alone)",
     )
     add_data(sub)
+    add_history(sub)
+    sub.add_argument(
+        "--quality",
+        metavar="MODEL",
+        help="whose score says how good a text is, as baseline:persona-truth for generated persons",
+    )
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: samples.jsonl, summary.json, behaviour.json"
     )
@@ -121,6 +128,8 @@ def run(options: argparse.Namespace) -> int:
             max_length=options.max_length,
             subset=options.subset,
             limit=options.limit,
+            history=options.history,
+            quality=options.quality,
             rows=options.rows,
             policy_loading=LoadOptions(**shared, **policy_options(options)),
             loading=LoadOptions(**shared),
@@ -130,6 +139,8 @@ def run(options: argparse.Namespace) -> int:
     found = result.summary
     facts = [(name, interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
     facts.append(("corpus BLEU", f"{found['corpus_bleu']:.2f}"))
+    if one := found.get("quality"):
+        facts.append((f"quality: {one['model']}", interval(one["value"], one["ci95"])))
     guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"
     title = f"{found['n']:,} prompts, {guided}, beside the preferred responses"
     print_table(facts_table(facts, title=title))

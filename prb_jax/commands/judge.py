@@ -22,6 +22,8 @@ from prb_jax.commands.terminal import print_table
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.text.protocol import PROTOCOLS
 
+_RATING = ("score", "rubric", "paper-score", "paper-rubric")
+
 
 def add(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
@@ -34,19 +36,26 @@ def add(verbs: Verbs) -> None:
     )
     sub.add_argument("judge", metavar="MODEL", nargs="?", help="folder or hub id of a causal language model")
     add_endpoint(sub)
-    add_data(sub, about="as of `prb evaluate`; comparisons of two responses, but for --protocol score")
+    add_data(
+        sub, about="as of `prb evaluate`; comparisons of two responses, but for those that rate each response"
+    )
     sub.add_argument("--out", metavar="DIR", required=True, help="run folder, as of `prb evaluate`")
     sub.add_argument(
         "--protocol",
-        choices=(*PROTOCOLS, "score"),
+        choices=(*PROTOCOLS, *_RATING),
         default="default",
         help="default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: "
-        "a number for each response by itself",
+        "a number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
+        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
     )
     sub.add_argument(
         "--template",
         metavar="FILE",
-        help="with --protocol score: the text that asks for the number, with the places {prompt} and {answer}",
+        help="with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
+        "rubric {answer} and {aspect}, with paper-score {question}, {profile} and {answer}",
+    )
+    sub.add_argument(
+        "--system", metavar="FILE", help="with --protocol score or rubric: the text of a system turn"
     )
     sub.add_argument(
         "--scale",
@@ -59,11 +68,13 @@ def add(verbs: Verbs) -> None:
         "--top-logprobs",
         metavar="N",
         type=positive,
-        help="with --protocol score and --endpoint: the expected number of the N most probable tokens, instead of the "
-        "number in the reply",
+        help="with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, "
+        "instead of the number in the reply",
     )
     sub.add_argument(
-        "--prompts", metavar="DIR", help="with --protocol paper: the prompts in a checkout of its scripts"
+        "--prompts",
+        metavar="DIR",
+        help="with the paper's protocols: the prompts in a checkout of its scripts",
     )
     sub.add_argument(
         "--reason",
@@ -74,7 +85,7 @@ def add(verbs: Verbs) -> None:
         "--profile-posts",
         metavar="N",
         type=not_negative,
-        help="posts of the user that the judge sees (default: 10, and 0 for the paper protocol)",
+        help="posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
     )
     sub.add_argument(
         "--persona",
@@ -121,7 +132,9 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.reports.table import render_summary
         from prb_jax.scoring.hints import HintOptions
 
-        names = ("protocol", "reason", "prompts", "template", "top_logprobs", "profile_posts", "max_length")
+        names = (
+            "protocol", "reason", "prompts", "template", "system", "top_logprobs", "profile_posts", "max_length",
+        )  # fmt: skip
         result = judge(
             options.judge,
             options.data,

@@ -8,6 +8,7 @@ from prb_jax.commands.arguments import (
     Verbs,
     add_data,
     add_devices,
+    add_history,
     add_no_progress,
     add_policy_options,
     add_verb,
@@ -46,6 +47,7 @@ def add(verbs: Verbs) -> None:
         help="models or baselines, as of `prb evaluate`",
     )
     add_data(sub)
+    add_history(sub)
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="run folder: rows.jsonl, summary.json, behaviour.json"
     )
@@ -108,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
             max_length=options.max_length,
             subset=options.subset,
             limit=options.limit,
+            history=options.history,
             seed=options.seed,
             policy_loading=LoadOptions(**shared, **policy_options(options)),
             loading=LoadOptions(**shared),

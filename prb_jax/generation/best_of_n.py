@@ -10,31 +10,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
+from prb_jax.generation.candidates import Candidates, given_quality, read_candidates
+from prb_jax.generation.endpoint import REPLIES
+from prb_jax.generation.judge_ways import RUBRIC, JudgeOptions
+from prb_jax.generation.rating_scorer import RatingScorer, is_judge, open_judge, parse_judge
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
-from prb_jax.generation.sample import SAMPLES, row_key
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.folder import SUMMARY, as_recorded
+from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
-from prb_jax.scoring.open_scorer import open_scorer
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.runs.rows import Row, RowFile, open_rows
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
+from prb_jax.scoring.read_inputs import Data
 from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.scored import Scorer
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
@@ -52,6 +54,7 @@ _DEFINITIONS = {
     "oracle": "takes the best quality itself: no selector is above it",
     "random": "takes any sample",
     "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
+    "unread": "samples for which the reply of a judge has no number: left out of all curves",
     "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
     "highest label",
 }
@@ -70,16 +73,6 @@ class BestOfN:
     summary: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """The samples of one prompt that can be scored: a comparison without labels, and their numbers."""
-
-    comparison: Comparison
-    numbers: tuple[int, ...]
-    reference: str
-    user: str | None
-
-
 def best_of_n(
     samples: str | Path,
     rewards: Sequence[str],
@@ -87,7 +80,9 @@ def best_of_n(
     out: str | Path,
     quality: str = REFERENCE,
     data: Sequence[str] | None = None,
+    history: Data | None = None,
     loading: LoadOptions | None = None,
+    judge: JudgeOptions | None = None,
     profile_posts: int | None = None,
     protocol: str | None = None,
     max_length: int | None = None,
@@ -100,12 +95,15 @@ def best_of_n(
 
     Args:
       samples: the run folder of `prb sample`.
-      rewards: models or baselines, as `prb evaluate` takes them.
+      rewards: models or baselines, as `prb evaluate` takes them, or judges (`prb_jax.generation.rating_scorer`).
       out: the run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
-        quality.
+        quality, as "baseline:persona-truth" of generated persons, or "rubric:MODEL", a judge that rates each aspect of
+        the true rubric.
       data: the data of the samples, where it has another name now.
+      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       loading: how models are opened.
+      judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
       profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -121,12 +119,19 @@ def best_of_n(
     if not rewards or refused:
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     run = SAMPLE_RUNS.read_finished(Path(samples))
-    found, left_out, empty = _candidates(Path(samples), run, data)
-    given = _given_quality(quality, found)
+    found, left_out, empty = read_candidates(Path(samples), run, data)
+    given = given_quality(quality, found)
     scorers = [*rewards] if given is not None or quality == REFERENCE else [*rewards, quality]
     view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
     options = loading or LoadOptions()
-    opened = {name: open_scorer(name, options) for name in dict.fromkeys(scorers)}
+    names = list(dict.fromkeys(scorers))
+    if judge is not None and not any(map(is_judge, names)):
+        raise RunError(
+            "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
+        )
+    opened = {name: _opened(name, options, judge or JudgeOptions(), cache=path / REPLIES) for name in names}
+    known = read_history(history)
+    opened = with_history(opened, known)
     decided = {
         "samples": run["inputs"],
         "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in opened.items()},
@@ -142,13 +147,17 @@ def best_of_n(
                 _score(file, name, scorer, found, view=view, progress=progress)
             keys = [(name, each.comparison.id) for name in opened for each in found]
             rows = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
+        if given is not None:
+            rows |= {(quality, each.comparison.id): own for each, own in zip(found, given, strict=True)}
+        found, rows, unread = _readable(found, rows)
+        left_out += sorted(unread.keys() - {each.comparison.id for each in found})
         scores = {name: [rows[name, each.comparison.id] for each in found] for name in opened}
-        if given is None and quality == REFERENCE:
-            given = [
-                np.asarray([rouge_l(text, each.reference) for text in each.comparison.responses])
-                for each in found
-            ]
-        truth = scores[quality] if given is None else given
+        truth = [
+            np.asarray([rouge_l(text, each.reference) for text in each.comparison.responses])
+            if quality == REFERENCE
+            else rows[quality, each.comparison.id]
+            for each in found
+        ]
         sizes = sizes_up_to(max(len(each.numbers) for each in found))
         selectors = {name: scores[name] for name in rewards}
         selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(each)) for each in truth]}
@@ -161,6 +170,7 @@ def best_of_n(
             "n": len(found),
             "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
             "empty": empty,
+            "unread": sum(unread.values()),
             "left_out": left_out,
             "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
             "definitions": _DEFINITIONS,
@@ -187,81 +197,45 @@ def best_of_n(
     return BestOfN(path, summary)
 
 
-def _candidates(
-    folder: Path, run: Mapping[str, Any], data: Sequence[str] | None
-) -> tuple[list[_Candidates], list[str], int]:
-    """The prompts with a sample that can be scored; the ids of those without one; and how many samples are empty."""
-    inputs, names = run["inputs"], data or run.get("data")
-    if not names:
-        raise DataError(f"{folder}: its data was given from Python: name it with --data")
-    read = read_inputs(names, subset=inputs["data"]["subset"], limit=inputs["limit"])
-    recorded = as_recorded(read.to_json())
-    if _contents(recorded) != _contents(inputs["data"]):
-        raise DataError(
-            f"{folder}: its samples are of other data than {', '.join(map(str, names))} now: expected "
-            f"{quote(_contents(inputs['data']))}, found {quote(_contents(recorded))}"
-        )
-    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=SAMPLE_FIELDS)
-    texts: dict[str, list[tuple[int, str]]] = {}
-    empty = 0
-    for row in rows.values():
-        if row["text"].strip():
-            texts.setdefault(row["id"], []).append((row["sample"], row["text"]))
-        else:
-            empty += 1
-    found, left_out = [], []
-    for each in read.comparisons:
-        own = sorted(texts.get(each.id, ()))
-        if not own:
-            left_out.append(each.id)
-            continue
-        assert each.labels is not None
-        candidates = Comparison(
-            id=each.id,
-            prompt=each.prompt,
-            responses=[text for _, text in own],
-            user_id=each.user_id,
-            profile=each.profile,
-            subset=each.subset,
-        )
-        best = each.responses[int(np.argmax(each.labels))]
-        found.append(_Candidates(candidates, tuple(number for number, _ in own), best, each.user_id))
-    if not found:
-        raise DataError(f"{folder}: every sample is empty: there is nothing to choose from")
-    return found, left_out, empty
+def _opened(name: str, loading: LoadOptions, judge: JudgeOptions, *, cache: Path) -> Scorer:
+    if not is_judge(name):
+        return open_scorer(name, loading)
+    if parse_judge(name).protocol == RUBRIC:
+        judge = replace(judge, template=None, system=None, scale=None)
+    return open_judge(name, judge, loading=loading, cache=cache)
 
 
-def _contents(data: Mapping[str, Any]) -> Any:
-    """What data is made of, without its names."""
-    files = [
-        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
-    ]
-    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}
+def _readable(
+    found: Sequence[Candidates], rows: Mapping[tuple[str, str], np.ndarray]
+) -> tuple[list[Candidates], dict[tuple[str, str], np.ndarray], dict[str, int]]:
+    """The samples that every scorer has a number for, their numbers, and how many of each prompt there are not.
 
-
-def _given_quality(quality: str, found: Sequence[_Candidates]) -> list[np.ndarray] | None:
-    """The numbers of a file; None where they are computed."""
-    if not quality.endswith((".jsonl", ".json")):
-        return None
-    rows = read_rows(Path(quality), what="qualities", key=row_key, fields=("id", "sample", "quality"))
-    values = []
+    Raises:
+      DataError: there is no such sample.
+    """
+    kept, numbers, unread = [], dict[tuple[str, str], np.ndarray](), dict[str, int]()
+    scorers = dict.fromkeys(scorer for scorer, _ in rows)
     for each in found:
-        own = [rows.get((each.comparison.id, number), {}).get("quality") for number in each.numbers]
-        for number, value in zip(each.numbers, own, strict=True):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-                raise DataError(
-                    f"{quality}: expected a finite quality of sample {number} of {quote(each.comparison.id)}, found "
-                    f"{quote(value)}"
-                )
-        values.append(np.asarray(own, np.float64))
-    return values
+        name = each.comparison.id
+        own = [(scorer, name) for scorer in scorers]
+        there = (
+            np.isfinite([rows[key] for key in own]).all(axis=0) if own else np.ones(len(each.numbers), bool)
+        )
+        if not there.all():
+            unread[name] = int((~there).sum())
+        if there.any():
+            kept.append(each.only(np.flatnonzero(there)))
+        numbers |= {key: rows[key][there] for key in own}
+    if not kept:
+        raise DataError("no sample has a number of every judge: their replies could not be read")
+    return kept, numbers, unread
 
 
 def _score(
     file: RowFile,
     name: str,
     scorer: Any,
-    found: Sequence[_Candidates],
+    found: Sequence[Candidates],
     *,
     view: Mapping[str, Any],
     progress: bool,
@@ -277,14 +251,14 @@ def _score(
         for batch in stream:
             rows = []
             for index, scores in zip(batch.indices, batch.scores, strict=True):
-                if not np.isfinite(scores).all():
+                if not np.isfinite(scores).all() and not isinstance(scorer, RatingScorer):
                     raise RunError(
                         f"{name}: comparison {quote(found[index].comparison.id)}: expected finite scores, found "
                         f"{quote(np.asarray(scores).tolist())}"
                     )
                 if not known[index]:
                     each = found[index]
-                    numbers = list(map(float, scores))
+                    numbers = [number if np.isfinite(number) else None for number in map(float, scores)]
                     rows.append(
                         {
                             "scorer": name,

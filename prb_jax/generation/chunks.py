@@ -3,7 +3,9 @@
 The guided policy is p(c | x, y) = π(c | x, y) exp(w r(x, y c)) / Z over chunks c of L tokens. C of them are drawn from
 π, and one of these is drawn with probability proportional to exp(w r): importance resampling, which becomes best-of-C
 chunk by chunk (blockwise controlled decoding, Mudgal et al. 2024) where the weight is large. The reward is that of the
-text so far, as `prb evaluate` reads a response, so that any reward model takes part, with any tokenizer and head.
+text so far, as `prb evaluate` reads a response, so that any reward model takes part, with any tokenizer and head. The
+caches of both models grow with the text (:mod:`prb_jax.generation.chunk_caches`); a reward model that cannot read token
+by token reads prompt and text again for every chunk.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
+from prb_jax.generation.chunk_caches import PolicyCaches, RewardCaches, chunk_shape, reads_by_caches
 from prb_jax.generation.policy import Policy
+from prb_jax.generation.programs import Shape
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.reward_model import RewardModel
 
 TOGETHER = 16
-"""Prompts whose texts grow side by side."""
+"""Prompts whose texts are given back together."""
 
 
 @dataclass(eq=False)
@@ -46,13 +49,13 @@ class ChunkGuide:
     """A reward model that guides a policy chunk by chunk.
 
     Attributes:
-      model: the reward model.
+      model: a reward model, a baseline or a fitted method of personalisation.
       weight: w; 0 is the policy alone.
       candidates: C, chunks that are drawn each time.
       chunk: L, most tokens of a chunk.
     """
 
-    model: RewardModel
+    model: Any
     weight: float
     candidates: int
     chunk: int
@@ -92,8 +95,6 @@ class ChunkGuide:
     ) -> Iterator[list[Drawn]]:
         """Draw guided texts; a text depends on its prompt, its number and the seed alone.
 
-        Prompt and text so far are read again for every chunk.
-
         Args:
           policy: that is guided.
           comparisons: of the prompts, as the reward model is shown them.
@@ -109,10 +110,18 @@ class ChunkGuide:
             raise DataError(
                 "temperature: expected more than 0 with chunks, for those of temperature 0 are all the same"
             )
+        if not prompts:
+            return
+        shape = chunk_shape(policy, prompts, options, candidates=self.candidates, chunk=self.chunk, rows=rows)
         for start in range(0, len(prompts), TOGETHER):
             unit = range(start, min(start + TOGETHER, len(prompts)))
-            if not skip(unit):
-                yield self._grow(policy, comparisons, prompts, options, unit, rows)
+            if skip(unit):
+                continue
+            texts = [_Text(prompt, sample) for prompt in unit for sample in range(options.n)]
+            for first in range(0, len(texts), shape.trees):
+                part = texts[first : first + shape.trees]
+                self._grow(policy, comparisons, prompts, options, part, shape)
+            yield [_whole(text) for text in texts]
 
     def _grow(
         self,
@@ -120,21 +129,29 @@ class ChunkGuide:
         comparisons: Sequence[Comparison],
         prompts: Sequence[Prompt],
         options: SampleOptions,
-        unit: range,
-        rows: int | None,
-    ) -> list[Drawn]:
-        """Draw the texts of some prompts to their ends."""
-        texts = [_Text(prompt, sample) for prompt in unit for sample in range(options.n)]
+        texts: Sequence[_Text],
+        shape: Shape,
+    ) -> None:
+        """Draw texts side by side to their ends."""
         cut, length = policy.task([], options).cut, 0
-        while growing := [text for text in texts if not text.finish]:
+        numbers = [text.prompt * options.n + text.sample for text in texts]
+        caches = PolicyCaches(policy, shape, [prompts[text.prompt] for text in texts], numbers, options)
+        judge = RewardCaches(self.model, policy, shape, options) if reads_by_caches(self.model) else None
+        while growing := [place for place, text in enumerate(texts) if not text.finish]:
             size = min(self.chunk, options.max_new_tokens - length)
-            tried = self._try(policy, prompts, growing, options, size, chunk=length // self.chunk, rows=rows)
+            seed = int(np.random.SeedSequence([options.seed, length // self.chunk]).generate_state(1)[0] >> 1)
+            tried = [[_ended(one, cut) for one in own] for own in caches.draw(growing, size=size, seed=seed)]
             length += size
-            rewards = self._rewards(policy, comparisons, growing, tried, cut)
-            for text, own, values in zip(growing, tried, rewards, strict=True):
-                number = text.prompt * options.n + text.sample
-                noise = np.random.default_rng([options.seed, number, length]).gumbel(size=len(own))
-                kept = own[int(np.argmax(self.weight * values + noise))]
+            asked = [
+                _asked(policy, comparisons, texts[p], own, cut) for p, own in zip(growing, tried, strict=True)
+            ]
+            rewards = self._rewards(growing, asked, judge)
+            goes_on: dict[int, int] = {}
+            for place, own, (_, spoken), values in zip(growing, tried, asked, rewards, strict=True):
+                text = texts[place]
+                noise = np.random.default_rng([options.seed, numbers[place], length]).gumbel(size=len(own))
+                best = int(np.argmax(self.weight * values + noise))
+                kept = own[best]
                 text.chunks.append(kept)
                 at = None if cut is None else cut(text.tokens)
                 if at is not None and kept.finish != "text":  # a text that began in the chunk before ends it
@@ -142,66 +159,70 @@ class ChunkGuide:
                     text.finish = "text"
                 elif kept.finish != "length" or length >= options.max_new_tokens:
                     text.finish = kept.finish
-        return [_whole(text) for text in texts]
-
-    def _try(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        texts: Sequence[_Text],
-        options: SampleOptions,
-        size: int,
-        *,
-        chunk: int,
-        rows: int | None,
-    ) -> list[list[Drawn]]:
-        """Draw the candidates of each text's next chunk."""
-        longer = [
-            replace(prompts[text.prompt], ids=np.concatenate([prompts[text.prompt].ids, text.tokens]))
-            for text in texts
-        ]
-        seed = int(np.random.SeedSequence([options.seed, chunk]).generate_state(1)[0] >> 1)
-        drawing = replace(options, n=self.candidates, max_new_tokens=size, seed=seed)
-        numbers = [text.prompt * options.n + text.sample for text in texts]
-        found: list[dict[int, Drawn]] = [{} for _ in texts]
-        for batch in policy.draw(longer, drawing, rows=rows, numbers=numbers):
-            for one in batch:
-                found[one.prompt][one.sample] = one
-        return [[own[number] for number in range(self.candidates)] for own in found]
+                else:
+                    goes_on[place] = best
+                    if judge is not None and spoken:
+                        row = next((row for row, places in enumerate(spoken) if best in places), None)
+                        judge.choose(place, row)
+            if goes_on:
+                caches.keep(goes_on)
 
     def _rewards(
         self,
-        policy: Policy,
-        comparisons: Sequence[Comparison],
-        texts: Sequence[_Text],
-        tried: Sequence[Sequence[Drawn]],
-        cut: Callable[[np.ndarray], int | None] | None,
+        places: Sequence[int],
+        asked: Sequence[tuple[Comparison, list[list[int]]]],
+        judge: RewardCaches | None,
     ) -> list[np.ndarray]:
         """The rewards float64 [C] of each text with each candidate; -inf for one without a word, of which no reward is
         known, unless all are so."""
-        asked, places = [], []
-        rewards = [np.full(len(own), -np.inf) for own in tried]
-        for number, (text, own) in enumerate(zip(texts, tried, strict=True)):
-            spoken: dict[str, list[int]] = {}
-            for place, one in enumerate(own):
-                ids = np.concatenate([text.tokens, one.tokens])
-                at = None if cut is None else cut(ids)
-                said = policy.decode(ids if at is None else ids[:at])
-                if said.strip():
-                    spoken.setdefault(said, []).append(place)
-            if spoken:
-                comparison = comparisons[text.prompt]
-                asked.append(replace(comparison, responses=list(spoken), labels=None))
-                places.append((number, list(spoken.values())))
-            else:
+        rewards = [np.full(self.candidates, -np.inf) for _ in asked]
+        which = [number for number, (_, spoken) in enumerate(asked) if spoken]
+        for number, (_, spoken) in enumerate(asked):
+            if not spoken:
                 rewards[number][:] = 0.0
-        for (number, own), scores in zip(places, self.model.score(asked) if asked else [], strict=True):
+        if not which:
+            return rewards
+        several = [asked[number][0] for number in which]
+        found = (
+            self.model.score(several)
+            if judge is None
+            else judge.score([places[number] for number in which], several)
+        )
+        for number, scores in zip(which, found, strict=True):
+            comparison, spoken = asked[number]
             if not np.isfinite(scores).all():
-                name = quote(comparisons[texts[number].prompt].id)
+                name = quote(comparison.id)
                 raise DataError(f"comparison {name}: a reward is {scores.tolist()}; expected finite numbers")
-            for score, members in zip(scores, own, strict=True):
+            for score, members in zip(scores, spoken, strict=True):
                 rewards[number][members] = float(score)
         return rewards
+
+
+def _ended(chunk: Drawn, cut: Callable[[np.ndarray], int | None] | None) -> Drawn:
+    """A candidate up to a text that ends it, if there is one."""
+    at = None if cut is None else cut(chunk.tokens)
+    return chunk if at is None else replace(_shortened(chunk, len(chunk.tokens) - at), finish="text")
+
+
+def _asked(
+    policy: Policy,
+    comparisons: Sequence[Comparison],
+    text: _Text,
+    tried: Sequence[Drawn],
+    cut: Callable[[np.ndarray], int | None] | None,
+) -> tuple[Comparison, list[list[int]]]:
+    """What the reward model is shown of a text with each candidate, and the candidates of each response; none without
+    a word."""
+    spoken: dict[str, list[int]] = {}
+    for place, one in enumerate(tried):
+        ids = np.concatenate([text.tokens, one.tokens])
+        at = None if cut is None else cut(ids)
+        said = policy.decode(ids if at is None else ids[:at])
+        if said.strip():
+            spoken.setdefault(said, []).append(place)
+    comparison = comparisons[text.prompt]
+    shown = replace(comparison, responses=list(spoken), labels=None) if spoken else comparison
+    return shown, list(spoken.values())
 
 
 def _shortened(chunk: Drawn, less: int) -> Drawn:

@@ -7,11 +7,13 @@ texts are to the preferred responses, and ``behaviour.json`` the figure that `pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, quote
 from prb_jax.generation.chunks import ChunkGuide
@@ -30,12 +32,11 @@ from prb_jax.generation.settings import SampleOptions
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.load import load
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
 from prb_jax.scoring.read_inputs import Data, read_inputs
-from prb_jax.scoring.reward_model import RewardModel
 
 FIGURE: Final = "rougeL"
 """The figure that stands for the behaviour."""
@@ -43,7 +44,7 @@ FIGURE: Final = "rougeL"
 
 def guide(
     policy: str | Path | Policy,
-    reward: str | Path | RewardModel | None,
+    reward: str | Path | Any | None,
     data: Data,
     *,
     out: str | Path,
@@ -55,6 +56,8 @@ def guide(
     max_length: int | None = None,
     subset: str | None = None,
     limit: int | None = None,
+    history: Data | None = None,
+    quality: str | None = None,
     rows: int | None = None,
     policy_loading: LoadOptions | None = None,
     loading: LoadOptions | None = None,
@@ -67,8 +70,8 @@ def guide(
 
     Args:
       policy: a policy, or what :func:`prb_jax.load_policy` takes.
-      reward: a reward model, or what :func:`prb_jax.load` takes; to guide tokens, one with the policy's tokenizer and a
-        head that reads one token. None for the policy alone: with the user's own posts in its prompt that is the
+      reward: what :func:`prb_jax.load` takes or gives; to guide tokens, a reward model with the policy's tokenizer and
+        a head that reads one token. None for the policy alone: with the user's own posts in its prompt that is the
         in-context baseline.
       data: what :func:`prb_jax.evaluate` takes, with labels: the preferred response is the person's own text.
       out: the run folder.
@@ -79,6 +82,9 @@ def guide(
         temperature, and chunks are drawn at a temperature above 0.
       profile_posts: that the policy sees; the reward model sees what it was trained with.
       max_length, subset, limit, rows: as of `prb sample`.
+      history: labelled comparisons of which a fitted method of personalisation as the reward learns the users.
+      quality: a model whose score says how good a text is, as "baseline:persona-truth" of generated persons; its mean
+        is a figure of behaviour, too. Texts without a letter are left out of it and counted.
       policy_loading, loading: how policy and reward model are opened.
       progress: shows progress on standard error.
       command: the command line, for the record.
@@ -90,7 +96,7 @@ def guide(
     own = open_policy(policy, policy_loading or LoadOptions())
     model, guiding = None, None
     if reward is not None:
-        model = reward if isinstance(reward, RewardModel) else load(reward, **vars(loading or LoadOptions()))
+        model = _open(reward, loading or LoadOptions(), history)
         guiding = (
             Guide(model=model, weight=weight, candidates=candidates)
             if chunk is None
@@ -98,6 +104,9 @@ def guide(
         )
     elif chunk is not None:
         raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
+    elif history is not None:
+        raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
+    judge = None if quality is None else _open(quality, loading or LoadOptions(), None)
     result = sample_data(
         own,
         data,
@@ -126,6 +135,7 @@ def guide(
             texts.append(samples[each.id, number]["text"])
             references.append(best)
             clusters.append(cluster_of(each.user_id, each.id))
+    judged = None if judge is None else _judged(judge, comparisons, texts, chosen.n)
     found = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
     figures: dict[str, Any] = {}
     for name in TEXT_FIGURES:
@@ -136,20 +146,70 @@ def guide(
         "corpus_bleu": corpus_bleu(texts, references),
         "text_definitions": dict(TEXT_DEFINITIONS),
     }
+    if judge is not None and judged is not None:
+        kept = np.flatnonzero(np.isfinite(judged))
+        good, of = judged[kept], [clusters[place] for place in kept]
+        summary["quality"] = {
+            "model": judge.name,
+            "value": float(good.mean()),
+            **mean_interval(good, of).to_json(),
+            "empty": len(texts) - len(kept),
+        }
     if model is not None:
         chosen_by = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
         summary |= {"reward_model": model.name, **chosen_by}
         inputs = RUNS.read_finished(result.out)["inputs"]
         setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
-        behaviour = figure_of(
-            [one[FIGURE] for one in found],
-            clusters,
-            name=f"guided {FIGURE}",
-            label=model.name,
-            identity=model.identity(),
-            setting=setting | chosen_by,
-            policy=inputs["model"].get("architecture"),
-        )
-        write_behaviour(result.out, [behaviour])
+        shared: dict[str, Any] = {
+            "label": model.name,
+            "identity": model.identity(),
+            "policy": inputs["model"].get("architecture"),
+        }
+        setting |= chosen_by
+        figures_of = [
+            figure_of(
+                [one[FIGURE] for one in found], clusters, name=f"guided {FIGURE}", setting=setting, **shared
+            )
+        ]
+        if judge is not None and judged is not None:
+            by = {"quality": reward_identity(judge.identity())}
+            kept = np.flatnonzero(np.isfinite(judged))
+            own = [clusters[place] for place in kept]
+            figures_of.append(
+                figure_of(judged[kept].tolist(), own, name="guided quality", setting=setting | by, **shared)
+            )
+        write_behaviour(result.out, figures_of)
     write_json(result.out / SUMMARY, summary)
     return SampleRun(result.out, summary)
+
+
+def _open(model: Any, loading: LoadOptions, history: Data | None) -> Any:
+    """A model by name, or as it is given."""
+    if not isinstance(model, str | Path):
+        return model
+    known = read_history(history)
+    return with_history({str(model): open_scorer(model, loading)}, known)[str(model)]
+
+
+def _judged(judge: Any, comparisons: Sequence[Comparison], texts: Sequence[str], n: int) -> np.ndarray:
+    """The quality of every text, n of each comparison; NaN for one without a letter, which no model can score."""
+    found = np.full(len(texts), np.nan)
+    places = [
+        [at for at in range(number * n, (number + 1) * n) if texts[at].strip()]
+        for number in range(len(comparisons))
+    ]
+    asked = [
+        (own, replace(each, responses=tuple(texts[at] for at in own), labels=None))
+        for own, each in zip(places, comparisons, strict=True)
+        if own
+    ]
+    scores = judge.score([each for _, each in asked]) if asked else []
+    for (own, each), values in zip(asked, scores, strict=True):
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"comparison {quote(each.id)}: a quality is {values.tolist()}; expected finite numbers"
+            )
+        found[own] = values
+    if not np.isfinite(found).any():
+        raise DataError("every text is empty: there is nothing whose quality could be told")
+    return found

@@ -16,7 +16,14 @@ from prb_jax.generation.endpoint import Reply
 from prb_jax.generation.judge import Judgement, said, tokens_of
 from prb_jax.generation.judge_logits import fitted_tree, reply_tokens, tree_scores
 from prb_jax.generation.judge_pairs import LETTER_TOKENS, REASON_TOKENS
-from prb_jax.generation.ratings import RatingTemplate, Scale, check_rateable, rated, rating_figures
+from prb_jax.generation.ratings import (
+    RatingTemplate,
+    Scale,
+    check_rateable,
+    mean_rating,
+    rated,
+    rating_figures,
+)
 from prb_jax.generation.speakers import Speaker, all_fitted
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
@@ -33,6 +40,7 @@ class _Ratings:
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
         for each in comparisons:
             check_rateable(each)
+            self.template.questions(each)  # all can be asked
         return [0] * len(comparisons)
 
     def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
@@ -40,6 +48,14 @@ class _Ratings:
 
     def _asked(self, each: Comparison, posts: int) -> list[tuple[Message, ...]]:
         return self.template.conversations(each, self.scale, profile_posts=posts)
+
+    def _kept(self, each: Comparison, numbers: Sequence[float | None]) -> dict[str, Any]:
+        """The rating of each response, and the numbers that it is the mean of where there are several."""
+        questions = self.template.questions(each)
+        if questions == 1:
+            return {"ratings": list(numbers)}
+        own = [numbers[start : start + questions] for start in range(0, len(numbers), questions)]
+        return {"ratings": [mean_rating(row) for row in own], "numbers": [list(row) for row in own]}
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,7 @@ class SpokenRatings(_Ratings):
         way = "reason" if self.reason else "number"
         return {
             **self.speaker.identity(),
-            "judge": "score",
+            "judge": self.template.kind,
             "way": way if self.alternatives is None else f"{way}, top {self.alternatives}",
             "scale": [self.scale.low, self.scale.high],
             "template": self.template.digest,
@@ -90,14 +106,14 @@ class SpokenRatings(_Ratings):
         replies = self.speaker.replies(conversations, max_new_tokens=most, alternatives=self.alternatives)
         found, start = [], 0
         for each, lost in zip(comparisons, dropped, strict=True):
-            own = replies[start : start + len(each.responses)]
+            own = replies[start : start + len(each.responses) * self.template.questions(each)]
             start += len(own)
             read = [self._read(reply) for reply in own]
-            ratings = [number for number, _ in read]
-            kept: dict[str, Any] = {"ratings": ratings}
+            kept = self._kept(each, [number for number, _ in read])
             if self.alternatives is not None:
                 kept["number_mass"] = [mass for _, mass in read]
-            found.append(Judgement(rated(ratings, self.scale), tokens_of(own), kept | said(own), lost))
+            scores = rated(kept["ratings"], self.scale)
+            found.append(Judgement(scores, tokens_of(own), kept | said(own), lost))
         return found
 
     def _read(self, reply: Reply) -> tuple[float | None, float | None]:
@@ -135,7 +151,7 @@ class ExpectedRatings(_Ratings):
     def identity(self) -> Mapping[str, Any]:
         return {
             **self.model.identity(),
-            "judge": "score",
+            "judge": self.template.kind,
             "way": "logits",
             "scale": [self.scale.low, self.scale.high],
             # "template" is the digest of the chat template
@@ -162,8 +178,8 @@ class ExpectedRatings(_Ratings):
         ):
             if not np.isfinite(values).all():
                 raise DataError(f"comparison {quote(each.id)}: the judge's ratings are {values.tolist()}")
-            kept = {"ratings": values.astype(float).tolist()}
-            found.append(Judgement(np.asarray(values, np.float32), tree.tokens, kept, dropped))
+            kept = self._kept(each, values.astype(float).tolist())
+            found.append(Judgement(np.asarray(kept["ratings"], np.float32), tree.tokens, kept, dropped))
         return found
 
 

@@ -39,7 +39,7 @@ from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import open_rows
 from prb_jax.scoring.controls import with_other_users
-from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
 from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.run_identity import computing_versions
 
@@ -76,6 +76,7 @@ def policy_accuracy(
     max_length: int | None = None,
     subset: str | None = None,
     limit: int | None = None,
+    history: Any = None,
     seed: int = 0,
     policy_loading: LoadOptions | None = None,
     loading: LoadOptions | None = None,
@@ -100,6 +101,7 @@ def policy_accuracy(
       profile_posts: that the policy sees; a reward model sees what it was trained with.
       max_length: of the policy's prompt and response; its context if not given.
       subset, limit: as of :func:`prb_jax.evaluate`.
+      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       seed: of the split of users, and of the other users of the control.
       policy_loading, loading: how the policy and the reward models are opened.
       progress: shows progress on standard error.
@@ -123,7 +125,9 @@ def policy_accuracy(
     longest = opened.context if max_length is None else max_length
     if not 2 <= longest <= opened.context:
         raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
-    scorers = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
+    known = read_history(history)
+    found = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
+    scorers: dict[str, Any] = {**with_history(found, known)}
     identity = dict(opened.identity())
     called = identity.pop("name")
     decided = {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +26,9 @@ NUMBER_AFTER_REASONING = (
     "from {low} (not at all) to {high} (in every respect)."
 )
 PLACES = ("prompt", "answer", "low", "high")
-"""What a template has places for: the question behind the profile, one response, and the ends of the scale."""
+"""What a template may have places for: the question behind the profile, one response, and the ends of the scale."""
+NEEDED_PLACES = ("prompt", "answer")
+"""Those of them that a rating depends on."""
 
 _PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")
@@ -102,6 +105,11 @@ class RatingTemplate:
     Attributes:
       text: with the places {prompt} and {answer}, and perhaps {low} and {high}.
       where: it is from, for messages.
+      system: text of a system turn before it; None for no such turn.
+      kind: of ratings, as a run folder names it.
+      own: the project's own texts, without and with reasons.
+      needed: places that it must have.
+      places: all that it may have.
 
     Raises:
       RunError: a place is missing, or unknown.
@@ -109,49 +117,87 @@ class RatingTemplate:
 
     text: str
     where: str = "template"
+    system: str | None = None
+    kind: ClassVar[str] = "score"
+    own: ClassVar[tuple[str, str]] = (ONE_NUMBER, NUMBER_AFTER_REASONING)
+    needed: ClassVar[tuple[str, ...]] = NEEDED_PLACES
+    places: ClassVar[tuple[str, ...]] = PLACES
 
     def __post_init__(self) -> None:
-        found = set(_PLACE.findall(self.text))
-        for name in ("prompt", "answer"):
-            if name not in found:
-                raise RunError(
-                    f"{self.where}: expected a place {{{name}}}: the rating would not depend on the {name}"
-                )
-        if unknown := sorted(found - set(PLACES)):
-            known = ", ".join(f"{{{name}}}" for name in PLACES)
-            raise RunError(f"{self.where}: unknown place {{{unknown[0]}}}: expected {known}")
+        check_places(self.text, self.where, needed=self.needed, places=self.places)
 
     @property
     def digest(self) -> str:
-        """The beginning of the sha256 of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        """The beginning of the sha256 of the text, and of the system turn's."""
+        parts = [self.text] if self.system is None else [self.system, self.text]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def questions(self, comparison: Comparison) -> int:
+        """Return how many numbers are asked for of each response; its score is their mean."""
+        return 1
 
     def conversations(
         self, comparison: Comparison, scale: Scale, *, profile_posts: int
     ) -> list[tuple[Message, ...]]:
-        """Return the conversation about each response, behind the user's posts and the prompt."""
+        """Return the conversations about each response, one after the other, behind the user's posts and the prompt."""
         asked, responses = shown_texts(comparison, profile_posts=profile_posts)
-        filled = []
-        for answer in responses:
-            texts = {"prompt": asked, "answer": answer, "low": str(scale.low), "high": str(scale.high)}
-            text = _PLACE.sub(lambda place, texts=texts: texts[place[1]], self.text)
-            filled.append((Message("user", text),))
-        return filled
+        ends = {"low": str(scale.low), "high": str(scale.high)}
+        return [self.filled({"prompt": asked, "answer": answer, **ends}) for answer in responses]
+
+    def filled(self, texts: Mapping[str, str]) -> tuple[Message, ...]:
+        """Return the conversation with texts in all places at once, so that a place within a text stays."""
+        asked = Message("user", _PLACE.sub(lambda place: texts[place[1]], self.text))
+        return (asked,) if self.system is None else (Message("system", self.system), asked)
 
 
-def read_template(path: str | Path | None, *, reason: bool) -> RatingTemplate:
-    """Return the template in a file, or the project's own one.
+def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequence[str]) -> None:
+    """Raise RunError for a template without a place that is needed, or with one that is not known."""
+    found = set(_PLACE.findall(text))
+    for name in needed:
+        if name not in found:
+            raise RunError(f"{where}: expected a place {{{name}}}: the rating would not depend on the {name}")
+    if unknown := sorted(found - set(places)):
+        known = ", ".join(f"{{{name}}}" for name in places)
+        raise RunError(f"{where}: unknown place {{{unknown[0]}}}: expected {known}")
+
+
+def read_text(path: str | Path, option: str) -> str:
+    """Return the text of a file of an option, without blanks around it.
 
     Raises:
-      RunError: it cannot be read, or is no template.
+      RunError: it cannot be read, or is empty; names the option.
     """
-    if path is None:
-        return RatingTemplate(NUMBER_AFTER_REASONING if reason else ONE_NUMBER)
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}: --template takes a text file") from error
-    return RatingTemplate(text, str(path))
+        raise RunError(f"{path}: cannot be read: {error}: {option} takes a text file") from error
+    if not text:
+        raise RunError(f"{path}: is empty: {option} takes a text file")
+    return text
+
+
+def read_template(
+    path: str | Path | None,
+    *,
+    reason: bool,
+    system: str | Path | None = None,
+    kind: type[RatingTemplate] = RatingTemplate,
+) -> RatingTemplate:
+    """Return the template in a file, or the project's own one.
+
+    Args:
+      path: the file; None for the project's own one.
+      reason: whether the project's own one asks for reasons first.
+      system: a file with the text of a system turn, if there is one.
+      kind: of template.
+
+    Raises:
+      RunError: a file cannot be read, or is no template.
+    """
+    before = None if system is None else read_text(system, "--system")
+    if path is None:
+        return kind(kind.own[reason], system=before)
+    return kind(read_text(path, "--template"), str(path), before)
 
 
 def rated(numbers: Sequence[float | None], scale: Scale) -> np.ndarray:
@@ -160,6 +206,12 @@ def rated(numbers: Sequence[float | None], scale: Scale) -> np.ndarray:
     if len(readable) < len(numbers):
         readable = [scale.middle] * len(numbers)
     return np.asarray(readable, np.float32)
+
+
+def mean_rating(numbers: Sequence[float | None]) -> float | None:
+    """Return the mean of a response's numbers; None where one of them could not be read."""
+    readable = [number for number in numbers if number is not None]
+    return float(np.mean(readable)) if len(readable) == len(numbers) else None
 
 
 def check_rateable(comparison: Comparison) -> None:

@@ -49,15 +49,24 @@ class PaperPrompts:
         Raises:
           DataError: a prompt of several turns, for which the paper has no place.
         """
-        if len(comparison.prompt) > 1:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: the paper's judge reads one question, found a prompt of "
-                f"{len(comparison.prompt)} turns: use the default protocol"
-            )
-        text = self.user.replace("{question}", comparison.question)
+        text = self.user.replace("{question}", paper_question(comparison))
         text = text.replace("{Response_A}", comparison.responses[first])
         text = text.replace("{Response_B}", comparison.responses[1 - first])
         return Message("system", self.system), Message("user", text)
+
+
+def paper_question(comparison: Comparison) -> str:
+    """Return the question, which is all that the paper's judges are told of a prompt.
+
+    Raises:
+      DataError: a prompt of several turns, for which the paper has no place.
+    """
+    if len(comparison.prompt) > 1:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: the paper's judge reads one question, found a prompt of "
+            f"{len(comparison.prompt)} turns: use the default protocol"
+        )
+    return comparison.question
 
 
 def read_paper_prompts(folder: str | Path) -> PaperPrompts:
@@ -66,23 +75,32 @@ def read_paper_prompts(folder: str | Path) -> PaperPrompts:
     Raises:
       RunError: a file cannot be read, or is not the paper's.
     """
-    texts = []
-    for name, digest in PAPER_PROMPTS.items():
-        path = Path(folder) / name
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path}: cannot be read: {error}: --prompts takes the folder of the prompts in a checkout of "
-                "Personalised RewardBench"
-            ) from error
-        found = hashlib.sha256(text.encode()).hexdigest()
-        if not found.startswith(digest):
-            raise RunError(
-                f"{path}: not the paper's file: expected sha256 {digest}..., found {found[:16]}..."
-            )
-        texts.append(text)
-    return PaperPrompts(*texts)
+    return PaperPrompts(*(read_paper_file(folder, name, digest) for name, digest in PAPER_PROMPTS.items()))
+
+
+def read_paper_file(folder: str | Path, name: str, digest: str) -> str:
+    """Return the text of one prompt file of the paper's scripts, without blanks around it.
+
+    Args:
+      folder: of the prompts.
+      name: of the file.
+      digest: the first digits of the sha256 of the text.
+
+    Raises:
+      RunError: it cannot be read, or is not the paper's.
+    """
+    path = Path(folder) / name
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path}: cannot be read: {error}: --prompts takes the folder of the prompts in a checkout of "
+            "Personalised RewardBench"
+        ) from error
+    found = hashlib.sha256(text.encode()).hexdigest()
+    if not found.startswith(digest):
+        raise RunError(f"{path}: not the paper's file: expected sha256 {digest}..., found {found[:16]}...")
+    return text
 
 
 def paper_first(comparisons: Sequence[Comparison]) -> list[int]:

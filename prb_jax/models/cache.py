@@ -250,6 +250,29 @@ def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCac
     )
 
 
+def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, counts: jax.Array) -> PrefixCache:
+    """Return the prompts with the first tokens of one sample of each behind them, which need not be read again.
+
+    Args:
+      prefix: with room for them.
+      suffix: of the samples.
+      which: int32 [B], the sample.
+      counts: int32 [B], how many of its tokens; 0 leaves a prompt as it is.
+    """
+
+    def longer(old: jax.Array, new: jax.Array) -> jax.Array:
+        chosen = jnp.take_along_axis(new, which[:, None, None, None, None], axis=1)[:, 0]
+        both = jnp.concatenate([old, chosen], axis=2)
+        cut = functools.partial(lax.dynamic_slice_in_dim, slice_size=old.shape[2], axis=1)
+        return jax.vmap(cut)(both, counts)
+
+    return PrefixCache(
+        tuple(map(longer, prefix.keys, suffix.keys)),
+        tuple(map(longer, prefix.values, suffix.values)),
+        prefix.lengths + counts,
+    )
+
+
 def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
     """Return the states [..., D] after the model's last norm, float32."""
     return rms_norm(

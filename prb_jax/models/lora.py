@@ -8,8 +8,9 @@ as the model it adapts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -127,17 +128,24 @@ def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
 
 
 def _merged(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
-    """A layer at a time, so that only one layer's update is ever in memory in float32."""
+    return _merge(getattr(weight, "sharding", None))(weight, a, b, scale)
 
-    def one(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        w, a_, b_ = args
+
+@functools.cache
+def _merge(sharding: jax.sharding.Sharding | None) -> Callable[..., jax.Array]:
+    """Merges a matrix of all layers, a layer at a time: only one layer's update is ever in memory in float32."""
+
+    def one(scale: jax.Array, args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        w, a, b = args
         update = lax.dot_general(
-            a_.astype(jnp.float32),
-            b_.astype(jnp.float32),
+            a.astype(jnp.float32),
+            b.astype(jnp.float32),
             (((1,), (0,)), ((), ())),
             precision=matmul_precision(jnp.dtype(jnp.float32)),
         )
         return (w.astype(jnp.float32) + scale * update).astype(w.dtype)
 
-    merge = jax.jit(lambda *args: lax.map(one, args), out_shardings=getattr(weight, "sharding", None))
-    return merge(weight, a, b)
+    def every(weight: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
+        return lax.map(functools.partial(one, scale), (weight, a, b))
+
+    return jax.jit(every, out_shardings=sharding)

@@ -1,4 +1,4 @@
-"""How the folder of a fitted method is known, without reading it."""
+"""How the folder of a fitted method and that of the states of people are known, without reading them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Final
 PERSONALISED: Final = "personalised.json"
 """The file that says what was fitted."""
 
+STATES: Final = "states.json"
+"""The file of a folder of states; it is written last, so that a folder which has it is whole."""
+
 
 def is_personalised(model: object) -> bool:
     """Return whether a model is named that is a folder of a fitted method."""
     return isinstance(model, str | Path) and (Path(model).expanduser() / PERSONALISED).is_file()
+
+
+def holds_states(folder: object) -> bool:
+    """Return whether a folder is named that holds the states of people."""
+    return isinstance(folder, str | Path) and (Path(folder).expanduser() / STATES).is_file()

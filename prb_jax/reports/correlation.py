@@ -30,7 +30,7 @@ from prb_jax.metrics.prediction import (
 )
 from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
-from prb_jax.runs.behaviour import Figure, cluster_of, read_behaviour, reward_identity
+from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.scoring.hints import UPPER_BOUND, told_of
 
@@ -41,6 +41,8 @@ _FIGURES: Final = {
     "user_accuracy": "mean over users of their accuracies",
     "user_quantile": "quantile over users of their accuracies, see parameters",
     "subset_quantile": "quantile over subsets of their accuracies, see parameters",
+    "repetitions": "the figure of each seed, where there are several; the figure is the mean over all their texts, and "
+    "intervals are over users, not over seeds",
     "lineage": "architecture of the reward model, or what --lineage says; same_as_policy: whether it is the policy's",
     **PREDICTION_DEFINITIONS,
 }
@@ -54,11 +56,13 @@ class _Behaviour:
       name: of the figure.
       policy: the lineage of the policy.
       figures: by the key of the reward model.
+      repeated: the values of the repetitions of a figure, by the same key.
     """
 
     name: str
     policy: str | None
     figures: dict[str, Figure]
+    repeated: dict[str, list[float]]
 
     __repr__ = short_repr
 
@@ -69,6 +73,7 @@ def correlate(
     *,
     out: str | Path | None = None,
     lineage: str | Path | None = None,
+    figures: Sequence[str] | None = None,
     quantile: float = 0.1,
     draws: int = 2000,
     seed: int = 0,
@@ -81,6 +86,7 @@ def correlate(
         `prb ppo`.
       out: folder in which `correlate.json` and `correlate.png` are written; without one nothing is.
       lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
+      figures: of the benchmark that are correlated, as "accuracy"; all that the data have if not given.
       quantile: over users and subsets, above 0 and at most 0.5.
       draws: of users and models, for the intervals.
       seed: of the draws.
@@ -110,6 +116,7 @@ def correlate(
     places = {cluster: place for place, cluster in enumerate(clusters)}
     weights = draw_weights(len(places), draws=draws, seed=seed)
     benchmark = _benchmark(runs, places, weights, quantile=quantile)
+    chosen = _chosen(benchmark, figures)
     models: dict[str, dict[str, Any]] = {
         name: {
             "name": name,
@@ -144,9 +151,10 @@ def correlate(
             models[order[place]]["behaviour"][one.name] = {
                 "value": float(value),
                 "ci95": bounds,
+                "repetitions": one.repeated[_key(reward_identity_of(runs[order[place]]))],
                 "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
             }
-        for figure, other in benchmark.items():
+        for figure, other in chosen.items():
             part = Sample(other.values[columns], other.draws[:, columns])
             correlations.append(
                 {
@@ -194,6 +202,10 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
         hints = run.record["inputs"].get("hints") or {}
         if UPPER_BOUND in hints:
             raise RunError(f"{name}: was told {told_of(hints)}, and no benchmark figure: leave it out")
+        if UPPER_BOUND in run.record["inputs"]["model"]:
+            raise RunError(
+                f"{name}: knows what no model could, an upper bound and no benchmark figure: leave it out"
+            )
     for name, run in others:
         # each model is scored as it was trained, so that protocols may differ
         check_comparable(first, reference, name, run, across_protocols=True)
@@ -204,21 +216,24 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
 
 
 def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
-    """The figures by name and setting; where settings share a name, the folder says which is which."""
-    groups: dict[tuple[str, str], dict[str, tuple[Path, Figure]]] = {}
+    """The figures by name and setting, repetitions pooled; where settings share a name, the folder tells them apart."""
+    groups: dict[tuple[str, str], dict[str, list[tuple[Path, Figure]]]] = {}
     for folder, each in figures:
-        group = groups.setdefault((each.name, _key(each.setting)), {})
-        before = group.setdefault(_key(each.reward_model), (folder, each))
-        if before[1] is not each:
-            raise RunError(f"{folder}: {each.name} of {each.label} is also in {before[0]}; expected it once")
+        group = groups.setdefault((each.name, _key(each.repeated_setting)), {})
+        known = group.setdefault(_key(each.reward_model), [])
+        for before, other in known:
+            if other.repetition == each.repetition:
+                raise RunError(f"{folder}: {each.name} of {each.label} is also in {before}; expected it once")
+        known.append((folder, each))
     often = [name for name, _ in groups]
     found = []
     for (name, _), group in groups.items():
-        folder, first = next(iter(group.values()))
+        folder, first = next(iter(group.values()))[0]
         shown = name if often.count(name) == 1 else f"{name} ({folder})"
-        found.append(
-            _Behaviour(shown, _family(first.policy), {key: each for key, (_, each) in group.items()})
-        )
+        own = {key: [each for _, each in known] for key, known in group.items()}
+        pooled_ones = {key: pool(each) for key, each in own.items()}
+        repeated = {key: [each.value for each in known] for key, known in own.items()}
+        found.append(_Behaviour(shown, _family(first.policy), pooled_ones, repeated))
     if not found:
         raise RunError("behaviour: expected runs with a behaviour, found none")
     return found
@@ -277,6 +292,14 @@ def _benchmark(
         parts = [cells(subsets == name) for name in sorted(set(subsets))]
         found["subset_quantile"] = part_quantile(parts, weights, quantile=quantile)
     return found
+
+
+def _chosen(benchmark: dict[str, Sample], figures: Sequence[str] | None) -> dict[str, Sample]:
+    """The figures that are asked for."""
+    for name in figures or ():
+        if name not in benchmark:
+            raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
+    return benchmark if figures is None else {name: benchmark[name] for name in dict.fromkeys(figures)}
 
 
 def _absent(benchmark: Mapping[str, Sample]) -> dict[str, str]:

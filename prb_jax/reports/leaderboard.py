@@ -43,7 +43,8 @@ def leaderboard(
       folder: to be looked through, at any depth.
       unfinished: also runs without a summary; their figures are None.
       controls: also the controls of runs, which are runs of their own within them.
-      upper_bounds: also runs that were told what no model could know: the true rubric or narrative.
+      upper_bounds: also runs that were told what no model could know, as the true rubric or narrative, and those of
+        `baseline:persona-truth`.
 
     Returns:
       One dict for each run, by data and then from the best to the worst accuracy: run (its folder), model, data,
@@ -92,7 +93,8 @@ def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
         "profile_posts": inputs.get("profile_posts"),
         "control": inputs.get("control"),
         "hints": told_of(inputs.get("hints") or {}),
-        "upper_bound": UPPER_BOUND in (inputs.get("hints") or {}),
+        "upper_bound": UPPER_BOUND in (inputs.get("hints") or {})
+        or UPPER_BOUND in (inputs.get("model") or {}),
         "finished": finished,
         "comparisons": (inputs.get("data") or {}).get("comparisons"),
         "scored": summary["n"] if finished else _scored(path / SCORES),

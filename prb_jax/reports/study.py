@@ -42,7 +42,7 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
         here = [row for row in rows if row["split"] == part]
         if here:
             parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
-    return Group(*parts, Text("\n".join(_notes(summary))))
+    return Group(*parts, _cost_table(rows), Text("\n".join(_notes(summary))))
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:
@@ -131,6 +131,37 @@ def _controls(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
     return table
 
 
+_COSTS: Final = ("method", "fit", "adapt a person", "bytes of a state", "on disk")
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Time and memory of each method: fitting, adapting a person, a person's state on the device and on disk."""
+    found = []
+    for name in _names(rows):
+        row = _last(rows, name)
+        assert row is not None
+        disk = row.get("disk_bytes_per_user")
+        if row["bytes_per_user"] or row["seconds_fit"]:  # baselines take nothing
+            found.append(
+                [
+                    name,
+                    f"{row['seconds_fit']:.1f} s",
+                    f"{1e3 * row['seconds_adapt_per_user']:.3g} ms",
+                    f"{row['bytes_per_user']:,}",
+                    NONE if disk is None else f"{disk:,}",
+                ]
+            )
+    return found
+
+
+def _cost_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = new_table("time and memory", _COSTS)
+    for row in _costs(rows):
+        table.add_row(*row)
+    table.caption = "adapting with the largest k, all people at once; bytes a person"
+    return table
+
+
 def study_chapter(folder: Path, title: str, name: str) -> Chapter:
     """Return the chapter of a page about a study.
 
@@ -171,10 +202,12 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
         "pooled + offset",
         "n",
     )
+    costs = [[Cell(text) for text in row] for row in _costs(rows)]
     meanings = [f"{field}: {meaning}." for field, meaning in summary["definitions"].items()]
     blocks = [
         draw_shots(rows),
         PageTable("Every method, number of shots and control", heads, table, words=2, filtered=True),
+        PageTable("Time and memory of each method", _COSTS, costs),
         Paragraph(" ".join(_notes(summary))),
         Preformatted("What the figures mean", "\n".join(meanings), folded=True),
     ]

@@ -7,11 +7,13 @@ from typing import Any, Literal, get_args
 
 from prb_jax.errors import DataError, quote
 
-Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo"]
+Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo", "sft"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 GROUPED: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms that compare the responses of a prompt with each other."""
-DRAWING = tuple(name for name in ALGORITHMS if name != "dpo")
+LABELLED: tuple[Algorithm, ...] = ("dpo", "sft")
+"""Algorithms that learn from the labelled responses of the data, draw nothing and ask no reward."""
+DRAWING = tuple(name for name in ALGORITHMS if name not in LABELLED)
 """Algorithms that learn from rollouts."""
 
 USED_BY: Mapping[str, tuple[str, ...]] = {

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.load import make_program
 from prb_jax.generation.policy import Policy, read_stop_ids
@@ -21,14 +22,15 @@ from prb_jax.models.lora import init_lora
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
-from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, no_sums
+from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import check_heads, parameter_shardings, replicated
 from prb_jax.training.export import copy_file, export_adapter, export_model
 from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
-from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import OptimizerSettings
 from prb_jax.training.start import with_pad_token
 from prb_jax.training.step import SUMS, TrainState, TrainStep, make_train_step, without_sums
@@ -77,7 +79,8 @@ class Learner:
         """
         params = self._load()
         sources, self._frozen = sources_of(self.settings, params)
-        self._reference = None if self.settings.tuning == "lora" else reference_of(params, self.actor.dtype)
+        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
+            self._reference = reference_of(params, self.actor.dtype)
         saved = checkpoints.restore_newest(flat_arrays(without_sums(self._abstract)))
         if saved is None:
             self._state = self._step.init(sources)
@@ -197,7 +200,7 @@ def make_learner(settings: PpoSettings) -> Learner:
         config=config,
         mesh=mesh,
         dtype=dtype,
-        temperature=1.0 if settings.algorithm == "dpo" else settings.rollout.temperature,
+        temperature=1.0 if settings.algorithm in LABELLED else settings.rollout.temperature,
         attention=wanted_attention(mesh, dtype, settings.attention),
         lora_scale=lora_scale,
         remat=settings.remat,
@@ -225,7 +228,8 @@ def make_policy_step(settings: PpoSettings, actor: Actor) -> TrainStep:
     }
     first = groups[POLICY]
     assert isinstance(first, Weights)
-    loss = PairLoss if settings.algorithm == "dpo" else RolloutLoss
+    losses = {"dpo": PairLoss, "sft": TextLoss}
+    loss = losses.get(settings.algorithm, RolloutLoss)
     return make_train_step(
         loss(actor=actor, settings=settings),
         groups=groups,

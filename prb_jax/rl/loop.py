@@ -18,7 +18,7 @@ from prb_jax.rl.board import RolloutBoard
 from prb_jax.rl.credit import Credit, credit
 from prb_jax.rl.learner import Learner, Looked
 from prb_jax.rl.numbers import adapted_coefficient, token_weights
-from prb_jax.rl.objective import Pairs, Targets
+from prb_jax.rl.objective import Pairs, Targets, Texts
 from prb_jax.rl.rewards import Reward, Scores
 from prb_jax.rl.rollouts import Rollouts, Sampler, lengths_of, mask_of
 from prb_jax.rl.step_rows import StepRows, rollout_rows
@@ -40,14 +40,14 @@ class Lesson:
     Attributes:
       trees: [B] prompts and their responses.
       mask: float32 [B, K, R].
-      looked: what was known before the first update.
-      credit: of rollouts; None of pairs.
+      looked: what was known before the first update; None of preferred responses, which need nothing more.
+      credit: of rollouts; None of labelled data.
       kl: coefficient of the KL in the loss; 0 where it is in the reward.
     """
 
     trees: Sequence[Tree]
     mask: np.ndarray
-    looked: Looked
+    looked: Looked | None
     credit: Credit | None
     kl: float
 
@@ -58,13 +58,13 @@ class Loop:
     Args:
       learner: the policy.
       comparisons: the data.
-      pairs: their trees, for dpo.
+      labelled: their trees, for dpo and sft.
       sampler, reward: of all other algorithms.
       order: which prompts each step sees.
       shapes: of microbatches.
       columns: R, tokens of a response with padding.
-      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; dpo has no watch, and of
-        several processes all but the first have no log and no kept rows.
+      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; labelled data have no
+        watch, and of several processes all but the first have no log and no kept rows.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Loop:
         learner: Learner,
         *,
         comparisons: Sequence[Comparison],
-        pairs: Sequence[Tree] | None,
+        labelled: Sequence[Tree] | None,
         sampler: Sampler | None,
         reward: Reward | None,
         order: Order,
@@ -87,7 +87,8 @@ class Loop:
         interruption: Interruption,
     ) -> None:
         self.learner, self.settings = learner, learner.settings
-        self.comparisons, self.pairs, self.sampler, self.reward = comparisons, pairs, sampler, reward
+        self.comparisons, self.labelled = comparisons, labelled
+        self.sampler, self.reward = sampler, reward
         self.order, self.shapes, self.columns = order, shapes, columns
         self.checkpoints, self.log, self.board, self.display = checkpoints, log, board, display
         self.kept, self.watch, self.interruption = kept, watch, interruption
@@ -138,13 +139,15 @@ class Loop:
 
     def _step(self) -> dict[str, float]:
         members = self.order.step(self.step).tolist()
-        return self._learn_from_pairs(members) if self.sampler is None else self._learn_from_rollouts(members)
+        return (
+            self._learn_from_labelled(members) if self.sampler is None else self._learn_from_rollouts(members)
+        )
 
-    def _learn_from_pairs(self, members: Sequence[int]) -> dict[str, float]:
-        assert self.pairs is not None
-        trees = [self.pairs[member] for member in members]
+    def _learn_from_labelled(self, members: Sequence[int]) -> dict[str, float]:
+        assert self.labelled is not None
+        trees = [self.labelled[member] for member in members]
         start = time.perf_counter()
-        looked = self._look(trees)
+        looked = self._look(trees) if self.settings.algorithm == "dpo" else None
         lesson = Lesson(trees=trees, mask=mask_of(trees, self.columns), looked=looked, credit=None, kl=0.0)
         updates = self._update(lesson, members)
         tokens = sum(tree.tokens for tree in trees)
@@ -257,7 +260,8 @@ class Loop:
         return {**means, "learning_rate": found[-1]["learning_rate"]}
 
     def _minibatch(self, lesson: Lesson, rows: Sequence[int], members: Sequence[int]) -> dict[str, float]:
-        make = self._pairs if lesson.credit is None else self._targets
+        kinds = {"dpo": self._pairs, "sft": self._texts}
+        make = kinds.get(self.settings.algorithm, self._targets)
         whole = make(lesson, rows)
         place = {row: number for number, row in enumerate(rows)}
         batches = []
@@ -277,6 +281,7 @@ class Loop:
     def _targets(self, lesson: Lesson, rows: Sequence[int]) -> Targets:
         """Of a whole minibatch, so that its weights are."""
         assert lesson.credit is not None
+        assert lesson.looked is not None
         loss, own = self.settings.loss, list(rows)
         mask = lesson.mask[own]
         value_mask = np.asarray(lesson.credit.value_mask)[own]
@@ -293,8 +298,13 @@ class Loop:
             returns=np.asarray(lesson.credit.returns)[own],
         )
 
+    def _texts(self, lesson: Lesson, rows: Sequence[int]) -> Texts:
+        mask = lesson.mask[list(rows)]
+        return Texts(weights=mask / mask.sum())
+
     def _pairs(self, lesson: Lesson, rows: Sequence[int]) -> Pairs:
         own = list(rows)
+        assert lesson.looked is not None
         return Pairs(
             mask=lesson.mask[own],
             reference=lesson.looked.reference[own],

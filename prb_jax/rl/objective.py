@@ -77,6 +77,18 @@ class Pairs:
 
 
 @jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What the loss of preferred responses needs.
+
+    Attributes:
+      weights: float32 [B, 1, R], of tokens, which add up to 1 over the minibatch.
+    """
+
+    weights: Array
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
     """Sums over microbatches; their weights add up to 1 over a minibatch."""
@@ -98,11 +110,12 @@ class Sums:
 
 ROLLOUT_SUMS = ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl")
 PAIR_SUMS = ("loss", "accuracy", "margin")
+TEXT_SUMS = ("loss", "entropy")
 
 
 def no_sums(settings: PpoSettings) -> Sums:
     """Return the sums of nothing."""
-    names = PAIR_SUMS if settings.algorithm == "dpo" else ROLLOUT_SUMS
+    names = {"dpo": PAIR_SUMS, "sft": TEXT_SUMS}.get(settings.algorithm, ROLLOUT_SUMS)
     return Sums({name: jnp.zeros((), jnp.float32) for name in names})
 
 
@@ -200,3 +213,23 @@ class PairLoss:
             "margin": (loss.dpo_beta * (chosen - rejected) * weights).sum(),
         }
         return total, Sums(sums)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextLoss:
+    """The cross-entropy of preferred responses, the mean over their tokens: a ``loss_fn`` as :class:`RolloutLoss`."""
+
+    actor: Actor
+    settings: PpoSettings
+
+    def __call__(
+        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, texts: Texts
+    ) -> tuple[jax.Array, Sums]:
+        params = merge(inputs[POLICY], frozen)
+        states = token_states(self.actor, params, batch)
+        logprobs, entropy = token_logprobs(
+            self.actor, params, states[:, :, :-1], jnp.asarray(batch.responses)
+        )
+        weights = jnp.asarray(texts.weights)
+        total = -(logprobs * weights).sum()
+        return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})

@@ -27,7 +27,9 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.board import RolloutBoard
+from prb_jax.rl.held_out import Rows, check_held_out, write_held_out
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.loop import Loop, response_columns
 from prb_jax.rl.record import (
@@ -39,7 +41,7 @@ from prb_jax.rl.record import (
     shared_settings,
 )
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
-from prb_jax.rl.rollouts import Sampler, encode_pairs
+from prb_jax.rl.rollouts import Sampler, encode_pairs, encode_preferred
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.step_rows import ROLLOUTS, StepRows
 from prb_jax.rl.watch import Watch
@@ -48,6 +50,7 @@ from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.batch_shapes import shape_options
 from prb_jax.scoring.open_scorer import Model
+from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.training.config import flat_settings
 from prb_jax.training.folder import CHECKPOINTS, MODEL
 from prb_jax.training.interruption import watch_signals
@@ -132,14 +135,19 @@ def ppo(
     # Nothing more is shared before the processes are compared: another one may not train at all.
     check_agreement(shared_settings(settings))
     found = _read_data(settings, data)
+    held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
+    if held_out is not None:
+        check_held_out(held_out.comparisons, found.train)
     learner = make_learner(settings)
     rewards = [(reward, settings.reward), (gold, settings.watch.gold)]
     opened, measured = (
-        None if given is None and name is None else open_reward(settings, name if given is None else given)
+        None
+        if given is None and name is None
+        else open_reward(settings, name if given is None else given, out=path)
         for given, name in rewards
     )
     check_scoring(settings.scoring, [each for each in (opened, measured) if each is not None])
-    inputs = run_inputs(settings, found, learner, opened, measured)
+    inputs = run_inputs(settings, found, learner, opened, measured, held_out)
     check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
@@ -151,7 +159,8 @@ def ppo(
         summary = on_first_process(open_folder)
         if summary is not None:
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
-        return _Run(settings, path, list(found.train), learner, opened, measured, inputs).go(
+        prompts = [] if held_out is None else list(held_out.comparisons)
+        return _Run(settings, path, list(found.train), prompts, learner, opened, measured, inputs).go(
             progress=progress
         )
 
@@ -170,6 +179,7 @@ class _Run:
     settings: PpoSettings
     out: Path
     comparisons: list[Comparison]
+    held_out: list[Comparison]
     learner: Learner
     reward: Reward | None
     gold: Reward | None
@@ -178,7 +188,7 @@ class _Run:
     def go(self, *, progress: bool) -> PpoResult:
         settings, learner = self.settings, self.learner
         order = Order(len(self.comparisons), settings.batch.prompts, settings.seed)
-        pairs, sampler, lengths, columns = self._prepared()
+        labelled, sampler, lengths, columns = self._prepared()
         shapes = self._shapes(order, lengths)
         first = process_index() == 0
         with contextlib.ExitStack() as stack:
@@ -217,7 +227,7 @@ class _Run:
             loop = Loop(
                 learner,
                 comparisons=self.comparisons,
-                pairs=pairs,
+                labelled=labelled,
                 sampler=sampler,
                 reward=self.reward,
                 order=order,
@@ -244,17 +254,18 @@ class _Run:
             return PpoResult(self.out, loop.step, self.out / MODEL, summary)
 
     def _prepared(self) -> tuple[list[Tree] | None, Sampler | None, list[tuple[int, int, int]], int]:
-        """Pairs or a sampler, (p, K, R) of every tree, and R."""
+        """Labelled trees or a sampler, (p, K, R) of every tree, and R."""
         settings, policy = self.settings, self.learner.policy
         multiple = shape_options(self.learner.actor.config, self.learner.mesh).multiple
-        if settings.algorithm == "dpo":
-            pairs = encode_pairs(
+        if settings.algorithm in LABELLED:
+            encode = encode_pairs if settings.algorithm == "dpo" else encode_preferred
+            trees = encode(
                 self.comparisons,
                 policy,
                 profile_posts=settings.profile_posts,
                 max_length=settings.max_length,
             )
-            return pairs, None, [tree.shape for tree in pairs], response_columns(pairs, multiple)
+            return trees, None, [tree.shape for tree in trees], response_columns(trees, multiple)
         options = settings.rollout
         room = policy.limit(Sampler.options_of(options), settings.max_length)
         prompts = policy.encode(self.comparisons, profile_posts=settings.profile_posts, limit=room)
@@ -287,10 +298,18 @@ class _Run:
             self.learner.export(self.out / MODEL)
         if self.settings.tuning == "lora" and not there[1]:
             self.learner.export_adapter(self.out / ADAPTER)
-        return on_first_process(lambda: self._summed_up(log, display, watch, reason))
+        rows: Rows = []
+        if self.held_out and self.reward is not None and self.gold is not None:
+            rows = write_held_out(self.out, self.learner, self.held_out, reward=self.reward, gold=self.gold)
+        return on_first_process(lambda: self._summed_up(log, display, watch, reason, rows))
 
     def _summed_up(
-        self, log: MetricsLog | None, display: Display, watch: Watch | None, reason: str | None
+        self,
+        log: MetricsLog | None,
+        display: Display,
+        watch: Watch | None,
+        reason: str | None,
+        held_out: Rows,
     ) -> dict[str, Any]:
         assert log is not None
         if self.settings.log.plot:
@@ -307,12 +326,10 @@ class _Run:
             watch.write_behaviour(
                 algorithm=self.settings.algorithm,
                 reward=self.reward,
-                setting={
-                    key: value for key, value in self.inputs.items() if key not in ("reward", "versions")
-                },
-                policy=self.inputs["model"].get("architecture"),
+                inputs=self.inputs,
+                held_out=held_out,
             )
-        summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason)
+        summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason, held_out)
         write_json(self.out / SUMMARY, summary)
         return summary
 

@@ -13,11 +13,13 @@ import numpy as np
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import process_count
+from prb_jax.rl.held_out import Rows, held_out_summary
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.rl.step_rows import ROLLOUTS
 from prb_jax.runs.folder import as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.scoring.inputs import Inputs
 from prb_jax.training.config import flat_settings
 from prb_jax.training.curves import PANELS, Panels
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
@@ -38,11 +40,14 @@ _NAMES = (
     "tokenizer",
     "chat_template",
     "watch.gold",
+    "watch.data",
     "scoring.history",
+    "scoring.judge.template",
+    "scoring.judge.system",
 )
 # Without effect on the result, these names and others.
 _WITHOUT_EFFECT = (
-    *_NAMES, "mesh", "scoring.mesh", "attention",
+    *_NAMES, "mesh", "scoring.mesh", "scoring.judge.concurrency", "attention",
     "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
     "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip
@@ -58,6 +63,7 @@ _DEFINITIONS = {
     "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
     "gold": "the score of the second reward, which is not trained on: the mean",
     "distinct_1": "share of different words among all words of the rollouts of a step; distinct_2 of pairs of words",
+    "held_out": "means over the trained policy's texts for watch.data: all, and by subset; 95 % t intervals over users",
     "ended_share": "share of rollouts that end by a stop token",
     "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
 }
@@ -76,6 +82,7 @@ def run_inputs(
     learner: Learner,
     reward: Reward | None,
     gold: Reward | None,
+    held_out: Inputs | None,
 ) -> dict[str, Any]:
     """Return everything that decides the result, JSON-ready."""
     chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
@@ -87,6 +94,7 @@ def run_inputs(
         "reward": None if reward is None else reward.identity(),
         "gold": None if gold is None else gold.identity(),
         "data": {"sources": dict(data.sources), "train": len(data.train)},
+        **({} if held_out is None else {"held_out": held_out.to_json()}),
         "versions": computing_versions(),
     }
 
@@ -112,10 +120,9 @@ def is_ppo_run(path: Path) -> bool:
 
 
 def panels_of(rows: Sequence[Mapping[str, Any]]) -> Panels:
-    """Return what is drawn of these rows of metrics; of pairs loss, accuracy and margin."""
-    if any("accuracy" in row for row in rows):
-        return PANELS
-    return tuple(panel for panel in _PANELS if any(panel[0] in row for row in rows))
+    """Return what is drawn of these rows of metrics; of labelled data the loss, and accuracy and margin of pairs."""
+    panels = _PANELS if any("reward" in row for row in rows) else PANELS
+    return tuple(panel for panel in panels if any(panel[0] in row for row in rows))
 
 
 def open_ppo_run(
@@ -158,6 +165,7 @@ def run_summary(
     prompts: int,
     reward: Reward | None,
     reason: str | None,
+    held_out: Rows,
 ) -> dict[str, Any]:
     """Return the numbers of a finished run, JSON-ready.
 
@@ -165,8 +173,9 @@ def run_summary(
       settings: of the run.
       rows: of its `metrics.jsonl`.
       prompts: of the data.
-      reward: None for dpo.
+      reward: None for dpo and sft.
       reason: why the watch ended it; None where it did not.
+      held_out: texts for prompts that were not trained on; empty where there are none.
     """
     tail = rows[-max(1, len(rows) // 10) :]
     names = [
@@ -189,5 +198,6 @@ def run_summary(
         "tokens_seen": int(sum(row["tokens"] for row in rows)),
         "first": mean(rows[:1]),
         "last_tenth": mean(tail),
+        **({"held_out": held_out_summary(held_out)} if held_out else {}),
         "definitions": _DEFINITIONS,
     }

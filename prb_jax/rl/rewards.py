@@ -13,18 +13,20 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.generation.rating_scorer import RatingScorer, is_judge
 from prb_jax.personal.folder import is_personalised
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.rl.judged import open_judge_reward, used_by_judge
 from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.open_scorer import Model, open_scorer
+from prb_jax.scoring.open_scorer import Model, open_scorer, read_history
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.plain import PlainScorer
-from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.scoring.scored import AdaptsToUsers, Scorer
+from prb_jax.training.config import flat_settings
 
 _VIEW = ("profile_posts", "protocol", "max_length")
 _LOADING = ("dtype", "mesh")
@@ -76,6 +78,8 @@ class Reward:
         """
         if isinstance(self.scorer, RemoteScorer | PlainScorer):
             return ()
+        if isinstance(self.scorer, RatingScorer):
+            return used_by_judge(self.scorer)
         if isinstance(self.scorer, PersonalisedModel):
             return (*(("mesh",) if self.by_name else ()), "history")
         adapts = ("history",) if isinstance(self.scorer, AdaptsToUsers) else ()
@@ -135,7 +139,10 @@ class Reward:
             failed = self._fill(values, asks, step=step)
             return values.tolist(), failed
 
-        alone = isinstance(self.scorer, PlainScorer | RemoteScorer)
+        scorer = self.scorer
+        alone = isinstance(scorer, PlainScorer | RemoteScorer) or (
+            isinstance(scorer, RatingScorer) and scorer.endpoint
+        )
         found, failed = on_first_process(fill) if alone else fill()
         return np.asarray(found), failed
 
@@ -160,7 +167,9 @@ class Reward:
             for place, row in found:
                 ask = waiting.pop(place)
                 if not np.isfinite(row).all():
-                    failed += self._failed(values, ask, f"gave {quote(np.asarray(row).tolist())}", step=step)
+                    unread = " (nan: no number in the reply)" if isinstance(self.scorer, RatingScorer) else ""
+                    gave = f"gave {quote(np.asarray(row).tolist())}{unread}"
+                    failed += self._failed(values, ask, gave, step=step)
                     continue
                 for score, rollouts in zip(row, ask.rollouts, strict=True):
                     values[ask.prompt, list(rollouts)] = score
@@ -214,17 +223,19 @@ def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_As
             profile=comparison.profile,
             profile_order=comparison.profile_order,
             subset=comparison.subset,
+            rubric_aspects=comparison.rubric_aspects,  # no model is shown them, but for a judge of rubrics
         )
         found.append(_Ask(prompt, asked, tuple(map(tuple, places.values()))))
     return found
 
 
-def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
+def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None = None) -> Reward:
     """Open a reward of a run.
 
     Args:
       settings: of the run.
       model: its name, the URL of a server, a scorer or a function of a comparison.
+      out: the run folder, where replies of a judge at an endpoint are kept; needed for such a judge alone.
 
     Raises:
       RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
@@ -232,6 +243,8 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     facts: dict[str, Any] = {}
     opened: Any = model
     scoring = settings.scoring
+    if isinstance(model, str) and is_judge(model):
+        return Reward(open_judge_reward(settings, model, out=out), scoring, facts)
     if isinstance(model, str) and is_url(model):
         opened = open_remote(model)
         facts = {"view": opened.view}
@@ -243,7 +256,7 @@ def open_reward(settings: PpoSettings, model: Model | None) -> Reward:
     name = getattr(opened, "__name__", None) if facts and callable(opened) else None
     history = None
     if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
-        history = read_inputs(scoring.history.split(",")).comparisons
+        history = read_history(scoring.history.split(","))
     scorer = open_scorer(cast(Model, opened), options, name=name, recorded=True, history=history)
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
@@ -257,8 +270,10 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
       RunError: there is one; it names the key.
     """
     used = {name for reward in rewards for name in reward.uses}
-    for name in (*_VIEW, *_LOADING, "history"):
-        if (value := getattr(scoring, name)) is not None and name not in used:
+    given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
+    asked = [name for name in given if name.startswith("judge.")]
+    for name in (*_VIEW, *_LOADING, "history", *asked):
+        if (value := given[name]) != unset[name] and name not in used:
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(
                 f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(value)}"

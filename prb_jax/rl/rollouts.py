@@ -1,4 +1,4 @@
-"""What a step learns from: rollouts of the policy, or pairs of the data, as trees and arrays of the host.
+"""What a step learns from: rollouts of the policy, or labelled responses, as trees and arrays of the host.
 
 Letters: B trees of the step, K rollouts of each, R columns of tokens, the same in every step.
 """
@@ -23,7 +23,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.rl.sections import RolloutSettings
 from prb_jax.text.view import View
 from prb_jax.trees.encode import encode_comparisons
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, common_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,6 @@ def encode_pairs(
                 f"{len(each.responses)} with the labels {quote(each.labels)}"
             )
     view = View(profile_posts, max_length=policy.context if max_length is None else max_length)
-    stops = np.asarray(policy.stop_ids, np.int32)
     trees = []
     for each, tree in zip(
         comparisons, encode_comparisons(comparisons, policy.tokenizer, view=view), strict=True
@@ -164,11 +163,47 @@ def encode_pairs(
         if not len(tree.prefix):
             raise DataError(f"comparison {quote(each.id)}: its prompt has no token")
         order = (0, 1) if each.labels[0] > each.labels[1] else (1, 0)
-        responses = []
-        for k in order:
-            response = tree.responses[k]
-            ends = np.flatnonzero(np.isin(response, stops))
-            responses.append(response[: ends[-1] + 1] if ends.size else response)
-        read = tuple(len(response) - 1 for response in responses)
-        trees.append(Tree(tree.prefix, tuple(responses), read, tree.truncation))
+        responses = tuple(_up_to_stop(tree.responses[k], policy) for k in order)
+        trees.append(Tree(tree.prefix, responses, tuple(len(one) - 1 for one in responses), tree.truncation))
     return trees
+
+
+def encode_preferred(
+    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
+) -> list[Tree]:
+    """Return trees of one response each, that with the highest label, behind the prompt that the sampler shows.
+
+    The response is what the template makes of it, up to its last stop token; where the template writes none, the
+    policy's first stop token is put behind it, for nobody would learn to end otherwise.
+
+    Raises:
+      DataError: a comparison without labels, or which does not fit; names it.
+    """
+    limit = policy.context if max_length is None else max_length
+    alone = []
+    for each in comparisons:
+        if each.labels is None:
+            raise DataError(f"comparison {quote(each.id)}: sft expects labelled responses, found no label")
+        best = each.responses[int(np.argmax(each.labels))]
+        alone.append(Comparison(id=each.id, prompt=each.prompt, responses=[best]))
+    bare = policy.encode(alone, profile_posts=0, limit=limit)
+    whole = encode_comparisons(alone, policy.tokenizer, view=View(0))
+    prompts = policy.encode(comparisons, profile_posts=profile_posts, limit=limit)
+    trees = []
+    for each, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
+        ids = conversation.sequence(0)
+        shared = common_run([start.ids, ids])
+        response = _up_to_stop(ids[shared:], policy)
+        if not len(response) or response[-1] not in policy.stop_ids:
+            response = np.append(response, np.int32(policy.stops(SampleOptions())[0]))
+        if len(prompt.ids) + len(response) > limit:
+            (prompt,) = policy.encode([each], profile_posts=profile_posts, limit=limit - len(response))
+        prefix = prompt.ids[: len(prompt.ids) - len(start.ids) + shared]
+        trees.append(Tree(prefix, (response,), (len(response) - 1,)))
+    return trees
+
+
+def _up_to_stop(response: np.ndarray, policy: Policy) -> np.ndarray:
+    """The response without what the template writes behind its last stop token."""
+    ends = np.flatnonzero(np.isin(response, np.asarray(policy.stop_ids, np.int32)))
+    return response[: ends[-1] + 1] if ends.size else response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
@@ -58,6 +58,48 @@ class RolloutSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """How a reward is asked that is a judge (`judge:MODEL` or `rubric:MODEL`).
+
+    Attributes:
+      template: file with the text that asks `judge:` for a number, with the places {prompt} and {answer}; None for the
+        project's own one.
+      system: file with the text of a system turn before it (`judge:`); None for none.
+      lowest: number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.
+      highest: number of that scale; None for 9.
+      reason: whether the judge thinks in words before it names its number.
+      top_logprobs: most probable tokens that an endpoint is asked for, of which the expected number is taken; None for
+        the number in its reply.
+      concurrency: requests to an endpoint at a time.
+    """
+
+    template: str | None = None
+    system: str | None = None
+    lowest: int | None = None
+    highest: int | None = None
+    reason: bool = False
+    top_logprobs: int | None = None
+    concurrency: int = 8
+
+    def __post_init__(self) -> None:
+        low, high = self.scale or (1, 9)
+        check_value(self, "scoring.judge.", "highest", low < high, f"more than the lowest number, {low}")
+        check_value(self, "scoring.judge.", "concurrency", self.concurrency >= 1, "at least 1")
+        most = self.top_logprobs
+        check_value(self, "scoring.judge.", "top_logprobs", most is None or most >= 1, "at least 1, or None")
+
+    @property
+    def scale(self) -> tuple[int, int] | None:
+        """The scale of `judge:`; None where it is the judge's own one."""
+        if self.lowest is None and self.highest is None:
+            return None
+        return (
+            1 if self.lowest is None else self.lowest,
+            9 if self.highest is None else self.highest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoringSettings:
     """From the reward's score of a text to the score that is trained on.
 
@@ -79,6 +121,7 @@ class ScoringSettings:
       max_length: most tokens of a conversation for the reward model; None as it was trained.
       dtype: of the reward model; None for that of its checkpoint.
       mesh: of the reward model; None for that of the policy.
+      judge: how a judge is asked.
     """
 
     scale: float = 1.0
@@ -94,6 +137,7 @@ class ScoringSettings:
     max_length: int | None = None
     dtype: Dtype | None = None
     mesh: str | None = None
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
 
     def __post_init__(self) -> None:
         check_choices(self, "scoring.")
@@ -225,7 +269,7 @@ class RolloutBatchSettings:
     """What a step sees, and how often.
 
     Attributes:
-      prompts: prompts of a step; of pairs with dpo.
+      prompts: prompts of a step; of pairs with dpo, of preferred responses with sft.
       minibatch: prompts of one update; None for all of the step.
       epochs: how many times a step goes through its rollouts.
       tokens: most padded tokens of a microbatch, for each part into which the mesh splits a batch; None chooses by
@@ -308,6 +352,8 @@ class WatchSettings:
 
     Attributes:
       gold: a second reward, named as `reward`, that is measured and never trained on; None for none.
+      data: prompts that are not trained on, named as `data`: at the end the policy writes texts for them, which
+        reward and gold score; None for none.
       every: steps between two measurements of gold.
       window: measurements that are averaged: the run stops where the mean of the last ones is below that of as many
         before them, while the reward rose; None never stops so.
@@ -315,6 +361,7 @@ class WatchSettings:
     """
 
     gold: str | None = None
+    data: str | None = None
     every: int = 1
     window: int | None = None
     most_kl: float | None = None

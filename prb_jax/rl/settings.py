@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from prb_jax.errors import DataError, RunError
 from prb_jax.models import Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
-from prb_jax.rl.algorithms import GROUPED, Algorithm, check_used
+from prb_jax.rl.algorithms import GROUPED, LABELLED, Algorithm, check_used
 from prb_jax.rl.sections import (
     AdvantageSettings,
     KeptSettings,
@@ -41,13 +41,14 @@ class PpoSettings:
     Attributes:
       model: Hugging Face folder or hub id of the causal language model that becomes the policy.
       data: prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. Labels and
-        responses are looked at by dpo alone.
+        responses are looked at by dpo and sft alone.
       subset: reads this subset of each source alone.
       limit: at most so many comparisons of each source.
-      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, or
-        a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
+      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, a
+        judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or a function as
+        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
       algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
-        from the pairs of the data and draws nothing.
+        from the pairs of the data and sft from their preferred responses, and both draw nothing.
       steps: rounds of rollouts and their updates.
       seed: decides rollouts, order of the data and new weights.
       dtype: type of activations and frozen matrices; trained weights, log-probabilities, values and losses are float32.
@@ -160,18 +161,25 @@ def load_ppo_settings(
     wanted = [
         ("model", "a folder or hub id of a causal language model", False),
         ("data", "a file, folder or data set", data_given),
-        ("reward", "a reward model, a baseline or FILE.py:NAME", reward_given or settings.algorithm == "dpo"),
+        (
+            "reward",
+            "a reward model, a baseline or FILE.py:NAME",
+            reward_given or settings.algorithm in LABELLED,
+        ),
     ]
     for key, expected, given in wanted if complete else ():
         if not getattr(settings, key) and not given:
             example = {"model": "PATH", "data": "FILE", "reward": "MODEL"}[key]
             raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
-    if settings.algorithm == "dpo" and (settings.reward or reward_given):
-        raise RunError("config key 'reward': dpo learns from labelled pairs and asks no reward: leave it out")
+    if settings.algorithm in LABELLED and (settings.reward or reward_given):
+        what = "labelled pairs" if settings.algorithm == "dpo" else "preferred responses"
+        raise RunError(
+            f"config key 'reward': {settings.algorithm} learns from {what} and asks no reward: leave it out"
+        )
     has_gold = bool(settings.watch.gold) or gold_given
-    if settings.algorithm == "dpo" and gold_given:
-        raise RunError("gold: dpo draws no rollouts that could be watched: leave it out")
-    for name in ("window", "every"):
+    if settings.algorithm in LABELLED and gold_given:
+        raise RunError(f"gold: {settings.algorithm} draws no rollouts that could be watched: leave it out")
+    for name in ("window", "every", "data"):
         if getattr(settings.watch, name) != _DEFAULTS[f"watch.{name}"] and not has_gold:
             raise RunError(f"config key 'watch.{name}': needs watch.gold, the second reward that it looks at")
     return settings

@@ -19,10 +19,11 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import process_index
+from prb_jax.rl.held_out import Rows, held_out_parts
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.rl.step_rows import StepRows
-from prb_jax.runs.behaviour import Figure, cluster_of, write_behaviour
+from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, write_behaviour
 
 GOLD = "gold.jsonl"
 PICTURE = "overoptimisation.png"
@@ -97,15 +98,17 @@ class Watch:
             self.rows.sync()
 
     def write_behaviour(
-        self, *, algorithm: str, reward: Reward, setting: Mapping[str, Any], policy: str | None
+        self, *, algorithm: str, reward: Reward, inputs: Mapping[str, Any], held_out: Rows
     ) -> None:
-        """Write `behaviour.json`: the gold of the rollouts of the last tenth of the measurements, where there are any.
+        """Write `behaviour.json`: the gold of the last tenth of the measurements, and that of the held-out prompts.
+
+        Runs that differ in their seed alone are repetitions of one figure.
 
         Args:
           algorithm: of the run.
           reward: under which the policy was trained.
-          setting: all else that decides the figure.
-          policy: its architecture.
+          inputs: of the run: all that decides the figure.
+          held_out: texts for prompts that were not trained on.
 
         Raises:
           RunError: the file cannot be written.
@@ -119,17 +122,29 @@ class Watch:
             for user, (total, count) in row["gold_by_user"].items():
                 sums.setdefault(user, []).append(total)
                 counts[user] = counts.get(user, 0) + count
-        figure = Figure(
-            name=f"{algorithm} gold",
-            reward_model=reward.model_identity(),
-            label=reward.name,
-            setting=setting,
-            policy=policy,
-            clusters=list(sums),
-            sums=[math.fsum(own) for own in sums.values()],
-            counts=[counts[user] for user in sums],
-        )
-        write_behaviour(self.out, [figure])
+        chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
+        kept = {name: value for name, value in inputs.items() if name not in ("reward", "versions")}
+        shared: dict[str, Any] = {
+            "label": reward.name,
+            "setting": {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]},
+            "policy": inputs["model"].get("architecture"),
+        }
+        figures = [
+            Figure(
+                name=f"{algorithm} gold",
+                reward_model=reward.model_identity(),
+                clusters=list(sums),
+                sums=[math.fsum(own) for own in sums.values()],
+                counts=[counts[user] for user in sums],
+                **shared,
+            )
+        ]
+        for part, own in held_out_parts(held_out).items() if held_out else ():
+            users = [cluster_of(row["user_id"], row["id"]) for row in own]
+            values = [row["gold"] for row in own]
+            name = f"{algorithm} gold, {part}"
+            figures.append(figure_of(values, users, name=name, identity=reward.model_identity(), **shared))
+        write_behaviour(self.out, figures)
 
     def draw(self) -> None:
         """Draw `overoptimisation.png`, where gold was measured.

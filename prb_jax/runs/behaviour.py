@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,9 @@ from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, quote, short_repr
 
 BEHAVIOUR: Final = "behaviour.json"
+REPETITION: Final = "repetition"
+"""In a setting: what tells repetitions of one figure apart, as a seed."""
+
 _KIND: Final = "prb_jax behaviour"
 
 
@@ -46,6 +49,16 @@ class Figure:
     __repr__ = short_repr
 
     @property
+    def repetition(self) -> Any:
+        """Which repetition of the figure this one is; None where there is but one."""
+        return self.setting.get(REPETITION)
+
+    @property
+    def repeated_setting(self) -> dict[str, Any]:
+        """The setting that all repetitions share."""
+        return {name: value for name, value in self.setting.items() if name != REPETITION}
+
+    @property
     def value(self) -> float:
         """The mean over all rows."""
         return math.fsum(self.sums) / sum(self.counts)
@@ -54,6 +67,23 @@ class Figure:
 def cluster_of(user: str | None, row: str) -> str:
     """Return the cluster of a row: its user, or itself where it has none."""
     return f"row {row}" if user is None else f"user {user}"
+
+
+def pool(figures: Sequence[Figure]) -> Figure:
+    """Return repetitions of one figure as one: the mean over the rows of all of them."""
+    sums: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
+    for each in figures:
+        for cluster, total, count in zip(each.clusters, each.sums, each.counts, strict=True):
+            sums.setdefault(cluster, []).append(total)
+            counts[cluster] = counts.get(cluster, 0) + count
+    return replace(
+        figures[0],
+        setting=figures[0].repeated_setting,
+        clusters=list(sums),
+        sums=[math.fsum(own) for own in sums.values()],
+        counts=[counts[cluster] for cluster in sums],
+    )
 
 
 def reward_identity(identity: Mapping[str, Any]) -> dict[str, Any]:

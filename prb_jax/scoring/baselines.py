@@ -19,13 +19,14 @@ from typing import Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.scoring.votes import nearest_users, popularity
 
 FIRST: Final = "baseline:first"
 PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
+PERSONA_TRUTH: Final = "baseline:persona-truth"
 
 _WORD: Final = re.compile(r"\w+")
 _RECENT: Final = 64
@@ -43,14 +44,17 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
       user's whole profile, in [0, 1]; without a profile every response scores 0, a tie.
     * ``baseline:popularity`` and ``baseline:nearest-users``: votes of other users on the same prompt and responses
       among ``comparisons`` (`prb_jax.scoring.votes`); where there are none every response scores 0, a tie.
+    * ``baseline:persona-truth``: how much the response pleases the generated person, by the person's tastes, which no
+      model could know (`prb_jax.sources.personas.satisfaction`): an upper bound.
 
     Raises:
       CheckpointError: there is no such baseline.
+      DataError: for the last one, a comparison without a generated person as its user.
     """
     if (vote := VOTES.get(name)) is not None:
         nothing = (np.zeros(len(comparison.responses), np.float32) for comparison in comparisons)
         return [zeros if found is None else found for found, zeros in zip(vote(comparisons), nothing)]
-    score = BASELINES.get(name)
+    score = BASELINES.get(name) or ORACLES.get(name)
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINE_NAMES)}")
     return score(comparisons)
@@ -87,6 +91,20 @@ def _first(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
 
 def _random(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
     return [np.array([_uniform(c.id, text) for text in c.responses], np.float32) for c in comparisons]
+
+
+def _persona_truth(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
+    from prb_jax.sources.personas import satisfaction  # which makes the whole benchmark
+
+    found = []
+    for each in comparisons:
+        if each.user_id is None:
+            raise DataError(
+                f"comparison {quote(each.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; expected "
+                "the user_id of one, found none"
+            )
+        found.append(np.array([satisfaction(each.user_id, text) for text in each.responses], np.float32))
+    return found
 
 
 def _uniform(id: str, text: str) -> float:
@@ -176,4 +194,9 @@ VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | Non
 )
 """Those that count votes of other users, None where there are none."""
 
-BASELINE_NAMES: Final = (*BASELINES, *VOTES)
+ORACLES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]] = MappingProxyType(
+    {PERSONA_TRUTH: _persona_truth}
+)
+"""Those that know what no model could: upper bounds, which stand beside no model and on no leaderboard."""
+
+BASELINE_NAMES: Final = (*BASELINES, *VOTES, *ORACLES)

@@ -17,7 +17,7 @@ from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
 from prb_jax.scoring.hints import HintOptions, with_hints
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer
+from prb_jax.scoring.open_scorer import Model, model_contents, open_scorer, read_history
 from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.text.view import ViewOptions
 
@@ -76,8 +76,9 @@ def evaluate(
       controls: the same model scores the comparisons again, shown no profile and no user ("blind"), the profile of
         another user ("swap"), "all" of these, or "none"; where not given "blind" for a model that is shown something of
         its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
-      history: labelled comparisons, as `data`, of which a fitted method of personalisation learns the users; where not
-        given, each comparison is scored after the same user's comparisons before it in the data.
+      history: labelled comparisons, as `data`, of which a fitted method of personalisation learns the users, or a
+        folder of their saved states; where not given, each comparison is scored after the same user's comparisons
+        before it in the data.
       aspects: what stands in the prompt as the user's wishes: "planned:DIR", the texts of a run of `prb aspects`; or
         "oracle", the true rubric of the data, for an upper bound that is marked as one.
       subset: reads one subset of named data.
@@ -134,7 +135,7 @@ def evaluate(
             model,
             name=name,
             recorded=out is not None,
-            history=None if history is None else read_inputs(history).comparisons,
+            history=read_history(history),
         ),
         contents=functools.partial(model_contents, model, revision),
         options=options,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.runs.kind import RunKind
@@ -148,12 +148,13 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
     return texts, {"kind": PLANNED, "planner": run["model"], "sha256": sha256}
 
 
+def aspect_text(aspect: RubricAspect) -> str:
+    """Return an aspect of the true rubric in words, with the reason where there is one."""
+    return f"{aspect.aspect}: {aspect.reason}" if aspect.reason else aspect.aspect
+
+
 def _rubric(comparison: Comparison) -> str | None:
-    lines = [
-        f"- {one.aspect}: {one.reason}" if one.reason else f"- {one.aspect}"
-        for one in comparison.rubric_aspects
-    ]
-    return "\n".join(lines) or None
+    return "\n".join(f"- {aspect_text(one)}" for one in comparison.rubric_aspects) or None
 
 
 def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:

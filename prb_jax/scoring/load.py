@@ -87,7 +87,9 @@ def load(
     if str(model).startswith("baseline:"):
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
-        from prb_jax.scoring.personalised import load_personalised  # it loads its backbone with this module
+        from prb_jax.scoring.load_personalised import (
+            load_personalised,  # it loads its backbone with this module
+        )
 
         return load_personalised(model, options)
     return load_opened(open_model(model, options))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
-from prb_jax.personal.folder import PERSONALISED, is_personalised
+from prb_jax.personal.folder import PERSONALISED, holds_states, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.plain import ScoreFunction, baseline_scorer, function_scorer
+from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.scored import AdaptsToUsers, Scorer
 
 Model = Scorer | ScoreFunction | str | Path
@@ -23,7 +24,7 @@ def open_scorer(
     *,
     name: str | None = None,
     recorded: bool = False,
-    history: Sequence[Comparison] | None = None,
+    history: Sequence[Comparison] | Path | None = None,
 ) -> Scorer:
     """Return the scorer, loaded if it is given by name.
 
@@ -32,7 +33,8 @@ def open_scorer(
       options: for a model by name alone.
       name: of a function.
       recorded: a run folder will tell this scorer from others.
-      history: comparisons that a fitted method of personalisation is adapted on.
+      history: comparisons that a fitted method of personalisation is adapted on, or a folder of states of its users:
+        :func:`read_history`.
 
     Raises:
       RunError: options without effect, or a thing that cannot score.
@@ -45,7 +47,7 @@ def open_scorer(
                 f"history: {scorer.identity().get('name', 'this model')} does not adapt to users; expected a folder of "
                 "a fitted method, as `prb personalise` writes it"
             )
-        return scorer.with_history(history)
+        return _knowing(scorer, history)
     if _is_baseline(model):
         if options.quantize is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
@@ -71,6 +73,29 @@ def open_scorer(
     return scorer
 
 
+def with_history(
+    scorers: Mapping[str, Scorer], history: Sequence[Comparison] | Path | None
+) -> dict[str, Scorer]:
+    """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
+
+    Raises:
+      RunError: a history, and no model that adapts to users.
+    """
+    if history is None:
+        return dict(scorers)
+    adapting = {name: one for name, one in scorers.items() if isinstance(one, AdaptsToUsers)}
+    if not adapting:
+        raise RunError(
+            f"history: none of {', '.join(scorers)} adapts to users; expected a folder of a fitted method, as "
+            "`prb personalise` writes it"
+        )
+    return {**scorers, **{name: _knowing(one, history) for name, one in adapting.items()}}
+
+
+def _knowing(scorer: AdaptsToUsers, history: Sequence[Comparison] | Path) -> Scorer:
+    return scorer.with_states(history) if isinstance(history, Path) else scorer.with_history(history)
+
+
 def model_contents(model: Model, revision: str | None) -> Any:
     """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
     if not isinstance(model, str | Path) or _is_baseline(model):
@@ -84,3 +109,23 @@ def model_contents(model: Model, revision: str | None) -> Any:
 
 def _is_baseline(model: Model) -> bool:
     return isinstance(model, str) and model.startswith("baseline:")
+
+
+def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
+    """Return the comparisons that a history names, or the folder of saved states that it is.
+
+    Raises:
+      DataError: it cannot be used.
+      RunError: a folder of states beside other data.
+    """
+    if history is None:
+        return None
+    named = list(history) if isinstance(history, list | tuple) else [history]
+    folders = [
+        Path(each).expanduser() for each in named if isinstance(each, str | Path) and holds_states(each)
+    ]
+    if not folders:
+        return read_inputs(history).comparisons
+    if len(named) > 1:
+        raise RunError(f"history: {folders[0]} holds states of people: give it alone")
+    return folders[0]

@@ -17,14 +17,12 @@ from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
-from prb_jax.personal.few_shot.protocol import Fitted, Method
-from prb_jax.personal.fitted import FittedMethod, read_fitted
-from prb_jax.processes.agreement import differences
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.embedder import Embedder, open_embedder
+from prb_jax.personal.fitted import FittedMethod
+from prb_jax.personal.states import UserStates, read_states, save_states
+from prb_jax.scoring.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
+from prb_jax.scoring.embedder import Embedder
 from prb_jax.scoring.history import by_user, refuse_told, without_told
 from prb_jax.scoring.scored import ScoredBatch
-from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Truncation
 
 MOST: Final = 64
@@ -32,11 +30,6 @@ MOST: Final = 64
 
 NEW_ITEM: Final = 1 << 30
 """The number of a text that nobody judged when the method was fitted."""
-
-SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items"})
-"""What a method may need that can be known of new comparisons."""
-
-_BATCH: Final = 256
 
 
 @dataclass(eq=False)
@@ -48,12 +41,15 @@ class PersonalisedModel:
       embedder: the backbone.
       contexts: the comparisons that were given of each user, see :meth:`adapt`.
       earlier: in an evaluation each comparison is also adapted on the user's comparisons before it in the data.
+      saved: states of people that were adapted before, see :meth:`load_states`; what is given of a person by
+        :meth:`adapt` comes first.
     """
 
     fitted: FittedMethod
     embedder: Embedder = field(repr=False)
     contexts: dict[str, tuple[Comparison, ...]] = field(default_factory=dict, repr=False)
     earlier: bool = True
+    saved: UserStates | None = field(default=None, repr=False)
     _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
 
     __repr__ = short_repr
@@ -96,9 +92,38 @@ class PersonalisedModel:
           user: whose state is used; that of each comparison's ``user_id`` if not given.
         """
         given = as_comparisons(comparisons, labelled=False)
-        shown = [(self.contexts.get(str(user or one.user_id), ()), one) for one in given]
-        scores = self._score(shown)
+        users = [str(user or one.user_id) for one in given]
+        scores = self._score(
+            [(name, self.contexts.get(name, ()), one) for name, one in zip(users, given, strict=True)]
+        )
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
+
+    def save_states(self, folder: str | Path) -> int:
+        """Write the states of everybody that :meth:`adapt` was told of, so that their comparisons need not be kept.
+
+        Returns:
+          the bytes on the disk.
+
+        Raises:
+          RunError: nobody is known, or the folder cannot be written.
+        """
+        if not self.contexts:
+            raise RunError("states: nobody is known: adapt to people first")
+        self._embed([one for own in self.contexts.values() for one in own])
+        states = self._states([(own, _profile(own)) for own in self.contexts.values()])
+        found = UserStates(tuple(self.contexts), states)
+        facts = self.fitted.facts
+        return save_states(folder, found, method=facts["method"], fitted=facts["digest"])
+
+    def load_states(self, folder: str | Path) -> tuple[str, ...]:
+        """Read the states of people, such as :meth:`save_states` or a study wrote, and return their names.
+
+        Raises:
+          RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
+        """
+        facts = self.fitted.facts
+        self.saved = read_states(folder, method=facts["method"], fitted=facts["digest"])
+        return self.saved.users
 
     def margins(
         self, contexts: Sequence[tuple[Comparison, ...]], queries: Sequence[Comparison]
@@ -112,8 +137,8 @@ class PersonalisedModel:
         self._embed([*(one for context in contexts for one in context), *queries])
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._responses([[(query, 0), (query, 1)] for query in queries])
-        found = _in_batches(
-            lambda own: _score_table(self.fitted.method, self.fitted.fitted, own, pairs), (states,)
+        found = in_batches(
+            lambda own: score_table(self.fitted.method, self.fitted.fitted, own, pairs), (states,)
         )
         return found[..., 0] - found[..., 1]
 
@@ -136,6 +161,7 @@ class PersonalisedModel:
         """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
         known = {one.user_id for one in comparisons if one.profile} | self.contexts.keys()
+        known |= set(() if self.saved is None else self.saved.users)
         if self.earlier:
             known |= {user for user, count in counts.items() if count > 1}
         return counts.keys() - known
@@ -150,6 +176,16 @@ class PersonalisedModel:
             self.fitted, self.embedder, by_user(history), earlier=False, _features=self._features
         )
 
+    def with_states(self, folder: Path) -> PersonalisedModel:
+        """Return the same model, which knows the people whose states are saved, and no others.
+
+        Raises:
+          RunError: as of :meth:`load_states`.
+        """
+        found = PersonalisedModel(self.fitted, self.embedder, earlier=False, _features=self._features)
+        found.load_states(folder)
+        return found
+
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the scores, JSON-ready."""
         facts, known = self.fitted.facts, [c for own in self.contexts.values() for c in own]
@@ -157,9 +193,10 @@ class PersonalisedModel:
             "name": self.name,
             "method": facts["method"],
             "settings": facts["settings"],
-            "arrays": facts["arrays"],
+            "arrays": facts["digest"],
             "backbone": facts["backbone"]["identity"],
             "history": digest(known) if known else None,
+            **({} if self.saved is None else {"states": self.saved.digest}),
             "adapts_on": "earlier comparisons of the data" if self.earlier else "the history alone",
         }
 
@@ -168,36 +205,58 @@ class PersonalisedModel:
     ) -> Iterator[ScoredBatch]:
         """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
         before: dict[str, list[Comparison]] = {}
-        for start in range(0, len(comparisons), _BATCH):
-            indices = range(start, min(start + _BATCH, len(comparisons)))
+        for start in range(0, len(comparisons), BATCH):
+            indices = range(start, min(start + BATCH, len(comparisons)))
             shown = []
             for index in indices:
                 one = comparisons[index]
                 own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
                 refuse_told(self.contexts.get(str(one.user_id), ()), one)
                 before_it = (*self.contexts.get(str(one.user_id), ()), *own[-MOST:])
-                shown.append((without_told(before_it, one), one))
+                shown.append((str(one.user_id), without_told(before_it, one), one))
                 own.append(one)
             if not skip(indices):
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
 
-    def _score(self, shown: Sequence[tuple[tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
-        """The scores of comparisons, each with what its user chose before."""
-        self._embed([one for context, query in shown for one in (*context, query)])
-        asked = [(context[-MOST:], query.profile or _profile(context)) for context, query in shown]
+    def _score(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
+        """The scores of comparisons, each with its user and what this user chose before."""
+        self._embed([one for _, context, query in shown for one in (*context, query)])
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
+        rows = {} if self.saved is None else self.saved.rows
+        known = [place for place, (user, context, _) in enumerate(shown) if not context and user in rows]
+        others = sorted(set(range(len(shown))) - set(known))
+        for places, states_of in ((known, self._saved_states), (others, self._adapted_states)):
+            if places:
+                here = [shown[place] for place in places]
+                found = self._score_with(states_of(here), [query for *_, query in here])
+                for place, row in zip(places, found, strict=True):
+                    scores[place] = row
+        return scores
+
+    def _saved_states(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> Any:
+        """The states of comparisons whose users were adapted before, each leaf with a leading axis."""
+        assert self.saved is not None
+        return self.saved.of([user for user, *_ in shown])
+
+    def _adapted_states(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> Any:
+        """The states of comparisons from what their users chose before, each computed once."""
+        asked = [(context[-MOST:], query.profile or _profile(context)) for _, context, query in shown]
         keys = [(tuple(map(id, context)), posts) for context, posts in asked]
         distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        first = [keys.index(key) for key in distinct]
-        states = self._states([asked[place] for place in first])
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
-        for size in sorted({len(query.responses) for _, query in shown}):
-            members = [place for place, (_, query) in enumerate(shown) if len(query.responses) == size]
-            responses = self._responses([[(shown[m][1], k) for k in range(size)] for m in members])
-            rows = np.array([distinct[keys[m]] for m in members])
-            own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], states)
+        states = self._states([asked[keys.index(key)] for key in distinct])
+        rows = np.array([distinct[key] for key in keys])
+        return jax.tree.map(lambda leaf: leaf[rows], states)
+
+    def _score_with(self, states: Any, queries: Sequence[Comparison]) -> list[np.ndarray]:
+        """The scores of comparisons, each with its own state."""
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(queries)
+        for size in sorted({len(query.responses) for query in queries}):
+            members = [place for place, query in enumerate(queries) if len(query.responses) == size]
+            responses = self._responses([[(queries[m], k) for k in range(size)] for m in members])
+            own = jax.tree.map(lambda leaf, rows=members: leaf[rows], states)
             method, fitted = self.fitted.method, self.fitted.fitted
-            found = _in_batches(functools.partial(_score_rows, method, fitted), (own, responses))
+            found = in_batches(functools.partial(score_rows, method, fitted), (own, responses))
             for place, row in zip(members, found, strict=True):
                 scores[place] = np.asarray(row, np.float32)
         return scores
@@ -206,7 +265,7 @@ class PersonalisedModel:
         """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
         contexts = self._contexts(known)
         method, fitted = self.fitted.method, self.fitted.fitted
-        states = _in_batches(functools.partial(_adapt_rows, method, fitted), (contexts,))
+        states = in_batches(functools.partial(adapt_rows, method, fitted), (contexts,))
         unknown = ~contexts.mask.any(1)
         if contexts.posts is not None:
             unknown &= ~contexts.posts.mask.any(1)
@@ -227,7 +286,7 @@ class PersonalisedModel:
             pairs = [pair for one in context for pair in _pairs(one)][-MOST:]
             chosen.append([better for better, _ in pairs])
             rejected.append([worse for _, worse in pairs])
-        width = _rounded(max(1, *map(len, chosen)))
+        width = rounded(max(1, *map(len, chosen)))
         mask = np.array([[place < len(row) for place in range(width)] for row in chosen])
         filler = next((row[0] for row in chosen if row), None)
         posts = self._posts([posts for _, posts in known])
@@ -256,7 +315,7 @@ class PersonalisedModel:
         most = max(map(len, profiles))
         if not most:
             return None
-        shape = (len(profiles), _rounded(most))
+        shape = (len(profiles), rounded(most))
         features = np.zeros((*shape, self.embedder.width), np.float32)
         mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
         for row, posts in enumerate(profiles):
@@ -286,42 +345,6 @@ class PersonalisedModel:
                 self._features.update(zip(texts, self.fitted.standard(found.features), strict=True))
 
 
-def load_personalised(folder: str | Path, options: LoadOptions | None = None) -> PersonalisedModel:
-    """Load a fitted method with its backbone.
-
-    Args:
-      folder: of the method, as ``prb personalise`` writes it.
-      options: ``mesh`` alone; the backbone is opened as it was when the method was fitted.
-
-    Raises:
-      RunError: another option, a damaged folder, a method that needs what new comparisons do not have, or a backbone
-        that is another model now: the field is named.
-      CheckpointError: the backbone cannot be loaded.
-    """
-    given = (options or LoadOptions()).given
-    if unused := [name for name in given if name != "mesh"]:
-        raise RunError(f"{', '.join(unused)}: decided where {folder} was fitted; leave out here")
-    fitted = read_fitted(Path(folder).expanduser())
-    if lacking := set(fitted.method.needs) - SUPPORTED:
-        raise RunError(
-            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which no new comparison has"
-        )
-    backbone = fitted.facts["backbone"]
-    opened = dict(backbone["opened_with"])
-    alone = bool(opened.pop("responses_alone", False))
-    view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
-    loading = LoadOptions(**opened, mesh=given.get("mesh"))
-    embedder = open_embedder(backbone["model"], loading, view=view, responses_alone=alone)
-    changed = differences(backbone["identity"], embedder.identity())
-    if changed:
-        name, (before, now) = next(iter(changed.items()))
-        raise RunError(
-            f"{folder}: fitted on features of another model than {backbone['model']} is now: {name}: expected "
-            f"{quote(before)}, found {quote(now)}"
-        )
-    return PersonalisedModel(fitted, embedder)
-
-
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:
     return next((one.profile for one in reversed(context) if one.profile), ())
 
@@ -337,37 +360,3 @@ def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[C
         for other, label in enumerate(labels)
         if label < top and comparison.responses[k] != comparison.responses[other]
     ]
-
-
-def _rounded(number: int) -> int:
-    """The next power of two, so that few programs are compiled."""
-    return 1 << (number - 1).bit_length()
-
-
-def _in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
-    """The results of a compiled function over rows, in batches of one size; the last one is filled up."""
-    count = len(jax.tree.leaves(rows)[0])
-    size = min(_BATCH, _rounded(count))
-    found = []
-    for start in range(0, count, size):
-        index = np.minimum(np.arange(start, start + size), count - 1)
-        found.append(jax.tree.map(np.asarray, run(*jax.tree.map(lambda leaf, i=index: leaf[i], rows))))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *found)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> Any:
-    return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
-    return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _score_table(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
-    def one(state: Any) -> jax.Array:
-        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
-
-    return jax.vmap(one)(states)

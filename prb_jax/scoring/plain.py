@@ -12,7 +12,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
-from prb_jax.scoring.baselines import BASELINE_NAMES, score_baseline
+from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
+from prb_jax.scoring.hints import UPPER_BOUND
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
@@ -26,6 +27,7 @@ BaselineName = Literal[
     "baseline:profile-overlap",
     "baseline:popularity",
     "baseline:nearest-users",
+    "baseline:persona-truth",
 ]
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
@@ -81,7 +83,8 @@ def baseline_scorer(name: str, **options: Any) -> PlainScorer:
     if name not in BASELINE_NAMES:
         raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(BASELINE_NAMES)}")
     refuse_options(name, **options)
-    return PlainScorer(name, functools.partial(score_baseline, name), {}, one_by_one=False)
+    facts = {UPPER_BOUND: name} if name in ORACLES else {}
+    return PlainScorer(name, functools.partial(score_baseline, name), facts, one_by_one=False)
 
 
 def function_scorer(function: ScoreFunction, *, name: str | None = None) -> PlainScorer:

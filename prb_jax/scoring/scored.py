@@ -116,6 +116,10 @@ class AdaptsToUsers(Protocol):
         """Return the same scorer, adapted to the users of these comparisons alone."""
         ...
 
+    def with_states(self, folder: Path) -> Scorer:
+        """Return the same scorer, which knows the users whose states are saved in a folder, and no others."""
+        ...
+
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from prb_jax.errors import PrbError
 from prb_jax.scoring.dealing import Batch, Dealer, Dealt
 from prb_jax.serving.figures import Figures
 from prb_jax.serving.items import Grower, Grown, Item, Score
+from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256
 """Responses that become trees at a time, about."""
@@ -58,10 +60,22 @@ class _Job:
 
 @dataclass(eq=False)
 class _Ready:
-    """A tree that waits for the device, and whose items its responses are."""
+    """A tree that waits for the device.
+
+    Attributes:
+      grown: the tree.
+      owners: whose items its responses are.
+      fresh: its tokens beyond those that the tree before it begins with too.
+    """
 
     grown: Grown
     owners: list[tuple[_Job, int]]
+    fresh: int
+
+    @property
+    def leans(self) -> bool:
+        """Whether more than half of it is computed for the tree before it, so that they belong into one batch."""
+        return 2 * self.fresh < self.grown.tree.tokens
 
     @property
     def wanted(self) -> bool:
@@ -165,7 +179,7 @@ class Engine:
 
     def _next_jobs(self, pool: Sequence[_Ready]) -> list[_Job] | None:
         """Wait for news, and return the requests to be read; None at the end."""
-        full = sum(ready.grown.tree.tokens for ready in pool) > AHEAD * self.tokens
+        full = sum(ready.fresh for ready in pool) > AHEAD * self.tokens
 
         def news() -> bool:
             if pool:
@@ -196,7 +210,12 @@ class Engine:
         for number, error in errors.items():
             job, place = owners[number]
             job.add(place, error)
-        return [_Ready(each, [owners[number] for number in each.members]) for each in grown]
+        firsts = [each.tree.sequence(0) for each in grown]
+        shared = [0, *(common_run(pair) for pair in itertools.pairwise(firsts))]
+        return [
+            _Ready(each, [owners[number] for number in each.members], each.tree.tokens - run)
+            for each, run in zip(grown, shared, strict=False)
+        ]
 
     def _choose(self, pool: Sequence[_Ready]) -> Dealt | None:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
@@ -207,10 +226,10 @@ class Engine:
                 return None
         trees, size = [], 0
         for ready in pool:
-            trees.append(ready.grown.tree)
-            size += trees[-1].tokens
-            if size > AHEAD * self.tokens:
+            if size > AHEAD * self.tokens and not ready.leans:
                 break
+            trees.append(ready.grown.tree)
+            size += ready.fresh
         dealt = list(self._dealer.deal(trees, range(len(trees))))
         if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
             self._wake_below = self.lanes

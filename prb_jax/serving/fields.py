@@ -142,8 +142,9 @@ def token_ids(value: object) -> tuple[int, ...] | None:
     Raises:
       DataError: a number that no vocabulary has.
     """
-    if not isinstance(value, list) or not value or any(type(number) is not int for number in value):
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
         return None
-    if bad := next((number for number in value if not 0 <= number < 2**31), None):
-        raise DataError(f"input: expected token ids of the model, found {quote(bad)}")
+    for end in (min(value), max(value)):
+        if not 0 <= end < 2**31:
+            raise DataError(f"input: expected token ids of the model, found {quote(end)}")
     return tuple(value)

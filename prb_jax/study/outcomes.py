@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +44,8 @@ class Outcome:
       places: int32 [q], the choices that were predicted.
       short: int32 [q], how many comparisons the person of each choice can be adapted on.
       verdicts: by (control, shots), int8 [q]: 0 lost, 1 tied, 2 won.
-      figures: seconds_fit, seconds_adapt_per_user, bytes_per_user; "numbers" that were chosen on the validation part;
+      figures: seconds_fit, seconds_adapt_per_user, bytes_per_user, disk_bytes_per_user (None where no states were
+        written); "numbers" that were chosen on the validation part;
         "controls" that the method itself asks for.
     """
 
@@ -144,7 +145,14 @@ def fit_method(method: Method, settings: Any, part: Part, *, seed: int, mesh: Me
 
 
 def run_method(
-    method: Method, fitted: Fitted, part: Part, *, shots: Sequence[int], seconds_fit: float, mesh: Mesh | None
+    method: Method,
+    fitted: Fitted,
+    part: Part,
+    *,
+    shots: Sequence[int],
+    seconds_fit: float,
+    mesh: Mesh | None,
+    keep: Callable[[np.ndarray, Any], int] | None = None,
 ) -> Outcome:
     """Adapt a fitted method to every person with each number of shots, and predict their queries.
 
@@ -154,8 +162,12 @@ def run_method(
       shots: numbers of comparisons; a person who has fewer is adapted on all of them.
       seconds_fit: what fitting took, for the record.
       mesh: devices over which people are split.
+      keep: writes the states of people (int32 [U], their numbers) after the largest number of shots, and returns the
+        bytes on the disk.
     """
     choices, contexts, queries = part.choices, part.contexts, part.queries
+    if method.represent is not None:
+        choices = method.represent(fitted, choices)
     users, width = len(queries.users), max(1, *shots)
     key = jax.random.key(part.split.seed)
     other = _other_users(part)
@@ -180,8 +192,9 @@ def run_method(
         verdicts[PLAIN, count] = judge(states)
         verdicts[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[other], states))
     start = time.perf_counter()
-    states = adapt(width)  # compiled already
+    states = adapt(max(shots))  # compiled already
     seconds = time.perf_counter() - start
+    disk = None if keep is None else keep(queries.users, states) // max(1, users)
     if choices.posts is not None and "posts" not in {need.partition(".")[0] for need in method.needs}:
         blind = replace(choices, posts=None)
         if not _equal(states, adapt(width, blind)):  # it reads posts
@@ -197,6 +210,7 @@ def run_method(
         "seconds_fit": seconds_fit,
         "seconds_adapt_per_user": seconds / users,
         "bytes_per_user": bytes_per_user(states, users),
+        "disk_bytes_per_user": disk,
         "numbers": {name: np.asarray(value).tolist() for name, value in fitted.numbers.items()},
         "controls": controls,
     }

@@ -14,18 +14,22 @@ from jax.sharding import Mesh
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.personal.features import FEATURES, FeatureStore, open_features
+from prb_jax.personal.features import FeatureStore
+from prb_jax.personal.few_shot.backbone import Backbone
 from prb_jax.personal.few_shot.choices import Choices
-from prb_jax.personal.few_shot.protocol import Fitted, Method
-from prb_jax.personal.few_shot.registry import METHODS, method_named
-from prb_jax.personal.fitted import save_fitted
+from prb_jax.personal.few_shot.protocol import Method
+from prb_jax.personal.few_shot.registry import METHODS
+from prb_jax.personal.fitted import Standard, save_fitted
+from prb_jax.personal.states import UserStates, save_states
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
-from prb_jax.scoring.write_features import FeatureOptions, write_features
+from prb_jax.scoring.write_features import FeatureOptions
 from prb_jax.sharding import make_mesh
+from prb_jax.study.asked import ALL, Asked, asked_methods
+from prb_jax.study.backbone import check_backbone, features_of, trainable
 from prb_jax.study.baselines import baselines_of, run_baseline
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import (
@@ -39,7 +43,7 @@ from prb_jax.study.outcomes import (
 )
 from prb_jax.study.picture import draw_curves
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import DEFINITIONS, POOLED, STRONG, results, subset_results
+from prb_jax.study.results import DEFINITIONS, results, subset_results
 from prb_jax.study.splits import Split, check_split, make_splits, posts_of_split, saved_splits
 
 RESULTS: Final = "results.json"
@@ -49,10 +53,10 @@ SPLITS_FILE: Final = "splits.json"
 PICTURE: Final = "curves.svg"
 OUTCOMES: Final = "outcomes"
 FITTED: Final = "fitted"
+STATES: Final = "states"
 KIND: Final = "prb_jax study"
 COMMAND: Final = "prb personalise"
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
-ALL: Final = "all"
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,14 @@ def personalise(
     refuse_file(out)
     if not shown or min(shown) < 0 or len(set(shown)) < len(shown):
         raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shown))}")
-    chosen = _methods(methods)
+    asked = asked_methods(methods)
     given = dict(settings or {})
-    for name in given.keys() - {method.name for method in chosen}:
+    for name in given.keys() - {method.name for method in asked.methods}:
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
     _read_record(folder)
+    check_backbone(backbone, asked.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
-    store = _features(backbone, inputs, folder, features, limit=limit, progress=progress, command=command)
+    store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress, command=command)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
@@ -152,62 +157,22 @@ def personalise(
         for each in saved["splits"]:
             check_split(each, where=str(folder / SPLITS_FILE))
         write_json(folder / SPLITS_FILE, saved, indent=0)
-        for name in (OUTCOMES, FITTED):
+        for name in (OUTCOMES, FITTED, STATES):
             with writing(folder / name):
                 (folder / name).mkdir(exist_ok=True)
         return _run(
             population,
             splits,
-            chosen,
+            asked,
             given,
             folder,
             store=store,
+            backbone=trainable(backbone, population, features, mesh=devices),
             shots=shown,
             inputs=inputs,
-            named=methods != ALL,
             mesh=devices,
             progress=progress,
         )
-
-
-def _methods(asked: str | Sequence[str]) -> list[Method]:
-    names = [asked] if isinstance(asked, str) and asked != ALL else list(METHODS if asked == ALL else asked)
-    names = [part for name in names for part in name.split(",")]
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise RunError(f"methods: {twice[0]} is given twice")
-    wanted = [name for name in (POOLED, STRONG) if name in METHODS and name not in names]
-    return [method_named(name) for name in [*wanted, *names]]
-
-
-def _features(
-    backbone: str | Path,
-    inputs: Inputs,
-    folder: Path,
-    options: FeatureOptions | None,
-    *,
-    limit: int | None,
-    progress: bool,
-    command: Sequence[str],
-) -> FeatureStore:
-    if (Path(backbone) / FEATURES).is_file():
-        if options is not None and options != FeatureOptions():
-            raise RunError(
-                f"{backbone}: holds features already; options of the model have no effect: leave them out"
-            )
-        store = open_features(backbone)
-        store.check_inputs(as_recorded({"data": inputs.to_json()}))
-        return store
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return write_features(
-        backbone,
-        inputs,
-        out=folder / "features",
-        options=options,
-        limit=limit,
-        progress=progress,
-        command=command,
-    )
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -217,27 +182,28 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 def _run(
     population: Population,
     splits: Sequence[Split],
-    methods: Sequence[Method],
+    asked: Asked,
     settings: Mapping[str, Any],
     folder: Path,
     *,
     store: FeatureStore,
+    backbone: Backbone | None,
     shots: Sequence[int],
     inputs: Inputs,
-    named: bool,
     mesh: Mesh,
     progress: bool,
 ) -> Study:
-    baselines = baselines_of(population)
+    baselines, methods = baselines_of(population), asked.methods
     outcomes: dict[str, list[Outcome]] = {name: [] for name in (*baselines, *(m.name for m in methods))}
-    left_out: dict[str, str] = {}
+    left_out = dict(asked.left_out)
     checks, removed = [], 0
     count = Count(len(splits) * len(methods), unit="fits")
     with show_progress("personalise", count, enabled=progress) as display:
         for split in splits:
             posts, gone = posts_of_split(population, split)
             removed = max(removed, gone)
-            told = _without_telling_profiles(replace(population.choices, posts=posts), gone)
+            known = replace(population.choices, posts=posts, backbone=backbone)
+            told = _without_telling_profiles(known, gone)
             choices, standard = standardised(told, split)
             checks.append(
                 {
@@ -255,7 +221,7 @@ def _run(
                     try:
                         part.choices.require(method.name, method.needs)
                     except DataError as error:
-                        if named:
+                        if method.name in asked.named:
                             raise
                         left_out[method.name] = (
                             f"{gone:,} posts judge a response of the same person's comparisons, and the backbone that "
@@ -271,12 +237,13 @@ def _run(
                                 own,
                                 part,
                                 folder,
+                                standard=standard,
                                 save=functools.partial(
                                     save_fitted,
-                                    standard=standard,
                                     items=population.item_keys,
                                     features=store.facts,
                                 ),
+                                users=population.users,
                                 shots=shots,
                                 mesh=mesh,
                             )
@@ -336,7 +303,9 @@ def _outcome(
     part: Part,
     folder: Path,
     *,
-    save: Callable[[Path, Method, Fitted], None],
+    standard: Standard,
+    save: Callable[..., str],
+    users: Sequence[str],
     shots: Sequence[int],
     mesh: Mesh,
 ) -> Outcome:
@@ -353,13 +322,26 @@ def _outcome(
         return outcome
     start = time.perf_counter()
     fitted = fit_method(method, settings, part, seed=part.split.seed, mesh=mesh)
+    if method.represent is not None:
+        part = replace(part, choices=method.represent(fitted, part.choices))
+        standard = Standard.none(part.choices.features.shape[1])
     seconds = time.perf_counter() - start
-    outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh)
-    outcome = replace(outcome, figures={**outcome.figures, "settings": own})
+    keep: Callable[[np.ndarray, Any], int] | None = None
     if part.split.seed == 0:
-        save(folder / FITTED / method.name, method, fitted)
+        digest = save(folder / FITTED / method.name, method, fitted, standard=standard)
+        keep = functools.partial(_keep, folder / STATES / method.name, method.name, digest, users)
+    outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
+    outcome = replace(outcome, figures={**outcome.figures, "settings": own})
     outcome.save(path)
     return outcome
+
+
+def _keep(
+    folder: Path, method: str, digest: str, names: Sequence[str], asked: np.ndarray, states: Any
+) -> int:
+    """Write the states of the people who were asked; return the bytes on the disk."""
+    found = UserStates(tuple(names[user] for user in asked.tolist()), states)
+    return save_states(folder, found, method=method, fitted=digest)
 
 
 def _outcome_file(folder: Path, method: str, split: Split) -> Path:

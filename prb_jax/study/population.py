@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Post
+from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, short_repr
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.features import FeatureStore, post_key, read_post
@@ -58,6 +58,7 @@ class Population:
         best.
       subsets: the subset of each choice's comparison, or None.
       texts: [R] the text of each row of features.
+      prompts: [R] the conversation before it.
       item_keys: uint8 [I, 16], the digest of each item's text.
       clusters: of the choices.
       excluded: how many choices were left out, by reason.
@@ -70,6 +71,7 @@ class Population:
     ids: tuple[str, ...]
     subsets: tuple[str | None, ...]
     texts: tuple[str, ...]
+    prompts: tuple[tuple[Message, ...], ...]
     item_keys: np.ndarray
     clusters: Clusters
     excluded: Mapping[str, int]
@@ -97,7 +99,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
     Raises:
       DataError: no comparison names a user, nothing is left, or a text has no features in the store.
     """
-    texts = [""] * len(store.answers)
+    texts, prompts = [""] * len(store.answers), [tuple[Message, ...]()] * len(store.answers)
     found = list[_Choice]()
     excluded: Counter[str] = Counter(dict.fromkeys(EXCLUDED, 0))
     for number, comparison in enumerate(comparisons):
@@ -106,7 +108,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
             continue
         rows = store.answer_rows(comparison)
         for row, text in zip(rows, comparison.responses, strict=True):
-            texts[row] = text
+            texts[row], prompts[row] = text, comparison.prompt
         question = "\n".join(f"{message.role}: {message.content}" for message in comparison.prompt)
         for chosen, rejected in _pairs(comparison):
             sides = (chosen, rejected)
@@ -155,6 +157,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         ids=tuple(comparisons[place].id for place in places),
         subsets=tuple(comparisons[place].subset for place in places),
         texts=tuple(texts),
+        prompts=tuple(prompts),
         item_keys=np.frombuffer(b"".join(items), np.uint8).reshape(len(items), -1),
         clusters=clusters.take([order[place] for place in places]),
         excluded=dict(excluded),

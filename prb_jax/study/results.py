@@ -37,8 +37,10 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "p": "two-sided, of diff_to_pooled: t test with the standard error of its interval",
     "p_holm": "p adjusted by the method of Holm (1979) for all methods and shots of the same split",
     "above_offset": "whether the interval of diff_to_offset lies above 0",
+    "seconds_fit": "of a method that trains the backbone with the rewards of all responses under its adapters",
     "seconds_adapt_per_user": "with the largest number of shots, compiled; all people together, by their number",
-    "bytes_per_user": "of the state of a person",
+    "bytes_per_user": "of the state of a person, on the device",
+    "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
     "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
     "shuffled user": "a control: each person is scored with the state of another one of the same part",
     "no profile": "a control: the method is adapted on the comparisons alone",
@@ -199,7 +201,8 @@ def _row(
     row["above_offset"] = None if bounds is None else bounds[0] > 0
     for figure in ("seconds_fit", "seconds_adapt_per_user"):
         row[figure] = float(np.mean([outcome.figures[figure] for outcome in outcomes]))
-    row["bytes_per_user"] = 0 if control == NO_USER else outcomes[0].figures["bytes_per_user"]
+    for figure in ("bytes_per_user", "disk_bytes_per_user"):
+        row[figure] = 0 if control == NO_USER else outcomes[0].figures.get(figure)
     return row
 
 

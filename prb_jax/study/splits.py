@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.personal.few_shot.choices import Posts, group
+from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
 from prb_jax.study.population import Population
 
 SPLITS: Final = ("user", "user+question")
@@ -67,7 +67,8 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
     Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
     people, at most 0.3, and 0.15 of the others choose the numbers. Of people who are not seen about a third of the
     questions is to be predicted, at least one, and of their comparisons where they have one question; of seen people up
-    to a fifth of their comparisons, all of one question. With "user+question" a third of all questions is never fitted
+    to a fifth of their comparisons, all of one question, and none where these share a response with every other one, so
+    that nothing would be left to fit on. With "user+question" a third of all questions is never fitted
     on, another one in each split, and only comparisons of these are to be predicted.
 
     Args:
@@ -86,8 +87,8 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
     share = min(UNSEEN, 1 / seeds)
     if users < LEAST_USERS or int(users * share) < 1:
         raise DataError(
-            f"{users} users: expected at least {max(LEAST_USERS, int(np.ceil(1 / share)))} for {seeds} "
-            f"split{'s' if seeds > 1 else ''} into seen, validation and unseen people"
+            f"users: expected at least {max(LEAST_USERS, int(np.ceil(1 / share)))} for {seeds} "
+            f"split{'s' if seeds > 1 else ''} into seen, validation and unseen people, found {users}"
         )
     questions = int(population.choices.questions.max()) + 1
     if by == SPLITS[1] and questions < 3:
@@ -123,24 +124,22 @@ def _split(
     for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
         own = places[mask]
         if part[user] == SEEN_PART and asked is None and len(own) > 1:
-            queries[_of_one_question(own, choices.questions, rng, most=max(1, len(own) // 5))] = True
+            held = _of_one_question(own, choices.questions, rng, most=max(1, len(own) // 5))
+            queries[held] = _some_untold(choices, np.setdiff1d(own, held), held)
         elif part[user] == VALIDATION_PART:
             queries[_third(own[~new[own]], own[~new[own]], choices.questions, rng)] = True
         elif part[user] == UNSEEN_PART:
             queries[_third(own, own if asked is None else own[new[own]], choices.questions, rng)] = True
-    told = _told(population, queries)
+    told = shares_response(choices, queries) & ~queries
     trained = (part_of == SEEN_PART) & ~queries & ~told
     return Split(seed, part, queries, told, trained, validated & ~told)
 
 
-def _told(population: Population, queries: np.ndarray) -> np.ndarray:
-    """bool [n], which choices share a response with a query of the same person."""
-    choices = population.choices
-    items = np.asarray(choices.items).astype(np.int64)
-    of_user = choices.users.astype(np.int64) * (items.max() + 1)
-    sides = [of_user + items[rows] for rows in (choices.chosen, choices.rejected)]
-    asked = np.concatenate([side[queries] for side in sides])
-    return (np.isin(sides[0], asked) | np.isin(sides[1], asked)) & ~queries
+def _some_untold(choices: Choices, rest: np.ndarray, held: np.ndarray) -> bool:
+    """Whether a choice of ``rest`` shares no response with one of ``held``: there is something left to fit on."""
+    items = np.asarray(choices.items)
+    judged, asked = (items[[choices.chosen[own], choices.rejected[own]]] for own in (rest, held))
+    return not np.isin(judged, asked).any(0).all()
 
 
 def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -1,14 +1,12 @@
 """Saved states of a run: written in the background, whole or not at all, restored onto any mesh.
 
-The only file that knows Orbax. A state is a flat dict of arrays under our own names, and a small JSON
-object beside it. Checksums in that object tell a damaged file from a good one; they are sums of the bits,
-so they are the same on any mesh.
+A state is a flat dict of arrays under our own names, and a small JSON object beside it. Checksums in that object tell a
+damaged file from a good one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import shutil
 import sys
@@ -18,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from prb_jax.checkpoints.array_folder import checksums, quiet_orbax, reason_of
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
 
@@ -71,7 +68,7 @@ class Checkpoints:
         self._say = say
         self._values: dict[int, float] = {}
         self._saving: int | None = None
-        logging.getLogger("absl").addFilter(_not_of_orbax)
+        quiet_orbax()
         logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
         if sys.unraisablehook is not _without_closed_loops:
             _hooks.append(sys.unraisablehook)
@@ -178,7 +175,7 @@ class Checkpoints:
             )
             arrays = dict(restored[_ARRAYS])
         except Exception as error:
-            raise RunError(f"{where}: cannot be read: {_reason(error)}") from error
+            raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
         found = checksums(arrays)
         expected = facts.get("checksums")
         if found != expected:
@@ -232,7 +229,7 @@ class Checkpoints:
             older = [step for step in self._present() if step != self._saving]
             kept = f"that of step {older[-1]} is kept" if older else "there is no older one"
             raise RunError(
-                f"{self.folder} cannot {what}: {_reason(error)}; {kept}: once this is put right, the same command "
+                f"{self.folder} cannot {what}: {reason_of(error)}; {kept}: once this is put right, the same command "
                 "continues the run"
             ) from error
 
@@ -270,55 +267,7 @@ def _without_closed_loops(unraisable: Any) -> None:
     _hooks[-1](unraisable)
 
 
-def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """Orbax logs every file, and every failure several times over; failures are raised here."""
-    return "/orbax/" not in record.pathname.replace("\\", "/")
-
-
 def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
     """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
     error = record.exc_info[1] if record.exc_info else None
     return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)
-
-
-def flat_arrays(tree: Any) -> dict[str, Any]:
-    """Return every array of a pytree by its place, as in "trainable/layers/q": plain names, whatever the containers."""
-    return {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def from_flat(template: Any, arrays: Mapping[str, jax.Array]) -> Any:
-    """Return the reverse of `flat_arrays`: a pytree built as `template`, with these arrays."""
-    return jax.tree.map_with_path(lambda path, _: arrays[_place(path)], template)
-
-
-def _place(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
-    """For each array the sum of its words of 32 bits, modulo 2^32; the same for every sharding."""
-    sums = _bit_sums(dict(arrays))
-    return {name: int(np.asarray(value)) for name, value in sums.items()}
-
-
-@jax.jit
-def _bit_sums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: _bit_sum(array) for name, array in arrays.items()}
-
-
-def _bit_sum(array: jax.Array) -> jax.Array:
-    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
-    bits = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(array, words)
-    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong, in a line; a full disk by its name, however deep it lies."""
-    cause: BaseException | None = error
-    while cause is not None:
-        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or "No space left" in str(cause) or "RESOURCE_EXHAUSTED" in str(cause):
-            return "no space left on the device"
-        cause = cause.__cause__ or cause.__context__
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.decoder import Params
@@ -23,6 +24,7 @@ from prb_jax.scoring.dealing import Batch, batch_sizes
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.scoring.tokenising import encode_by_processes
+from prb_jax.sharding import replicated
 from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
@@ -36,7 +38,7 @@ from prb_jax.training.objective import (
     RewardTraining,
     make_reward_training,
 )
-from prb_jax.training.saved_states import Checkpoints, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.side_by_side import Accumulation
 from prb_jax.training.splits import Row
@@ -68,6 +70,7 @@ class Trainer:
         self._training, self._step, self._lora = training, training.step, lora
         self._accumulation = Accumulation(training.step)
         self._abstract = abstract
+        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
@@ -96,10 +99,25 @@ class Trainer:
         if saved is not None:
             self._take(saved.arrays)
             return saved.step
-        params = self.start.load(self.mesh)
-        trainable, self._frozen = self._split(params)
-        self._state = self._step.init({WEIGHTS: trainable, USER: params["embed"]})
+        self.begin_anew()
         return 0
+
+    def begin_anew(self, trained: Params | None = None) -> None:
+        """Goes back to the starting point, or to other trained weights, with a new optimiser.
+
+        Args:
+          trained: of :meth:`trained`; those of the starting point if not given.
+        """
+        if trained is None or self._frozen is None:
+            trainable, self._frozen = self._split(self.start.load(self.mesh))
+            trained = trainable if trained is None else trained
+        embedding = merge(trained, self._frozen)["embed"]
+        self._state = self._step.init({WEIGHTS: trained, USER: embedding})
+
+    def trained(self) -> Params:
+        """The weights that are trained, as they are now: float32 arrays of the host. Every process must ask for it."""
+        whole = self._gather(self._state[WEIGHTS]["params"])
+        return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
         """Goes to the weights of one checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import DataError
+from prb_jax.generation import chunk_caches
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.schedule import Drawn
 from prb_jax.generation.settings import SampleOptions
@@ -89,6 +91,71 @@ def test_the_best_chunk_is_kept_each_time(folder: Path) -> None:
         drawn(1.0, Letters(), SampleOptions(temperature=0.0))
     with pytest.raises(DataError, match="chunk: expected 1 or more"):
         ChunkGuide(model=cast(RewardModel, model), weight=1.0, candidates=3, chunk=0).checked(policy)
+
+
+class Noted:
+    """Keeps the rewards of the responses of each text."""
+
+    def __init__(self, model: RewardModel) -> None:
+        self.model, self.rewards = model, list[np.ndarray]()
+
+    def score(self, comparisons: Sequence[prb.Comparison]) -> list[np.ndarray]:
+        found = self.model.score(comparisons)
+        self.rewards += found
+        return found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_caches_give_what_reading_again_gives(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Tokens, log-probabilities and rewards, with a reward model of windows and with a profile in view."""
+    policy = prb.load_policy(folder / "policy")
+    model = prb.load(write_model(tmp_path / "rm", family, num_hidden_layers=2))
+    profile = [{"id": "p", "category": "", "text": "I like walks and tea."}]
+    comparisons = [
+        prb.Comparison(id=f"q{k}", question=f"Question {k}?", responses=["-"], profile=profile)
+        for k in (1, 2)
+    ]
+    prompts = policy.encode(comparisons, profile_posts=1, limit=200)
+    options = SampleOptions(n=1, temperature=1.0, max_new_tokens=12)
+    read: list[np.ndarray] = []
+    score = chunk_caches.RewardCaches.score
+
+    def noted(self: Any, *given: Any) -> list[np.ndarray]:
+        found = score(self, *given)
+        read.extend(found)
+        return found
+
+    monkeypatch.setattr(chunk_caches.RewardCaches, "score", noted)
+    guide = ChunkGuide(model=model, weight=200.0, candidates=3, chunk=4)
+    found = [one for batch in guide.draw(policy, comparisons, prompts, options, rows=3) for one in batch]
+    again = Noted(model)
+    for number, one in enumerate(found):
+        text = np.zeros(0, np.int32)
+        logprobs: list[np.ndarray] = []
+        for chunk in range(3):
+            seed = int(np.random.SeedSequence([0, chunk]).generate_state(1)[0] >> 1)
+            drawing = SampleOptions(n=3, temperature=1.0, max_new_tokens=4, seed=seed)
+            longer = [replace(prompts[number], ids=np.concatenate([prompts[number].ids, text]))]
+            drawn = [each for part in policy.draw(longer, drawing, numbers=[number]) for each in part]
+            drawn.sort(key=lambda each: each.sample)
+            texts = [policy.decode(np.concatenate([text, each.tokens])) for each in drawn]
+            asked = list(dict.fromkeys(each for each in texts if each.strip()))
+            rewards = dict.fromkeys(texts, -np.inf)
+            rewards |= dict(
+                zip(asked, again.score([replace(comparisons[number], responses=asked)])[0], strict=True)
+            )
+            noise = np.random.default_rng([0, number, 4 * (chunk + 1)]).gumbel(size=3)
+            kept = drawn[int(np.argmax([200.0 * rewards[each] for each in texts] + noise))]
+            text, logprobs = np.concatenate([text, kept.tokens]), [*logprobs, kept.logprobs]
+            if kept.finish == "stop":
+                break
+        np.testing.assert_array_equal(one.tokens, text)
+        np.testing.assert_allclose(one.logprobs, np.concatenate(logprobs), atol=1e-5)
+    assert len(read) == len(again.rewards) > 2
+    for ours, theirs in zip(read, again.rewards, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_run_says_what_guided_it_and_goes_on(folder: Path, tmp_path: Path) -> None:

@@ -138,17 +138,24 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "prb_jax", "guide", str(folder / "policy"), "--reward", str(folder / "rm"), "--data",
         str(folder / "pairs.jsonl"), "--out", str(out), "--weight", "1.5", "--candidates", str(CANDIDATES),
-        "--max-new-tokens", str(TOKENS), "--no-progress",
+        "--max-new-tokens", str(TOKENS), "--quality", "baseline:length", "--no-progress",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "rougeL_stemmed" in done.stdout
+    assert "quality: baseline:length" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert (len(rows), summary["n"], summary["weight"]) == (3, 3, 1.5)
     expected = np.mean([text_figures(row["text"], "A quick soup.")["rougeL"] for row in rows])
     assert summary["text"]["rougeL"]["value"] == pytest.approx(expected)
-    figure = json.loads((out / "behaviour.json").read_text())["figures"][0]
+    figure, quality = json.loads((out / "behaviour.json").read_text())["figures"]
+    lengths = [len(row["text"]) for row in rows if row["text"].strip()]
+    assert summary["quality"]["value"] == pytest.approx(np.mean(lengths))
+    assert summary["quality"]["empty"] == len(rows) - len(lengths)
+    assert (quality["name"], sum(quality["sums"]), sum(quality["counts"])) == (
+        "guided quality", sum(lengths), len(lengths)
+    )  # fmt: skip
     assert (figure["name"], figure["counts"]) == ("guided rougeL", [1, 1, 1])
     assert (figure["label"], figure["policy"]) == (str(folder / "rm"), "Qwen3ForCausalLM")
     # the policy alone writes other texts, with the same figures, and no behaviour under a reward model

@@ -222,9 +222,37 @@ def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> No
     assert np.abs(adapted - before).max() > 0.01
 
 
+def test_preferred_responses_are_learned_by_the_loss_of_transformers(model: Path, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    given = without_rollouts(settings(model)) | {"algorithm": "sft", "batch.prompts": 2, "steps": 6}
+    data = comparisons(2)
+    prb.ppo(given, out=tmp_path / "run", data=data, progress=False)
+    rows = metrics(tmp_path / "run")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy = prb.load_policy(model)
+    total, count, read = 0.0, 0, 0
+    for one in data:  # the prompt as it is sampled from, the response, and the token that ends it
+        prompt = policy.encode([one], profile_posts=10, limit=200)[0].ids
+        response = policy.tokenizer.tokenizer(one.responses[0], add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*prompt.tolist(), *response, policy.stop_ids[0]]])
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        with torch.no_grad():
+            total += float(theirs(ids, labels=labels).loss) * (len(response) + 1)
+        count += len(response) + 1
+        read += len(prompt)
+    assert rows[0]["loss"] == pytest.approx(total / count, abs=1e-5)
+    assert (
+        rows[0]["tokens"]
+        == sum(len(policy.encode([one], profile_posts=10, limit=200)[0].ids) for one in data) + count
+    )
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+    assert prb.load_policy(tmp_path / "run").stop_ids == policy.stop_ids
+
+
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "rl").glob("*.py")), ids=lambda path: path.stem)
 def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
-    reward = [] if config.stem == "dpo" else ["reward=MODEL"]
+    reward = [] if config.stem in ("dpo", "sft") else ["reward=MODEL"]
     found = load_ppo_settings(config, ["model=PATH", "data=FILE", *reward])
     assert f"prb ppo configs/rl/{config.name} " in config.read_text(encoding="utf-8")
     if (
@@ -246,6 +274,10 @@ def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
         (
             {"algorithm": "dpo", "rollout.max_new_tokens": 128, "scoring.empty": None},
             r"'reward': dpo learns from labelled pairs",
+        ),
+        (
+            {"algorithm": "sft", "rollout.max_new_tokens": 128, "scoring.empty": None},
+            r"'reward': sft learns from preferred responses",
         ),
         ({"rollout.max_new_tokens": 250}, r"its prompt has \d+ tokens without profile"),
         ({"optimizer.eps": 0.0}, r"optimizer.eps: expected more than 0"),

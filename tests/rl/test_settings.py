@@ -17,7 +17,8 @@ CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
     "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",
     "value.trunk": "shared", "watch.gold": "baseline:length", "loss.label_smoothing": 0.1,
-    "scoring.history": "FILE",
+    "scoring.history": "FILE", "watch.data": "FILE", "scoring.judge.template": "FILE",
+    "scoring.judge.system": "FILE",
 }  # fmt: skip
 BESIDE = {"kl.place": {"kl.estimator": "k3"}}
 ALONE = (
@@ -27,6 +28,7 @@ ALONE = (
     "scoring.free_tokens",
     "watch.every",
     "watch.window",
+    "watch.data",
 )
 
 
@@ -71,6 +73,7 @@ def test_a_key_that_the_algorithm_does_not_use_is_refused_by_name(algorithm: str
         ({"scoring.free_tokens": 3}, r"scoring.free_tokens: needs scoring.token_penalty"),
         ({"watch.every": 3}, r"'watch.every': needs watch.gold"),
         ({"watch.window": 3}, r"'watch.window': needs watch.gold"),
+        ({"watch.data": "FILE"}, r"'watch.data': needs watch.gold"),
     ],
 )
 def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.rl.tiny import (
     metrics,
     rows,
     settings,
+    write_rows,
     write_tiny_policy,
 )
 
@@ -85,6 +87,42 @@ def test_runs_with_gold_are_a_behaviour_that_correlate_reads(tmp_path: Path) -> 
         (figure,) = read_behaviour(tmp_path / "ppo" / each["name"])
         assert each["behaviour"]["rloo gold"]["value"] == pytest.approx(figure.value)
     assert {each["models"] for each in found["correlations"]} == {3}
+
+
+def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Path) -> None:
+    model, data = tmp_path / "policy", tmp_path / "held_out.jsonl"
+    write_tiny_policy(model)
+    new = [each | {"id": f"new{each['id']}", "subset": each["user_id"]} for each in rows(4)]
+    data.write_text("".join(json.dumps(each) + "\n" for each in new))
+    given = settings(model) | BANDIT | {"steps": 1, "watch.data": str(data)}
+    with pytest.raises(prb.RunError, match=r"'watch.data': needs watch.gold"):
+        prb.ppo(given, out=tmp_path / "none", data=comparisons(), reward=has_letter, progress=False)
+    both: dict[str, Any] = {"data": comparisons(), "reward": has_letter, "gold": by_taste, "progress": False}
+    known = given | {"watch.data": str(write_rows(tmp_path / "known.jsonl", 2))}
+    with pytest.raises(prb.RunError, match=r"comparison 'q0' is in the training data too"):
+        prb.ppo(known, out=tmp_path / "none", **both)
+    for name, reward in {"letter": has_letter, "lack": lacks_letter, "taste": by_taste}.items():
+        prb.evaluate(reward, comparisons(), out=tmp_path / "scores" / name, progress=False)
+        for seed in (0, 1) if name == "letter" else (0,):
+            out = tmp_path / "ppo" / f"{name}{seed}"
+            result = prb.ppo(given | {"seed": seed}, out=out, **both | {"reward": reward})
+            written = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+            assert [each["id"] for each in written] == [each["id"] for each in new for _ in range(8)]
+            of_all, *parts = read_behaviour(out)[1:]
+            assert [each.name for each in (of_all, *parts)] == [
+                f"rloo gold, {part}" for part in ("held out", "ana", "bo")
+            ]
+            assert of_all.value == pytest.approx(np.mean([each["gold"] for each in written]))
+            assert result.summary["held_out"]["bo"]["gold"]["value"] == pytest.approx(parts[1].value)
+    names = ("letter", "lack", "taste")
+    runs = sorted((tmp_path / "ppo").iterdir())
+    found = prb.correlate([tmp_path / "scores" / name for name in names], runs, draws=100)
+    seeds = [read_behaviour(tmp_path / "ppo" / f"letter{seed}")[1].value for seed in (0, 1)]
+    shown = found["models"][0]["behaviour"]["rloo gold, held out"]
+    assert shown["repetitions"] == pytest.approx(seeds)
+    assert shown["value"] == pytest.approx(np.mean(seeds))
+    with pytest.raises(prb.RunError, match=r"expected it once"):
+        prb.correlate([tmp_path / "scores" / name for name in names], [*runs, runs[0]], draws=100)
 
 
 def row(reward: float, gold: float | None = None, kl: float = 0.0) -> dict[str, float]:

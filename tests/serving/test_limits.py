@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -130,6 +131,28 @@ def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_allclose(values, np.concatenate(expected), atol=1e-5)
     assert cast(Any, model.score_fn)._cache_size() == programs
     assert engine.waiting == 0
+
+
+def test_conversations_that_begin_alike_are_computed_together_however_many_wait(tmp_path: Path) -> None:
+    """The second response of a pair is never left for a later batch, which would read the prompt again."""
+    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+    silent = replace(
+        model, stream_fn=cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
+    )
+    engine, served = make_engine(silent, options=ServeOptions(batch_tokens=512))
+    random = np.random.default_rng(0)
+    prompts = [random.integers(4, 90, 150).tolist() for _ in range(40)]
+    pairs = [[Whole((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
+
+    async def ask() -> list[Scores]:
+        return await asyncio.gather(*map(engine.score, pairs))
+
+    assert [len(found) for found in asyncio.run(ask())] == [2] * 40
+    engine.close()
+    tokens = sum(build_tree([cast(Any, item).content for item in pair]).tokens for pair in pairs)
+    computed = re.search(r"^prb_\w*tokens_total (\S+)", served.figures.text().decode(), re.MULTILINE)
+    assert computed is not None
+    assert float(computed[1]) == tokens
 
 
 def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> None:

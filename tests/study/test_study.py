@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -10,24 +11,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import prb_jax as prb
 from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import open_features
+from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.reports.study import render_study
 from prb_jax.scoring.write_features import FeatureOptions, write_features
 from prb_jax.study import personalise as module
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
 from prb_jax.study.settings import read_settings
-from prb_jax.study.splits import UNSEEN_PART, check_split, make_splits, posts_of_split
+from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, check_split, make_splits, posts_of_split
 from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
     "diff_to_pooled", "diff_to_pooled_ci95", "p_holm", "seconds_fit", "seconds_adapt_per_user", "bytes_per_user",
+    "disk_bytes_per_user",
 }  # fmt: skip
 
 
@@ -87,6 +92,19 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
     page = prb.report(study.out, out=study.out / "page.html").read_text()
     assert "offset, shuffled user" in page
     assert "Few-shot curves" in page
+    assert "Time and memory of each method" in page
+    assert row_of(study, "offset", 8)["bytes_per_user"] == 4 * WIDTH
+    assert row_of(study, "offset", 8)["disk_bytes_per_user"] > 4 * WIDTH
+
+
+def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None:
+    assert [name for name in METHODS if method_named(name).controls is not None] == ["vpl", "mrm"]
+    summary = study.summary | {"controls": {"vpl": [{"active_units": 0.5, "accuracy_z_zero": 0.617}]}}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_study(study.results, summary, title="people"))
+    shown = console.export_text()
+    assert "vpl: active_units 0.5, accuracy_z_zero 0.617" in shown
+    assert "bytes of a state" in shown
 
 
 def test_figures_are_those_of_the_metrics_room(
@@ -141,7 +159,7 @@ def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
     )
     again = run(people, store, out, methods=["pooled", "offset"])
     assert fitted == ["pooled", "again"]
-    timed = {"seconds_fit", "seconds_adapt_per_user"}
+    timed = {"seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"}
     for ours, theirs in zip(again.results, study.results, strict=True):
         assert {k: v for k, v in ours.items() if k not in timed} == {
             k: v for k, v in theirs.items() if k not in timed
@@ -280,6 +298,7 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
     for split in make_splits(population, by="user", seeds=2):
         part = make_part(population.choices, split)
         items, choices = population.choices.items, population.choices
+        assert items is not None
         for asked, known, own, mask in zip(
             part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
         ):
@@ -288,6 +307,29 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
             assert not told & {int(items[side[p]]) for side in rows for p in asked[own]}
         assert split.told.any()
         assert not (split.told & (split.trained | split.validated | split.queries)).any()
+
+
+def test_people_whose_choices_all_share_a_response_are_fitted_on(
+    source: PlantedFeatures, tmp_path: Path
+) -> None:
+    people = [
+        prb.Comparison(
+            id=f"{user}-{k}",
+            user_id=f"user {user}",
+            question=f"Question {user}?",
+            chosen=f"r{user}",
+            rejected=f"r{20 + 3 * user + k}",
+        )
+        for user in range(12)
+        for k in range(3)
+    ]
+    store = write_features(source, people, out=tmp_path / "store", progress=False)
+    population = read_population(people, store)
+    split = make_splits(population, by="user", seeds=1)[0]
+    seen = split.of_part(population.choices.users, SEEN_PART)
+    assert (split.trained == seen).all()
+    assert split.queries[~seen].any()
+    assert split.told[~seen].any()
 
 
 def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:

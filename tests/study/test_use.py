@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,85 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> N
         prb.evaluate(folder, late, profile_posts=3, progress=False)
 
 
+def test_saved_states_stand_for_the_comparisons_of_a_person(
+    work: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, late = work / "study" / "fitted" / "offset", work / "late.jsonl"
+    model: Any = prb.load(folder)
+    with pytest.raises(RunError, match="states: nobody is known"):
+        model.save_states(tmp_path / "none")
+    early = [prb.Comparison(**row) for row in rows[::2]]
+    for user in dict.fromkeys(one.user_id for one in early):
+        model.adapt(user, [one for one in early if one.user_id == user])
+    assert model.save_states(tmp_path / "states") > 16 * 4 * model.embedder.width
+    asked = [prb.Comparison(**row) for row in rows[1:24:2]]
+    again: Any = prb.load(folder)
+    blind = again.score(asked)
+    assert set(again.load_states(tmp_path / "states")) == {one.user_id for one in early}
+    np.testing.assert_allclose(again.score(asked), model.score(asked), atol=1e-5)
+    assert not np.allclose(again.score(asked), blind, atol=1e-4)
+    known = prb.evaluate(folder, late, history=work / "early.jsonl", progress=False).summary
+    saved = prb.evaluate(folder, late, history=tmp_path / "states", progress=False).summary
+    assert (saved["accuracy"], saved["unknown_users"]) == (known["accuracy"], 0)
+    # those of a study are of the people whom it asked, of whom the validation part is not
+    asked_users = again.load_states(work / "study" / "states" / "offset")
+    parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
+    assert set(asked_users) == {*parts["seen"], *parts["unseen"]}
+
+
+def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path) -> None:
+    import shutil
+
+    model: Any = prb.load(work / "study" / "fitted" / "offset")
+    with pytest.raises(
+        RunError, match="method: expected 'offset', found 'pooled': these are states of another method"
+    ):
+        model.load_states(work / "study" / "states" / "pooled")
+    folder = shutil.copytree(work / "study" / "states" / "offset", tmp_path / "states")
+    facts = json.loads((folder / "states.json").read_text())
+    for change, message in (
+        ({"fitted": "sha256:0"}, "these are states of another fit of offset"),
+        ({"format": 9}, "format: expected 1, found 9"),
+        ({"kind": "x"}, "kind: expected 'prb_jax states', found 'x'"),
+    ):
+        (folder / "states.json").write_text(json.dumps(facts | change))
+        with pytest.raises(RunError, match=message):
+            model.load_states(folder)
+    (folder / "states.json").unlink()
+    with pytest.raises(RunError, match=r"states\.json"):
+        model.load_states(folder)
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_goes_on_with_the_next_method(work: Path) -> None:
+    command = [
+        sys.executable, "-m", "prb_jax", "personalise", "--data", "data.jsonl", "--backbone", "study/features",
+        "--methods", "individual,lore_free,pref", "--shots", "0,4", "--no-progress", "--out",
+    ]  # fmt: skip
+    options: dict[str, Any] = {"cwd": work, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    subprocess.run([*command, "whole"], check=True, timeout=400, stdout=subprocess.DEVNULL, **options)
+    first = work / "killed" / "outcomes" / "individual-0.npz"
+    with subprocess.Popen([*command, "killed"], stdout=subprocess.DEVNULL, **options) as process:
+        for _ in range(4000):
+            if first.exists():
+                break
+            time.sleep(0.1)
+        process.kill()
+    assert not (work / "killed" / "results.json").exists()
+    written = first.stat().st_mtime_ns
+    subprocess.run([*command, "killed"], check=True, timeout=400, stdout=subprocess.DEVNULL, **options)
+    assert first.stat().st_mtime_ns == written
+    costs = {"seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"}
+    whole, killed = (
+        [
+            {key: value for key, value in row.items() if key not in costs}
+            for row in json.loads((work / name / "results.json").read_text())
+        ]
+        for name in ("whole", "killed")
+    )
+    assert killed == whole
+
+
 def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -173,8 +253,12 @@ def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path:
     with pytest.raises(RunError, match="method 'unheard': expected one of"):
         prb.load(folder)
     (folder / "personalised.json").write_text(json.dumps(facts))
-    (folder / "arrays.npz").write_bytes(b"PK")
-    with pytest.raises(RunError, match=r"arrays.npz"):
+    (folder / "personalised.json").write_text(json.dumps(facts | {"format": 1}))
+    with pytest.raises(RunError, match="format: expected 2, found 1"):
+        prb.load(folder)
+    (folder / "personalised.json").write_text(json.dumps(facts))
+    shutil.rmtree(folder / "arrays" / "d")
+    with pytest.raises(RunError, match="arrays: cannot be read"):
         prb.load(folder)
 
 

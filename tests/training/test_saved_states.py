@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prb_jax.checkpoints.array_folder import checksums, flat_arrays, from_flat
 from prb_jax.errors import RunError
-from prb_jax.training.saved_states import Checkpoints, checksums, flat_arrays, from_flat
+from prb_jax.training.saved_states import Checkpoints
 
 
 def arrays(step: int) -> dict[str, jax.Array]:

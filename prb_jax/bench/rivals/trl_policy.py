@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from prb_jax.bench.rivals.trl import open_trl
 from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.errors import RunError
 
@@ -56,17 +56,10 @@ class TrlPolicyTrainer:
         Raises:
           RunError: torch or TRL is not installed, or the rows do not divide the samples of a step.
         """
-        try:
-            import torch
-            import transformers
-            import trl
-            from datasets import Dataset
-        except ImportError as error:
-            raise RunError(
-                f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
-            ) from error
-        self._torch: Any = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        from datasets import Dataset
+
+        self._trl = open_trl()
+        self.device = self._trl.device
         self._dtype, self._samples = dtype, samples
         whole = len(texts) * samples
         self._rows = rows or next(
@@ -79,18 +72,15 @@ class TrlPolicyTrainer:
         self._prompts = [[{"role": "user", "content": text}] for text in texts]
         self._folder = tempfile.TemporaryDirectory()
         parts = whole // self._rows
+        torch, transformers = self._trl.torch, self._trl.transformers
         policy: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, attn_implementation="sdpa"
         )
-        self._trainer: Any = trl.GRPOTrainer(  # pyright: ignore[reportPrivateImportUsage]
+        self._trainer: Any = self._trl.trl.GRPOTrainer(
             model=policy.to(self.device),
             reward_funcs=cast(Any, _lengths),
-            args=trl.GRPOConfig(  # pyright: ignore[reportPrivateImportUsage]
-                output_dir=self._folder.name,
-                use_cpu=self.device == "cpu",
-                bf16=False,
-                gradient_checkpointing=False,
-                report_to=[],
+            args=self._trl.trl.GRPOConfig(
+                **self._trl.arguments(self._folder),
                 beta=KL_COEFFICIENT,
                 temperature=1.0,
                 num_generations=samples,
@@ -110,7 +100,7 @@ class TrlPolicyTrainer:
 
     def run(self) -> PolicyStep:
         """One step over all prompts."""
-        torch, trainer = self._torch, self._trainer
+        trainer = self._trainer
         drawing: list[float] = []
         inside = type(trainer)._generate
 
@@ -125,27 +115,18 @@ class TrlPolicyTrainer:
         length, prompt_tokens = 0.0, 0
         start = time.perf_counter()
         for _ in range(trainer.current_gradient_accumulation_steps):
-            with self._narrow():
+            with self._trl.narrow(self._dtype):
                 part = trainer._prepare_inputs(rows)
                 loss = trainer.compute_loss(trainer.model, part)
             loss.backward()
             trainer._step += 1
             length += float(part["completion_mask"].sum())
             prompt_tokens += int(part["prompt_mask"].sum())
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        self._trl.update(trainer.model, self._optimizer, clip=1.0)
         (rollout,) = drawing
         return PolicyStep(
             rollout, time.perf_counter() - start - rollout, length / len(rows), prompt_tokens // self._samples
         )
-
-    def _narrow(self) -> Any:
-        if self._dtype != "bfloat16":
-            return contextlib.nullcontext()
-        return self._torch.autocast(self.device, dtype=self._torch.bfloat16)
 
 
 def _lengths(completions: Sequence[Any], **_: Any) -> list[float]:

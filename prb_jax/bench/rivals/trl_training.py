@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from prb_jax.bench.rivals.trl import open_trl
 from prb_jax.bench.timed_step import LEARNING_RATE, OPTIMIZER, TimedStep
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
-from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.trees.tree import Tree
@@ -42,40 +41,23 @@ class TrlTrainer:
         Raises:
           RunError: torch or TRL is not installed.
         """
-        try:
-            import torch
-            import transformers
-            import trl
-        except ImportError as error:
-            raise RunError(
-                f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
-            ) from error
-        self._torch: Any = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.version = (
-            f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
-        )
+        self._trl = open_trl()
+        self.device, self.version = self._trl.device, self._trl.version
         self.pairs = pairs or _PAIRS[self.device]
         self._dtype = dtype
         self._clip = OPTIMIZER.clip_norm
         fields = {
             name: value for name, value in config.original.items() if name not in ("torch_dtype", "dtype")
         }
+        torch, transformers = self._trl.torch, self._trl.transformers
         model: Any = transformers.AutoModelForSequenceClassification.from_config(
             transformers.AutoConfig.for_model(**fields), dtype=torch.float32, attn_implementation="sdpa"
         )
         _copy_weights(torch, model, config, params)
         self._folder = tempfile.TemporaryDirectory()
-        self._trainer: Any = trl.RewardTrainer(  # pyright: ignore[reportPrivateImportUsage]
+        self._trainer: Any = self._trl.trl.RewardTrainer(
             model=model.to(self.device),
-            args=trl.RewardConfig(  # pyright: ignore[reportPrivateImportUsage]
-                output_dir=self._folder.name,
-                use_cpu=self.device == "cpu",
-                bf16=False,
-                gradient_checkpointing=False,
-                report_to=[],
-                max_length=None,
-            ),
+            args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
             train_dataset=_one_pair(),
             processing_class=_padding_tokenizer(),
         )
@@ -90,7 +72,7 @@ class TrlTrainer:
 
     def run(self, trees: Sequence[Tree]) -> TimedStep:
         """One step over these pairs."""
-        torch, trainer = self._torch, self._trainer
+        trainer = self._trainer
         total = 0.0
         tokens = padded = 0
         start = time.perf_counter()
@@ -102,20 +84,11 @@ class TrlTrainer:
             batch = {name: value.to(self.device) for name, value in trainer.data_collator(rows).items()}
             tokens += int(batch["attention_mask"].sum())
             padded += batch["attention_mask"].numel()
-            narrow = (
-                torch.autocast(self.device, dtype=torch.bfloat16)
-                if self._dtype == "bfloat16"
-                else contextlib.nullcontext()
-            )
-            with narrow:
+            with self._trl.narrow(self._dtype):
                 loss = trainer.compute_loss(trainer.model, batch) * (len(some) / len(trees))
             loss.backward()
             total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), self._clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        self._trl.update(trainer.model, self._optimizer, clip=self._clip)
         return TimedStep(time.perf_counter() - start, total, padded, tokens)
 
 

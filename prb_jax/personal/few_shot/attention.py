@@ -7,8 +7,10 @@ The memory holds every post of the profile (s = 1 for the person's own words and
 texts they disagree with), and both responses of each of the k comparisons (s = 1 chosen, -1 rejected). Own words,
 votes and comparisons are three kinds c. Each has a gain and a softmax of its own: in one softmax over all of them
 every further comparison would take weight from the profile. All projections start as the principal directions of the
-responses, so at the start a response is liked that is similar to the texts the person likes. v and the gains start
-where the loss of the seen people is lowest, which is a convex problem; training then learns which similarity counts.
+responses, so at the start a response is liked that is similar to the texts the person likes. v is the direction of
+pooled Bradley-Terry and stays as it is, so that the method equals it where nothing is known of a person. The gains
+start where the loss of the seen people is lowest, which is a convex problem; training then learns which similarity
+counts.
 Low-rank bilinear similarity with the attention of Vaswani and others 2017; ours.
 """
 
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import jax
@@ -33,7 +34,14 @@ from prb_jax.personal.few_shot.episodes import (
     fit_episodes,
     people_of,
 )
-from prb_jax.personal.few_shot.fitting import Validation, mean_loss, minimise, numpy_rng
+from prb_jax.personal.few_shot.fitting import (
+    Validation,
+    mean_loss,
+    minimise,
+    numpy_rng,
+    pooled_direction,
+)
+from prb_jax.personal.few_shot.pooled import PooledSettings
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers
 
@@ -51,12 +59,12 @@ class AttentionSettings(EpisodeSettings):
 
     Attributes:
       width: h, the rank of both similarities, at most D.
-      l2: penalties of v at the start, of which the validation part chooses one.
+      l2: penalties of v, of which the validation part chooses one.
       gain_l2: penalties of the gains at the start, of similarities of variance 1; likewise.
     """
 
     width: int = 32
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    l2: tuple[float, ...] = PooledSettings.l2
     gain_l2: tuple[float, ...] = (1e-3, 1e-1)
 
     def __post_init__(self) -> None:
@@ -72,7 +80,7 @@ def fit(
     key: jax.Array,
     mesh: Mesh | None = None,
 ) -> Fitted:
-    """Fit v and the gains of the similarity along principal directions, then train everything by episodes."""
+    """Fit v, then the gains of the similarity along principal directions, then train all but v by episodes."""
     seen.require("attention", ())
     features = np.asarray(seen.features, np.float32)
     count = features.shape[1]
@@ -83,34 +91,30 @@ def fit(
         directions / size,
         directions / size * np.sqrt(SHARPNESS * np.sqrt(directions.shape[1])),
     )
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     arrays = {
-        "direction": np.zeros(count, np.float32),
+        "direction": pooled,
         "candidate_value": similar,
         "memory_value": similar.copy(),
         "candidate_key": attended,
         "memory_key": attended.copy(),
         "gains": np.zeros(KINDS, np.float32),
     }
-    penalties = list(product(sorted(settings.l2, reverse=True), settings.gain_l2))
-    draws = min(MOST_DRAWS, -(-3 * seen.people // settings.batch))
-    found = _linear_starts(
+    penalties = np.array(sorted(settings.gain_l2, reverse=True), np.float32)
+    found = _gains(
         Fitted(arrays, {}, settings),
         people_of(seen, most=settings.most),
         jax.random.fold_in(key, 1),
-        np.array(penalties, np.float32),
+        penalties,
         settings=settings,
-        draws=draws,
+        draws=min(MOST_DRAWS, -(-3 * seen.people // settings.batch)),
     )
     fits = [
-        Fitted(
-            {**arrays, "direction": direction, "gains": gains},
-            {"l2": np.float32(l2), "gain_l2": np.float32(gain_l2)},
-            settings,
-        )
-        for (l2, gain_l2), direction, gains in zip(penalties, *map(np.asarray, found), strict=True)
+        Fitted({**arrays, "gains": gains}, {"l2": np.float32(l2), "gain_l2": gain_l2}, settings)
+        for gain_l2, gains in zip(penalties, np.asarray(found), strict=True)
     ]
     start = Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
-    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
+    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh, fixed=("direction",))
 
 
 def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Generator) -> np.ndarray:
@@ -123,7 +127,7 @@ def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Gen
 
 
 @partial(jax.jit, static_argnames=("settings", "draws"))
-def _linear_starts(
+def _gains(
     fitted: Fitted,
     people: People,
     key: jax.Array,
@@ -131,33 +135,30 @@ def _linear_starts(
     *,
     settings: AttentionSettings,
     draws: int,
-) -> tuple[Array, Array]:
-    """The directions v [n, D] and the gains [n, 3] of the lowest loss on queries of the seen people, together: in both
-    of them the reward is linear. ``penalties`` is [n, 2], of v and of the gains."""
+) -> Array:
+    """The gains [n, 3] of the lowest loss on queries of the seen people under each of the penalties [n]; the reward is
+    linear in them."""
 
     def of_batch(key: jax.Array) -> tuple[Array, Array, Array]:
         episode = draw(people, key, batch=settings.batch, shots=settings.shots)
         states = jax.vmap(adapt, in_axes=(None, 0, None))(fitted, episode.contexts, key)
         of_query = jax.vmap(partial(_similarities, fitted), in_axes=(None, 0))
         similar = jax.vmap(of_query)(states, episode.pairs.features)  # [B, c, 2, kinds]
-        features = episode.pairs.features
-        return features[:, :, 0] - features[:, :, 1], similar[:, :, 0] - similar[:, :, 1], episode.weights
+        pooled = episode.pairs.features @ fitted.arrays["direction"]
+        return pooled[:, :, 0] - pooled[:, :, 1], similar[:, :, 0] - similar[:, :, 1], episode.weights
 
-    deltas, similar, weights = jax.lax.map(of_batch, jax.random.split(key, draws))
+    margins, similar, weights = jax.lax.map(of_batch, jax.random.split(key, draws))
     scale = jnp.sqrt(jnp.sum(similar**2 * weights[..., None], axis=(0, 1, 2)) / jnp.sum(weights)) + 1e-6
 
-    def solve(start: tuple[Array, Array], penalty: Array) -> tuple[Any, Any]:
-        def loss(params: tuple[Array, Array]) -> jax.Array:
-            direction, gains = params
-            size = penalty[0] * jnp.sum(direction**2) + penalty[1] * jnp.sum(gains**2)
-            return mean_loss(deltas @ direction + (similar / scale) @ gains, weights) + 0.5 * size
+    def solve(start: Array, penalty: Array) -> tuple[Any, Any]:
+        def loss(gains: Array) -> jax.Array:
+            size = 0.5 * penalty * jnp.sum(gains**2)
+            return mean_loss(margins + (similar / scale) @ gains, weights) + size
 
         found = minimise(loss, start, steps=100)
         return found, found  # the next start
 
-    zero = (jnp.asarray(fitted.arrays["direction"]), jnp.zeros(KINDS, jnp.float32))
-    _, (directions, gains) = jax.lax.scan(solve, zero, penalties)
-    return directions, gains / scale
+    return jax.lax.scan(solve, jnp.zeros(KINDS, jnp.float32), penalties)[1] / scale
 
 
 def _state(fitted: Fitted, memory: Array, signs: Array, kinds: Array, mask: Array) -> State:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import DataError
+from prb_jax.personal.few_shot.backbone import Backbone
 
 Array = Any
 """A numpy or jax array."""
@@ -145,6 +146,7 @@ class Choices:
       items, base_scores, prompts: as in `Responses`, with leading axis R.
       in_context: float32 [n, 2], of the chosen and of the rejected response, by the backbone that saw the profile.
       posts: the profiles, with leading axis U.
+      backbone: the model of the features, where it can be trained.
       queries: bool [n], of users of a validation part: True for the choices that are to be predicted, False for those
         that may be adapted on. None: `halves` deals the choices of each user.
     """
@@ -160,6 +162,7 @@ class Choices:
     prompts: Array | None = None
     in_context: Array | None = None
     posts: Posts | None = None
+    backbone: Backbone | None = None
     queries: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -244,6 +247,7 @@ _MEANING = {
     "base_scores": "the backbone's own scores (`base_scores`)",
     "prompts": "the states of the questions alone (`prompts`)",
     "in_context": "the scores of the backbone that saw the profile (`in_context`)",
+    "backbone": "a decoder that can be trained (a MODEL as backbone, not a folder of its features)",
     "posts": "the states of the profile's posts (`posts`)",
     "posts.signs": "posts that the user agrees or disagrees with (`posts.signs`)",
     "posts.items": "posts that are judged responses too (`posts.items`)",

@@ -183,6 +183,7 @@ def fit_episodes(
     loss: Loss,
     key: jax.Array,
     mesh: Mesh | None = None,
+    fixed: tuple[str, ...] = (),
 ) -> Fitted:
     """Train the arrays of ``start`` and return the fit of the round with the lowest loss on the validation part.
 
@@ -194,18 +195,21 @@ def fit_episodes(
       loss: of one step.
       key: of people, contexts and whatever the loss draws.
       mesh: devices over which the people of the validation part are split.
+      fixed: names of arrays that stay as they are.
     """
     settings: EpisodeSettings = start.settings
     people = people_of(seen, most=settings.most)
     judge = Validation(validation, settings.validation_shots)
     share = -(-settings.steps // settings.rounds)
-    carry = _begin(start.arrays, settings=settings)
+    kept = {name: start.arrays[name] for name in fixed}
+    trained = {name: leaf for name, leaf in start.arrays.items() if name not in fixed}
+    carry = _begin(trained, settings=settings)
     fits = [start]
     for part in range(settings.rounds):
         carry = _round(
-            *carry, people, start.numbers, key, part * share, loss=loss, settings=settings, steps=share
+            *carry, kept, people, start.numbers, key, part * share, loss=loss, settings=settings, steps=share
         )
-        fits.append(replace(start, arrays=jax.tree.map(np.asarray, carry[0])))
+        fits.append(replace(start, arrays={**kept, **jax.tree.map(np.asarray, carry[0])}))
     numbered = [
         replace(fitted, numbers={**fitted.numbers, "steps": np.int32(part * share)})
         for part, fitted in enumerate(fits)
@@ -227,6 +231,7 @@ def _begin(arrays: Any, *, settings: EpisodeSettings) -> tuple[Any, Any]:
 def _round(
     arrays: Any,
     state: Any,
+    kept: Any,
     people: People,
     numbers: dict[str, Any],
     key: jax.Array,
@@ -243,7 +248,7 @@ def _round(
         drawn, own = jax.random.split(jax.random.fold_in(key, now))
         episode = draw(people, drawn, batch=settings.batch, shots=settings.shots)
         gradient = jax.grad(
-            lambda at: loss(Fitted(at, numbers, settings), episode, own, now / settings.steps)
+            lambda at: loss(Fitted({**kept, **at}, numbers, settings), episode, own, now / settings.steps)
         )(arrays)
         updates, state = solver.update(gradient, state, arrays)
         return (optax.apply_updates(arrays, updates), state), None

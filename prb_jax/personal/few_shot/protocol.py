@@ -60,13 +60,16 @@ class Method:
       name: as it is written on the command line.
       settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
       fit: from the choices of seen people, and of other people for every choice of a number. It is computed on one
-        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh.
+        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh. A
+        method that trains the backbone trains it on the mesh, as `prb train` does.
       adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
       score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
       empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
       pointwise: whether the score of a response depends on that response alone, so that the responses of many
         comparisons may be scored at once; False where it depends on the other responses of the comparison.
       needs: names of the fields of `Choices` that it cannot do without.
+      represent: ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
+        trains the backbone: then they are known only when it is fitted. None: the features stay as they are.
       controls: ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
         print beside its accuracy, such as its accuracy without adaptation.
     """
@@ -79,6 +82,7 @@ class Method:
     empty_state: Callable[[Fitted], State]
     pointwise: bool = True
     needs: tuple[str, ...] = ()
+    represent: Callable[[Fitted, Choices], Choices] | None = None
     controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
 
 

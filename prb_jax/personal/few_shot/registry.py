@@ -27,6 +27,8 @@ METHODS = {
     "sparse": "weights on a few sparse directions that can be read",
     "user_embedding": "an embedding of each person that conditions a shared network",
     "user_clusters": "the same with embeddings that mix a few clusters",
+    "lora": "low-rank adapters of the backbone for groups of people (trains the backbone)",
+    "lora_users": "an adapter for each seen person (trains the backbone)",
     "profile_in_context": "the backbone's own reward when it saw the profile",
 }
 """Each method's name and one line about it, in the order of tables."""
@@ -34,6 +36,7 @@ METHODS = {
 _ATTRIBUTES = {
     "lore": ("lore", "LORE"),
     "lore_free": ("lore", "LORE_FREE"),
+    "lora_users": ("lora", "USERS"),
     "user_embedding": ("user_embedding", "INDIVIDUAL"),
     "user_clusters": ("user_embedding", "CLUSTER"),
 }

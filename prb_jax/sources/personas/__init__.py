@@ -14,7 +14,7 @@ people, whose posts and answers use sentences that occur in no other part, and "
 topics of "train" in further sentences, of a larger vocabulary. Subsets: "personal-seen", "personal-unseen",
 "personal-unseen-wording", "generic".
 The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a choice, and
-``Personas.ceilings`` which accuracy is possible at best.
+``Personas.ceilings`` which accuracy is possible at best. ``satisfaction`` says how much any text pleases a person.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from prb_jax.errors import DataError, quote
 from prb_jax.sources.personas.ceilings import Ceilings
 from prb_jax.sources.personas.export import export
 from prb_jax.sources.personas.generate import PARTS, Personas, generate
+from prb_jax.sources.personas.satisfaction import satisfaction, shown_levels
 
-__all__ = ["PARTS", "Ceilings", "Personas", "generate", "load", "write"]
+__all__ = ["PARTS", "Ceilings", "Personas", "generate", "load", "satisfaction", "shown_levels", "write"]
 
 
 def load(part: str = "test") -> list[Comparison]:

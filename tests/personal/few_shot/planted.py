@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from prb_jax.personal.few_shot.backbone import AdapterSettings, AdapterTrainer
 from prb_jax.personal.few_shot.choices import Choices, Posts, UserRows, contexts_and_queries
+from prb_jax.personal.few_shot.fitting import Pairs, fit_direction
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, repeated, score_users
 
 
@@ -108,7 +111,35 @@ def world(
     return World(every.only(part == 0), every.only(part == 1), new, rewards, contexts, queries)
 
 
-def with_posts(made: World, posts: Posts) -> World:
+def with_posts(made: World, posts: Posts | None) -> World:
     """The same people with profiles."""
     parts = {name: replace(getattr(made, name), posts=posts) for name in ("seen", "validation", "new")}
     return replace(made, **parts)
+
+
+class LinearBackbone:
+    """A backbone that can be trained, whose reward is linear in its features: an adapter is a direction.
+
+    Args:
+      features: float32 [R, D].
+    """
+
+    def __init__(self, features: np.ndarray) -> None:
+        self.features = features
+
+    def trainer(
+        self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
+    ) -> AdapterTrainer:
+        deltas = self.features[pairs[:, 0]] - self.features[pairs[:, 1]]
+        nobody = np.zeros(len(pairs), np.int32)
+
+        def train(members: np.ndarray, start: Any = None) -> Any:
+            weights = np.bincount(members, minlength=len(pairs)).astype(np.float32)
+            first = np.zeros(deltas.shape[1], np.float32) if start is None else start["direction"]
+            found = fit_direction(Pairs(deltas, nobody, weights), np.float32(1e-2), first, steps=steps)
+            return {"direction": np.asarray(found)}
+
+        return train
+
+    def rewards(self, adapters: Sequence[Any], *, settings: AdapterSettings) -> np.ndarray:
+        return self.features @ np.stack([adapter["direction"] for adapter in adapters], axis=1)

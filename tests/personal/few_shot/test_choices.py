@@ -115,9 +115,9 @@ def test_every_method_has_its_name_and_settings_that_are_checked():
         assert method.name == name
         assert hash(method.settings()) == hash(method.settings())
     with pytest.raises(
-        DataError, match=r"unknown method 'lora': expected one of pooled, .*; did you mean lore\?"
+        DataError, match=r"unknown method 'loree': expected one of pooled, .*; did you mean lore\?"
     ):
-        method_named("lora")
+        method_named("loree")
     for name, change, message in [
         ("pooled", {"l2": (1.0, 0.0)}, r"PooledSettings.l2: expected numbers above 0, found \(1.0, 0.0\)"),
         ("lore", {"bases": (1,)}, r"LoReSettings.bases: expected whole numbers of at least 2, found \(1,\)"),

@@ -6,8 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.personal.few_shot.choices import Choices
+from prb_jax.personal.few_shot import gpo
+from prb_jax.personal.few_shot.choices import Choices, Context, Responses
 from prb_jax.personal.few_shot.episodes import draw, people_of
+from prb_jax.personal.few_shot.layers import init_linear, init_mlp
+from prb_jax.personal.few_shot.protocol import Fitted
 
 
 @pytest.mark.parametrize("shared_texts", [False, True])
@@ -46,3 +49,30 @@ def test_queries_do_not_meet_the_context(shared_texts):
     assert sizes == set(range(6))
     assert queries > 100
     assert one_question > 0  # who has one question is asked about others of its comparisons
+
+
+def test_gpo_reads_every_comparison_from_both_sides_and_in_any_order():
+    rng, width, count = np.random.default_rng(0), 8, 3
+    names = ("query", "key", "value", "out", "up", "down")
+    arrays = {
+        "direction": rng.normal(size=4).astype(np.float32),
+        "scale": np.float32(1),
+        "embed": init_mlp(rng, [5, width, width]),
+        "null": rng.normal(size=width).astype(np.float32),
+        "layers": [{name: init_linear(rng, width, width) for name in names}],
+        "head": init_linear(rng, width, 4),
+    }
+    fitted = Fitted(arrays, {}, gpo.GPOSettings(width=width, layers=1, heads=2))
+    chosen, rejected, asked = rng.normal(size=(3, count, 4)).astype(np.float32)
+
+    def scores(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        context = Context(Responses(first), Responses(second), np.ones(count, bool))
+        state = gpo.adapt(fitted, context, jax.random.key(0))
+        assert (
+            int(state["mask"].sum()) == 1 + 2 * count
+        )  # the null token, and each comparison with either sign
+        return np.asarray(gpo.score(fitted, state, Responses(asked)))
+
+    found = scores(chosen, rejected)
+    np.testing.assert_allclose(scores(chosen[::-1], rejected[::-1]), found, atol=1e-5)
+    assert np.abs(scores(rejected, chosen) - found).max() > 1e-2  # another person: all choices turned round

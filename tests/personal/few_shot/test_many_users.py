@@ -30,6 +30,7 @@ def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
     found = np.load(out)
     assert found["none/scores"].shape[0] > 20
     assert np.ptp(found["none/scores"]) > 0.1
+    np.testing.assert_array_equal(found["saved"], found["rows"])
     for mesh in MESHES:
         np.testing.assert_array_equal(
             found[f"{mesh}/basis"], found["none/basis"]

@@ -13,7 +13,7 @@ from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.controls import shuffled_users, swapped_labels
 from prb_jax.personal.few_shot.protocol import adapt_users, bytes_per_user, score_users
 from prb_jax.personal.few_shot.registry import METHODS, method_named
-from tests.personal.few_shot.planted import World, with_posts, world
+from tests.personal.few_shot.planted import LinearBackbone, World, with_posts, world
 
 USERS, ROWS, WIDTH = 100, 1000, 4
 RNG = np.random.default_rng(0)
@@ -109,6 +109,14 @@ def shown() -> World:
     return replace(made, seen=part(made.seen), validation=part(made.validation), new=part(made.new))
 
 
+@cache
+def two_tastes_of_a_backbone() -> World:
+    made = two_tastes()
+    backbone = LinearBackbone(FEATURES)
+    parts = {name: replace(getattr(made, name), backbone=backbone) for name in ("seen", "validation", "new")}
+    return replace(made, **parts)
+
+
 L2 = {"l2": (1e-2,)}
 EPISODES = {"steps": 500, "rounds": 1, "batch": 32, "shots": 32, "rate": 1e-2}
 JOINT = {"steps": (800,), "batch": 256, "rate": 1e-2, "pull": (0.1,)}
@@ -164,6 +172,8 @@ SLOW = [
         shots=64,
     ),
     Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, "width": 2, "hidden": 16}),
+    Case("lora", two_tastes_of_a_backbone, {"clusters": (2,)}),
+    Case("lora_users", two_tastes_of_a_backbone, {"own_steps": 50}),
     Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
 ]
 
@@ -185,6 +195,8 @@ def test_a_planted_model_is_recovered(case, record_property):
     if case.name == "profile_in_context":
         settings = case.settings
     fitted = method.fit(made.seen, made.validation, settings=method.settings(**settings), key=KEY)
+    if method.represent is not None:
+        made = replace(made, new=method.represent(fitted, made.new))
 
     def scores(rows: Any, choices: Any = made.new) -> np.ndarray:
         states = adapt_users(method, fitted, choices, rows, key=KEY)

@@ -1,0 +1,101 @@
+"""The backbone of a study: features of a folder or of a model, and the model itself for methods that train it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.locate import locate
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import writing
+from prb_jax.errors import RunError
+from prb_jax.models.config.decoder import read_raw_config
+from prb_jax.models.config.encoder import is_encoder
+from prb_jax.personal.features import FEATURES, FeatureStore, open_features
+from prb_jax.personal.few_shot.backbone import TRAINS, Backbone
+from prb_jax.personal.few_shot.protocol import Method
+from prb_jax.runs.folder import as_recorded
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.write_features import FeatureOptions, write_features
+from prb_jax.study.population import Population
+
+
+def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:
+    """Refuse methods that train the backbone where there is none that can be trained, before anything is computed.
+
+    Raises:
+      RunError: features are given, or an encoder; the method is named.
+    """
+    training = [method.name for method in methods if TRAINS in method.needs]
+    if not training:
+        return
+    if _holds_features(backbone):
+        found = f"the folder of features {backbone}"
+    else:
+        revision = None if options is None else options.loading.revision
+        folder = locate(backbone, revision=revision)
+        if not is_encoder(read_raw_config(folder.path)):
+            return
+        found = f"the encoder {folder.name}"
+    raise RunError(
+        f"{', '.join(training)}: trains the backbone: expected a decoder as --backbone MODEL, found {found}"
+    )
+
+
+def _holds_features(backbone: str | Path) -> bool:
+    return (Path(backbone) / FEATURES).is_file()
+
+
+def features_of(
+    backbone: str | Path,
+    inputs: Inputs,
+    folder: Path,
+    options: FeatureOptions | None,
+    *,
+    limit: int | None,
+    progress: bool,
+    command: Sequence[str],
+) -> FeatureStore:
+    """Return the features of a study: those of a folder, or of a model, which are then written to ``folder/features``.
+
+    Raises:
+      RunError: features of other data, or options that have no effect on them.
+    """
+    if _holds_features(backbone):
+        if options is not None and options != FeatureOptions():
+            raise RunError(
+                f"{backbone}: holds features already; options of the model have no effect: leave them out"
+            )
+        store = open_features(backbone)
+        store.check_inputs(as_recorded({"data": inputs.to_json()}))
+        return store
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return write_features(
+        backbone,
+        inputs,
+        out=folder / "features",
+        options=options,
+        limit=limit,
+        progress=progress,
+        command=command,
+    )
+
+
+def trainable(
+    model: str | Path, population: Population, options: FeatureOptions | None, *, mesh: Mesh
+) -> Backbone | None:
+    """Return the model of the features with the responses of the people; None where features alone are given."""
+    if _holds_features(model):
+        return None
+    from prb_jax.training.adapters import TrainableBackbone  # it imports the optimiser
+
+    chosen = options or FeatureOptions()
+    answers = [
+        Comparison(id=f"answer {row}", prompt=prompt, responses=[text])
+        for row, (prompt, text) in enumerate(zip(population.prompts, population.texts, strict=True))
+    ]
+    return TrainableBackbone(str(model), replace(chosen.loading, mesh=mesh), chosen.view, answers, mesh)

@@ -1,0 +1,151 @@
+"""Adapters of a backbone for groups of people: the step of `prb train` on some of the comparisons at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import RunError
+from prb_jax.models.head import is_one_row
+from prb_jax.models.lora import LoraConfig
+from prb_jax.personal.few_shot.backbone import Adapter, AdapterSettings
+from prb_jax.personal.method import StepRows
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.adapted import AdaptedRewards, check_trainable
+from prb_jax.scoring.embedder import StateFeatures, open_embedder
+from prb_jax.text.view import ViewOptions
+from prb_jax.training.data import Examples
+from prb_jax.training.microbatches import Microbatches, plan_microbatches
+from prb_jax.training.order import Order
+from prb_jax.training.settings import BatchSettings, OptimizerSettings, TrainSettings
+from prb_jax.training.start import start_from
+from prb_jax.training.trainer import Trainer, make_trainer
+
+TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
+"""The options of loading that a training has too."""
+
+
+@dataclass(eq=False)
+class TrainableBackbone:
+    """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.backbone.Backbone`.
+
+    Attributes:
+      model: folder or hub id.
+      loading: how it is opened.
+      view: protocol and length limit, as of the features.
+      answers: R comparisons with one response each, in the order of the rows of features.
+      mesh: devices.
+    """
+
+    model: str
+    loading: LoadOptions
+    view: ViewOptions
+    answers: Sequence[Comparison] = field(repr=False)
+    mesh: Mesh
+
+    def trainer(
+        self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
+    ) -> AdapterTraining:
+        """As of :class:`prb_jax.personal.few_shot.backbone.Backbone`."""
+        comparisons = [
+            Comparison(
+                id=f"choice {number}",
+                prompt=self.answers[chosen].prompt,
+                responses=[self.answers[row].responses[0] for row in (chosen, rejected)],
+                labels=[1.0, 0.0],
+            )
+            for number, (chosen, rejected) in enumerate(pairs.tolist())
+        ]
+        wanted = self._settings(settings, steps=steps, seed=seed)
+        start = start_from(wanted, comparisons, out=Path(self.model))
+        trainer = make_trainer(wanted, start, mesh=self.mesh, data=comparisons, out=Path(self.model))
+        return AdapterTraining(trainer, comparisons)
+
+    def rewards(self, adapters: Sequence[Adapter], *, settings: AdapterSettings) -> np.ndarray:
+        """As of :class:`prb_jax.personal.few_shot.backbone.Backbone`."""
+        adapted = AdaptedRewards(self._embedder, adapters, settings.alpha / settings.rank)
+        return adapted.answers(self.answers, advance=lambda done, tokens: None).features
+
+    @cached_property
+    def _embedder(self) -> StateFeatures:
+        return check_trainable(open_embedder(self.model, self.loading, view=self.view))
+
+    def _settings(self, settings: AdapterSettings, *, steps: int, seed: int) -> TrainSettings:
+        if unknown := [name for name in self.loading.given if name not in TRAINED_WITH]:
+            raise RunError(f"{', '.join(unknown)}: adapters cannot be trained so: leave it out")
+        embedder = self._embedder
+        given = {name: value for name, value in self.loading.given.items() if name not in ("mesh", "dtype")}
+        own_head = embedder.gives_rewards and is_one_row(embedder.model.decoder.head)
+        return TrainSettings(
+            model=self.model,
+            steps=steps,
+            seed=seed,
+            dtype=embedder.model.dtype,  # pyright: ignore[reportArgumentType]
+            tuning="lora",
+            max_length=embedder.view.max_length,
+            init_head=not own_head,
+            optimizer=OptimizerSettings(learning_rate=settings.rate or None),
+            lora=LoraConfig(rank=settings.rank, alpha=settings.alpha),
+            batch=BatchSettings(comparisons=settings.batch),
+            **given,
+        )
+
+
+class AdapterTraining:
+    """Trains adapters one after another with the same compiled step.
+
+    Args:
+      trainer: of the model, without weights yet.
+      comparisons: pairs, of which each training sees some.
+    """
+
+    def __init__(self, trainer: Trainer, comparisons: Sequence[Comparison]) -> None:
+        self._trainer = trainer
+        trees = trainer.encode(comparisons)
+        self._examples = Examples(
+            comparisons=comparisons,
+            trees=trees,
+            weights=np.ones(len(trees), np.float32),
+            rows=np.zeros(len(trees), np.int32),
+        )
+        settings = trainer.settings
+        order = self._order(np.arange(len(trees)))
+        self._microbatches: Microbatches = plan_microbatches(
+            self._examples,
+            order,
+            config=trainer.start.config,
+            mesh=trainer.mesh,
+            streams=trainer.streams,
+            batch=settings.batch,
+            steps=settings.steps,
+        )
+
+    def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
+        """As of :class:`prb_jax.personal.few_shot.backbone.AdapterTrainer`.
+
+        Raises:
+          RunError: the loss or its gradient is not finite.
+        """
+        trainer = self._trainer
+        trainer.begin_anew(start)
+        order, finite = self._order(members), []
+        for step in range(trainer.settings.steps):
+            own = members[order.step(step)]
+            rows = StepRows(np.zeros(0, np.int32), np.zeros(len(own), np.int32))
+            finite.append(trainer.step(self._microbatches.of_step(own, rows.slots), rows)["finite"])
+        if not all(float(np.asarray(each)) for each in finite):
+            raise RunError(
+                f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "
+                "(as in --set lora.rate=1e-4) or dtype=float32 may help"
+            )
+        return trainer.trained()
+
+    def _order(self, members: np.ndarray) -> Order:
+        settings = self._trainer.settings
+        return Order(len(members), settings.batch.comparisons, settings.seed)

@@ -1,0 +1,198 @@
+"""Judges by the true rubric, and the paper's judges of single responses with their parsers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import RunError
+from prb_jax.generation import paper_ratings
+from prb_jax.generation.endpoint import EndpointOptions
+from prb_jax.generation.judge_run import JudgeOptions
+from prb_jax.generation.judge_ways import local_way
+from prb_jax.generation.paper_ratings import paper_list, paper_number
+from prb_jax.generation.rubrics import ONE_ASPECT
+from prb_jax.readouts.load_options import LoadOptions
+from tests.generation.stand_in import stand_in
+from tests.tiny_policies import write_policy
+
+NAN = float("nan")
+
+
+def rated_pairs(count: int = 3, **fields: Any) -> list[prb.Comparison]:
+    """Pairs of a rubric of two aspects: the better response names both."""
+    aspects = [
+        {"aspect": name, "evidence": "-", "reason": reason}
+        for name, reason in (("tea", "likes it"), ("walks", ""))
+    ]
+    return [
+        prb.Comparison(
+            id=f"c{number}", question=f"What now {number}?", chosen="tea, then walks", rejected="tea {aspects}",
+            user_id=f"u{number}", profile=[{"id": "p", "category": "", "text": "SECRET post"}],
+            **{"rubric_aspects": aspects, **fields},
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("0.8", 0.8), ("7", 1.0), ("Score: 7", None), ("8/10", 1.0), ("85%", None), ("20 pts", 0.0), ("12 pts", 1.0),
+        ("3.14 pts", 0.14), ("[2, 2, 2]", None), ("[2, 1, 0]", 1.0), ("[0, 2]", 0.0), ("-3", 0.0), ("nan", 1.0),
+        ("inf", 1.0), ("", None), (" 0.25\n", 0.25),
+    ],
+)  # fmt: skip
+def test_the_paper_s_parser_of_numbers(reply: str, number: float | None) -> None:
+    """Vectors of the paper's script, run by others; None is its default, 0.5."""
+    assert paper_number(reply) == (None if number is None else pytest.approx(number))
+
+
+@pytest.mark.parametrize(
+    ("reply", "mean"),
+    [
+        ("[2, 1, 0]", 1.0), ("[2, 1", 1.5), ("Aspect 1: 2", 1.5), ("[a] [2]", None), ("[[2,1],[0]]", 1.5),
+        ("[2-1]", 0.5), ("[-1]", -1.0), ("none", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_paper_s_parser_of_lists(reply: str, mean: float | None) -> None:
+    """Vectors of the paper's script, run by others; None is its default, 0."""
+    assert paper_list(reply) == mean
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the paper's checkout, whose texts are not the paper's."""
+    folder, system, evaluation = tmp_path / "prompts", "Be fair.", "{question}|{answer}|{aspects}"
+    folder.mkdir()
+    (folder / "evaluation.txt").write_text(f"{evaluation}\n")
+    (tmp_path / "BoN").mkdir()
+    (tmp_path / "BoN" / "score.py").write_text(
+        f'run([{{"role": "system", "content": "{system}"}}], "other")\n'
+    )
+    monkeypatch.setattr(paper_ratings, "SYSTEM_DIGEST", hashlib.sha256(system.encode()).hexdigest()[:16])
+    digest = hashlib.sha256(evaluation.encode()).hexdigest()[:16]
+    monkeypatch.setattr(paper_ratings, "RUBRIC_PROMPT", ("evaluation.txt", digest))
+    return folder
+
+
+def judged(server: Any, out: Path, *, data: list[prb.Comparison] | None = None, **options: Any) -> Any:
+    endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
+    return prb.judge(
+        None,
+        data or rated_pairs(),
+        out=out,
+        options=JudgeOptions(**options),
+        endpoint=endpoint,
+        progress=False,
+    )
+
+
+def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_path: Path) -> None:
+    """What cannot be read counts as 0 and as 0.5; texts are put in one after the other, so that a place is filled."""
+    with stand_in(lambda text, _: "[2, 1]" if "then" in text else "well", whole=False) as server:
+        found = judged(server, tmp_path / "rubric", protocol="paper-rubric", prompts=str(checkout))
+        body = server.asked[0][1]
+        assert (body["max_tokens"], body["temperature"]) == (32, 0.0)
+        assert body["messages"][0] == {"role": "system", "content": "Be fair."}
+        shown = {each["messages"][1]["content"] for _, each in server.asked}
+        assert {
+            f"What now 0?|{answer}|tea, walks" for answer in ("tea, then walks", "tea tea, walks")
+        } <= shown
+    figures = found.summary["judge"]
+    assert (figures["mean_rating"], figures["std"], figures["min"], figures["max"]) == (0.75, 0.75, 0.0, 1.5)
+    assert (found.summary["accuracy"], figures["failed_parses"], figures["ratings"]) == (1.0, 3, 6)
+    assert found.summary["hints"]["upper_bound"] == ["rubric"]
+
+    template = tmp_path / "ask.txt"
+    template.write_text("{question}/{profile}/{answer}")
+    with stand_in(lambda text, _: "Score: 7" if "then" in text else "0.25") as server:
+        options: dict[str, Any] = {
+            "protocol": "paper-score",
+            "prompts": str(checkout),
+            "template": str(template),
+        }
+        found = judged(server, tmp_path / "score", **options)
+        body = server.asked[0][1]
+        assert body["max_tokens"] == 10
+        assert "/Post 1 (Category: ):\nSECRET post/tea" in body["messages"][1]["content"]
+    assert list(found.rows[0].scores) == [0.5, 0.25]
+    assert found.summary["judge"]["failed_parses"] == 3
+
+
+def test_a_rubric_judge_is_asked_for_each_aspect_without_the_profile(tmp_path: Path) -> None:
+    def reply(text: str, _: int) -> str:
+        answer = text.partition("Answer:\n")[2].split("\n\n")[0]
+        if "What now 2?" in text and "wants the following of an answer.\n\nwalks\n" in text:
+            return "perhaps"
+        wanted = "walks" if "of an answer.\n\nwalks\n" in text else "tea"
+        return "2" if wanted in answer else "0"
+
+    system = tmp_path / "system.txt"
+    system.write_text("Be strict.\n")
+    with stand_in(reply) as server:
+        found = judged(server, tmp_path / "run", protocol="rubric", system=str(system))
+        assert len(server.asked) == 12
+        bodies = [body for _, body in server.asked]
+        assert all(body["messages"][0] == {"role": "system", "content": "Be strict."} for body in bodies)
+        assert not any("SECRET" in json.dumps(body) for body in bodies)
+        assert any("tea: likes it" in body["messages"][1]["content"] for body in bodies)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
+    assert (rows[0]["ratings"], rows[0]["numbers"]) == ([2, 1], [[2, 2], [2, 0]])
+    assert rows[2]["ratings"] == [None, None]
+    judge = found.summary["judge"]
+    assert (found.summary["accuracy"], judge["unparsable"], judge["scale"]) == (2 / 3, 1, [0, 2])
+    assert found.summary["hints"]["upper_bound"] == ["rubric"]
+
+
+def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path: Path) -> None:
+    """Of what the judge of single numbers says where it is asked for each aspect in the same words."""
+    folder, data = tmp_path / "policy", rated_pairs(2)
+    write_policy(folder, "qwen3", num_hidden_layers=1)
+    way = local_way(folder, JudgeOptions(protocol="rubric"), LoadOptions())
+    found = [one.scores for one in way.judge(data, [0, 0], profile_posts=0)]
+    expected = np.zeros((2, 2))
+    for aspect in ("tea: likes it", "walks"):
+        template = tmp_path / "t.txt"
+        template.write_text(ONE_ASPECT.replace("{aspect}", aspect))
+        options = JudgeOptions(protocol="score", template=str(template), scale=(0, 2))
+        one = local_way(folder, options, LoadOptions())
+        expected += [each.scores / 2 for each in one.judge(data, [0, 0], profile_posts=0)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
+        way.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
+    assert np.ptp(found) > 1e-4
+
+
+def test_what_does_not_go_together_is_one_error(checkout: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.txt"
+    template.write_text("{question}{answer}")
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"protocol": "rubric", "scale": (0, 2)}, "--scale: belongs to --protocol score: leave"),
+        ({"protocol": "rubric", "controls": "blind"}, "--controls: a rubric judge"),
+        ({"protocol": "rubric", "template": str(template)}, r"t.txt: expected a place \{aspect\}"),
+        ({"protocol": "paper-rubric"}, "--prompts DIR: the paper's protocols need it"),
+        (
+            {"protocol": "paper-rubric", "prompts": str(tmp_path)},
+            "system turn of the paper's judges .* in none of",
+        ),
+        (
+            {"protocol": "paper-score", "prompts": str(checkout)},
+            "--template FILE: --protocol paper-score needs it",
+        ),
+        ({"protocol": "default", "system": str(template)}, "--system: belongs to --protocol score or rubric"),
+        ({"protocol": "score", "system": str(checkout)}, "prompts: cannot be read: .* --system takes"),
+    )
+    with stand_in(lambda text, _: "1") as server:
+        for given, message in cases:
+            with pytest.raises(RunError, match=message):
+                judged(server, tmp_path / "run", **given)
+        with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
+            judged(server, tmp_path / "run", protocol="rubric", data=rated_pairs(rubric_aspects=[]))
+        assert not server.asked

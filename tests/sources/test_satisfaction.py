@@ -1,0 +1,62 @@
+"""Ground truth of any text for generated people: it agrees with their labels, and repeating a word gains nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError
+from prb_jax.scoring.baselines import PERSONA_TRUTH, score_baseline
+from prb_jax.sources import personas
+from prb_jax.sources.personas.satisfaction import FULL
+
+
+@pytest.mark.parametrize("part", ["test-seen", "test-unseen", "test-unseen-wording", "train-more-wording"])
+def test_it_orders_the_labelled_responses_as_one_who_knows_the_tastes(part: str) -> None:
+    benchmark = personas.generate()
+    records = benchmark.parts[part]
+    people = {person.id: person for person in benchmark.people}
+    scores = np.array(score_baseline(PERSONA_TRUTH, records))
+    right = scores[:, 0] > scores[:, 1]
+    assert np.mean(right) == pytest.approx(benchmark.ceilings[part].persona_aware, abs=0.01)
+    # wrong almost nowhere but at the slips
+    aware = np.array([people[str(one.user_id)].leaning(benchmark.levels[one.id]) > 0 for one in records])
+    assert np.mean(right == aware) > 0.99
+
+
+def test_levels_are_those_of_the_design() -> None:
+    benchmark = personas.generate()
+    for one in benchmark.parts["test"][::10]:
+        wanted = benchmark.levels[one.id]
+        shown = personas.shown_levels(one.responses[0])
+        assert all(level * found > 0 for level, found in zip(wanted, shown, strict=True) if level)
+
+
+def test_a_text_is_worth_no_more_when_it_says_a_thing_again() -> None:
+    one = personas.load("test-seen")[0]
+    user, text = str(one.user_id), one.responses[0]
+    assert personas.satisfaction(user, f"{text} {text}") == pytest.approx(
+        personas.satisfaction(user, text), abs=1 / FULL / 4
+    )
+    for other in {each.user_id for each in personas.load("test")}:
+        assert abs(personas.satisfaction(str(other), text)) <= 1.0
+        assert personas.satisfaction(str(other), "") == 0.0
+        assert personas.satisfaction(str(other), "Of the and.") == 0.0
+
+
+def test_people_who_disagree_are_pleased_by_opposite_texts() -> None:
+    assert personas.shown_levels("Trust your feel for it: go when your instinct says so.")[3] < -0.5
+    first, second = (
+        next(p for p in personas.generate().people if p.tastes[3] == taste).id for taste in (1, -1)
+    )
+    text = "Trust your feel, your gut feeling and your instinct."
+    assert personas.satisfaction(first, text) < 0 < personas.satisfaction(second, text)
+
+
+def test_who_is_no_generated_person_is_one_error() -> None:
+    with pytest.raises(DataError, match=r"no person 'ana'; expected persona-01 to persona-60"):
+        personas.satisfaction("ana", "Hello.")
+    nobody = Comparison(id="7", question="?", responses=["a", "b"])
+    with pytest.raises(DataError, match=r"comparison '7': baseline:persona-truth knows .* generated people"):
+        score_baseline(PERSONA_TRUTH, [nobody])
