@@ -105,7 +105,7 @@ def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Pa
         prb.evaluate(reward, comparisons(), out=tmp_path / "scores" / name, progress=False)
         for seed in (0, 1) if name == "letter" else (0,):
             out = tmp_path / "ppo" / f"{name}{seed}"
-            result = prb.ppo(given | {"seed": seed}, out=out, **both | {"reward": reward})
+            result = prb.ppo(given | {"seed": seed}, out=out, **{**both, "reward": reward})
             written = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
             assert [each["id"] for each in written] == [each["id"] for each in new for _ in range(8)]
             of_all, *parts = read_behaviour(out)[1:]
