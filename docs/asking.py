@@ -101,7 +101,11 @@ def main(people: int) -> None:
             seen, backbone=out / "features", out=out / "study", methods=["pref"], shots=(8,), progress=False
         )
         model = PersonalisedModel(read_fitted(out / "study" / "fitted" / "pref"), Planted())
-    print("| questions chosen by | " + " | ".join(f"{count} answers" for count in ANSWERS) + " |")
+    print(
+        "| questions chosen by | "
+        + " | ".join(f"{count} answer{'s' * (count > 1)}" for count in ANSWERS)
+        + " |"
+    )
     print("|---" * (len(ANSWERS) + 1) + "|")
     for rule in RULES:
         found = np.array([mean_accuracy(model, person, rule) for person in range(people)])

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prb_jax.cli import main
 from prb_jax.personal.features import open_features
 from prb_jax.scoring.read_inputs import read_inputs
@@ -155,7 +157,26 @@ def _new_wording(out: Path) -> list[str]:
         )
         found = json.loads((folder / "summary.json").read_text())
         lines.append(f"| `{method}` | 16 | {_figure(found['accuracy'], found['ci95'])} |")
-    return [_bound("personal"), "New wording:", "\n".join(lines), _bound("test-unseen-wording")]
+    parts = [_bound("personal"), _readable(out), "New wording:", "\n".join(lines)]
+    return [*parts, _bound("test-unseen-wording")]
+
+
+def _readable(out: Path) -> str:
+    """How much of the tastes a linear reader of the features can see: it is fitted on the true axes of the answers to
+    three quarters of the questions, and told the true tastes of the people who answer the others."""
+    inputs = read_inputs([str(out / "personas.jsonl")])
+    population = read_population(inputs.comparisons, open_features(out / "personas.features"))
+    made, choices = personas.generate(), population.choices
+    tastes = {person.id: person.tastes for person in made.people}
+    own = np.array([tastes[population.users[user]] for user in choices.users])
+    levels = np.array([made.levels[one] for one in population.ids])
+    spread = choices.deltas.std(0)
+    deltas = choices.deltas / np.where(spread > 1e-6, spread, 1)
+    asked = choices.questions % 4 == 0
+    seen = deltas[~asked]
+    axes = np.linalg.solve(seen.T @ seen + 100 * np.eye(seen.shape[1]), seen.T @ levels[~asked])
+    right = np.sum((deltas[asked] @ axes) * own[asked], axis=1) > 0
+    return f"A linear reader that knows axes and tastes: {right.mean():.3f} of {len(right):,} choices."
 
 
 def _bound(part: str) -> str:
@@ -199,7 +220,7 @@ def _figure(value: float | None, interval: list[float] | None, *, signed: bool =
     return shown if interval is None else f"{shown} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-def table(results: Sequence[Row], *, shots: tuple[int, ...], split: str = "unseen") -> str:
+def table(results: Sequence[Row], *, shots: Sequence[int], split: str = "unseen") -> str:
     """Return the rows of unseen or seen people as a table of Markdown."""
     lines = [
         "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person |",
@@ -222,11 +243,10 @@ def write_table(name: str, folder: Path, out: Path) -> None:
     """Write the tables of a finished study: all choices, and each subset with the largest number of shots."""
     results = json.loads((folder / "results.json").read_text())
     counts = [int(text) for text in STUDIES[name].shots.split(",")]
-    shown = tuple(dict.fromkeys((counts[0], counts[len(counts) // 2], counts[-1])))
     unseen = [row for row in results if row["split"] == "unseen"]
     parts = [
         f"{unseen[0]['n']:,} choices of {unseen[0]['users']:,} unseen people.",
-        table(results, shots=shown),
+        table(results, shots=counts),
     ]
     controls = [
         row
@@ -244,9 +264,9 @@ def write_table(name: str, folder: Path, out: Path) -> None:
         for subset in dict.fromkeys(row["subset"] for row in subsets):
             here = [row for row in subsets if row["subset"] == subset]
             parts.append(f"{subset}: {here[0]['n']:,} choices of {here[0]['users']:,} people.")
-            parts.append(table(here, shots=(counts[-1],)))
+            parts.append(table(here, shots=counts[-1:]))
     if any(row["split"] == "seen" for row in results):
-        parts += ["Held-out choices of seen people:", table(results, shots=shown, split="seen")]
+        parts += ["Held-out choices of seen people:", table(results, shots=counts, split="seen")]
     more = STUDIES[name].more
     parts += [] if more is None else more(out)
     (out / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -265,7 +285,14 @@ STUDIES = {
         settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
         more=_by_conversation,
     ),
-    "ukpconvarg1": Study("ukpconvarg1", _judgements, CHEAP, shots="0,1,2,4", seeds=4),
+    "ukpconvarg1": Study(
+        "ukpconvarg1",
+        _judgements,
+        CHEAP,
+        shots="0,1,4",
+        seeds=3,
+        settings="offset.spread=0.3,1,3 nearest.neighbours=200 nearest.shrink=8 attention.steps=1 attention.rounds=1",
+    ),
     "prefeval": Study("prefeval", _whole, "pooled,offset,attention", shots="0", seeds=4, features=""),
     "personas": Study(
         None,

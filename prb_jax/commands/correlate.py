@@ -31,6 +31,12 @@ def add(verbs: Verbs) -> None:
     sub.add_argument("--out", metavar="DIR", help="folder for correlate.json and correlate.png")
     sub.add_argument("--lineage", metavar="FILE", help="JSON, {name of a score run: lineage}")
     sub.add_argument(
+        "--figures",
+        metavar="F",
+        nargs="+",
+        help="of the benchmark, as accuracy or user_accuracy (default: all)",
+    )
+    sub.add_argument(
         "--quantile", metavar="Q", type=float, default=0.1, help="over users and subsets (default: 0.1)"
     )
     sub.add_argument(
@@ -49,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
         options.behaviour,
         out=options.out,
         lineage=options.lineage,
+        figures=options.figures,
         quantile=options.quantile,
         draws=options.draws,
         seed=options.seed,

@@ -152,6 +152,8 @@ def _print(summary: Mapping[str, Any]) -> None:
             cells += [number(figures[key]) for key in ("ties", "another_user", "length_correlation")]
             table.add_row(*map(escape, cells))
         table.caption = "lambda: chosen on validation users; with length: correlation of score and tokens"
+        if any(figures["lambda"] == max(summary["strengths"]) for figures in found["scores"].values()):
+            table.caption += "\nthe largest lambda was chosen: larger ones may do better (--lambdas)"
         if found["token_level"]:
             table.caption += escape(f"\nno rewards of tokens: {found['token_level']}")
         print_table(table)

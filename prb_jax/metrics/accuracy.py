@@ -122,7 +122,11 @@ def outcomes(rows: Sequence[ScoredRow]) -> Outcomes:
     Raises:
       DataError: as ``margin``.
     """
-    margins = np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64)
+    return outcomes_of(np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64))
+
+
+def outcomes_of(margins: np.ndarray) -> Outcomes:
+    """Wins and ties of rows with these margins, float64 [n]."""
     return Outcomes(wins=margins > 0, ties=margins == 0, margins=margins)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, outcomes
+from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin, outcomes_of
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.coverage import chance, coverage
 from prb_jax.metrics.definitions import definitions
-from prb_jax.metrics.uncertainty import accuracy_interval, paired_difference
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_of_wins, match_rows
 
 LENGTH_BASELINE: Final = "baseline:length"
 NO_SUBSET: Final = "(no subset)"
@@ -49,21 +53,22 @@ def summarise(
     clusters = clusters or Clusters(tuple(row.user_id for row in rows))
     baselines = baselines or {}
     undefined = baselines.get(model or "")
-    summary = _figures(rows, clusters, undefined=undefined if isinstance(undefined, str) else None)
-    positions = {row.id: i for i, row in enumerate(rows)}
+    seen = _go_through(rows)
+    summary = _figures(seen, clusters, undefined=undefined if isinstance(undefined, str) else None)
     compared: dict[str, Any] = {}
     for name, found in baselines.items():
         if isinstance(found, str):
-            figures = _figures(rows, clusters, undefined=found)
+            figures = _figures(seen, clusters, undefined=found)
             difference = {"difference": None, "ci95": None, "ci95_reason": found}
         else:
-            compared_rows, over = rows, clusters
+            compared_rows, over, wins = rows, clusters, seen.result.wins
             if name in partial:
+                positions = {row.id: i for i, row in enumerate(rows)}
                 index = [positions[row.id] for row in found]
-                compared_rows, over = [rows[i] for i in index], clusters.take(index)
-            # first, because it refuses other comparisons
-            difference = paired_difference(compared_rows, found, clusters=over)
-            figures = _figures(found, clusters.take([positions[row.id] for row in found]))
+                compared_rows, over, wins = [rows[i] for i in index], clusters.take(index), wins[index]
+            own = _go_through(match_rows(compared_rows, found))
+            figures = _figures(own, over)
+            difference = difference_of_wins(wins, own.result.wins, over)
             if name == model:
                 difference = {"difference": None, "ci95": None, "ci95_reason": ITSELF}
         for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
@@ -80,23 +85,58 @@ def summarise(
     return summary
 
 
-def _figures(
-    rows: Sequence[ScoredRow], clusters: Clusters, *, undefined: str | None = None
-) -> dict[str, Any]:
-    result = outcomes(rows)
+@dataclass(frozen=True)
+class _Seen:
+    """What the figures need of n rows, which may be made one by one when they are asked for.
+
+    Attributes:
+      result: who won.
+      subsets: [n] of the rows.
+      chances: float64 [n], the probability that scores without meaning win a row.
+      truncated: how many rows were cut.
+      truncation: how much was cut, by kind.
+    """
+
+    result: Outcomes
+    subsets: Sequence[str | None]
+    chances: np.ndarray
+    truncated: int
+    truncation: Mapping[str, int]
+
+
+def _go_through(rows: Sequence[ScoredRow]) -> _Seen:
+    margins, chances = array("d"), array("d")
+    subsets: list[str | None] = []
+    totals: dict[str, int] = {}
+    truncated = 0
+    for row in rows:
+        margins.append(margin(row.scores, row.labels, id=row.id))
+        chances.append(chance(row.labels))
+        subsets.append(row.subset)
+        truncated += row.is_truncated
+        if isinstance(row.truncated, Mapping):
+            for kind, amount in row.truncated.items():
+                totals[kind] = totals.get(kind, 0) + int(amount)
+    return _Seen(
+        outcomes_of(np.array(margins)), subsets, np.array(chances), truncated, dict(sorted(totals.items()))
+    )
+
+
+def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -> dict[str, Any]:
+    result = seen.result
     figures = _accuracy(result, clusters)
     # exact sums here and below: not even the last bit depends on the order of the rows
-    figures["mean_margin"] = math.fsum(result.margins) / len(rows)
-    by_subset = _by_subset(rows, result, clusters)
-    figures |= _users(rows, result, clusters)
+    figures["mean_margin"] = math.fsum(result.margins) / len(result.margins)
+    by_subset = _by_subset(seen, clusters)
+    figures |= _users(seen, clusters)
     if undefined is not None:
         figures = _undefined(figures, undefined)
         by_subset = {name: _undefined(part, undefined) for name, part in by_subset.items()}
     figures["accuracy_by_subset"] = {name: part["accuracy"] for name, part in by_subset.items()}
     figures["by_subset"] = by_subset
     figures["crossed"] = _crossed(clusters)
-    figures["truncated"] = sum(row.is_truncated for row in rows)
-    figures["truncation"] = _truncation(rows)
+    figures["truncated"] = seen.truncated
+    figures["truncation"] = dict(seen.truncation)
     return figures
 
 
@@ -120,11 +160,12 @@ def _accuracy(result: Outcomes, clusters: Clusters) -> dict[str, Any]:
     }
 
 
-def _by_subset(rows: Sequence[ScoredRow], result: Outcomes, clusters: Clusters) -> dict[str, Any]:
+def _by_subset(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
     """Figures by subset, sorted by name; empty if no row has a subset."""
     members: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        members.setdefault(NO_SUBSET if row.subset is None else row.subset, []).append(i)
+    result = seen.result
+    for i, subset in enumerate(seen.subsets):
+        members.setdefault(NO_SUBSET if subset is None else subset, []).append(i)
     if members.keys() == {NO_SUBSET}:
         return {}
     return {
@@ -135,10 +176,11 @@ def _by_subset(rows: Sequence[ScoredRow], result: Outcomes, clusters: Clusters) 
     }
 
 
-def _users(rows: Sequence[ScoredRow], result: Outcomes, clusters: Clusters) -> dict[str, Any]:
+def _users(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
+    result = seen.result
     known = [i for i, user in enumerate(clusters.users) if user is not None]
     users = [str(clusters.users[i]) for i in known]
-    served = coverage(users, result.wins[known].tolist(), [chance(rows[i].labels) for i in known])
+    served = coverage(users, result.wins[known].tolist(), seen.chances[known].tolist())
     figures: dict[str, Any] = {"users": 0, "users_derived": clusters.derived, "user_accuracy": None}
     if known:
         counts = group_counts(result.wins[known], users)
@@ -158,12 +200,3 @@ def _crossed(clusters: Clusters) -> dict[str, Any] | None:
         return None
     by = "set of responses" if len(clusters.responses[0]) == 1 else "response"
     return {"clusters": len({key for keys in clusters.responses for key in keys}), "by": by}
-
-
-def _truncation(rows: Sequence[ScoredRow]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for row in rows:
-        if isinstance(row.truncated, Mapping):
-            for kind, amount in row.truncated.items():
-                totals[kind] = totals.get(kind, 0) + int(amount)
-    return dict(sorted(totals.items()))

@@ -212,17 +212,25 @@ def paired_difference(
       DataError: if the two do not hold the same comparisons, each once, or there are none.
     """
     matched = match_rows(rows_a, rows_b)
-    gains = outcomes(rows_a).wins.astype(np.int64) - outcomes(matched).wins.astype(np.int64)
-    found = difference_interval(gains, clusters or Clusters(tuple(row.user_id for row in rows_a)))
+    clusters = clusters or Clusters(tuple(row.user_id for row in rows_a))
+    return difference_of_wins(outcomes(rows_a).wins, outcomes(matched).wins, clusters)
+
+
+def difference_of_wins(wins_a: np.ndarray, wins_b: np.ndarray, clusters: Clusters) -> dict[str, Any]:
+    """As :func:`paired_difference`, from who won [n] bool; the clusters are of the same rows."""
+    gains = wins_a.astype(np.int64) - wins_b.astype(np.int64)
+    found = difference_interval(gains, clusters)
     return {"difference": int(gains.sum()) / len(gains), **found.to_json()}
 
 
-def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> list[ScoredRow]:
-    """Return ``rows_b`` in the order of ``rows_a``.
+def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequence[ScoredRow]:
+    """Return ``rows_b`` in the order of ``rows_a``; themselves, and none of them held, where they stand in it.
 
     Raises:
       DataError: if the two do not hold the same comparisons, each once, or there are none.
     """
+    if _stand_alike(rows_a, rows_b):
+        return rows_b
     by_id = {row.id: row for row in rows_b}
     ids_a = {row.id for row in rows_a}
     if not rows_a:
@@ -237,6 +245,16 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> list
         if a.user_id != b.user_id or list(a.labels) != list(b.labels):
             raise DataError(f"row {quote(a.id)}: the two sides have different users or labels")
     return matched
+
+
+def _stand_alike(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> bool:
+    """Whether both hold the same comparisons in the same order, each once."""
+    ids = set[str]()
+    for a, b in zip(rows_a, rows_b):
+        if a.id != b.id or a.user_id != b.user_id or list(a.labels) != list(b.labels):
+            return False
+        ids.add(a.id)
+    return 0 < len(ids) == len(rows_a) == len(rows_b)
 
 
 def _t_interval(values: np.ndarray, clusters: Clusters, *, level: float, method: str) -> Interval:

@@ -73,6 +73,7 @@ def correlate(
     *,
     out: str | Path | None = None,
     lineage: str | Path | None = None,
+    figures: Sequence[str] | None = None,
     quantile: float = 0.1,
     draws: int = 2000,
     seed: int = 0,
@@ -85,6 +86,7 @@ def correlate(
         `prb ppo`.
       out: folder in which `correlate.json` and `correlate.png` are written; without one nothing is.
       lineage: a JSON file {name of a score run: lineage}, for names other than the architecture.
+      figures: of the benchmark that are correlated, as "accuracy"; all that the data have if not given.
       quantile: over users and subsets, above 0 and at most 0.5.
       draws: of users and models, for the intervals.
       seed: of the draws.
@@ -114,6 +116,7 @@ def correlate(
     places = {cluster: place for place, cluster in enumerate(clusters)}
     weights = draw_weights(len(places), draws=draws, seed=seed)
     benchmark = _benchmark(runs, places, weights, quantile=quantile)
+    chosen = _chosen(benchmark, figures)
     models: dict[str, dict[str, Any]] = {
         name: {
             "name": name,
@@ -151,7 +154,7 @@ def correlate(
                 "repetitions": one.repeated[_key(reward_identity_of(runs[order[place]]))],
                 "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
             }
-        for figure, other in benchmark.items():
+        for figure, other in chosen.items():
             part = Sample(other.values[columns], other.draws[:, columns])
             correlations.append(
                 {
@@ -289,6 +292,14 @@ def _benchmark(
         parts = [cells(subsets == name) for name in sorted(set(subsets))]
         found["subset_quantile"] = part_quantile(parts, weights, quantile=quantile)
     return found
+
+
+def _chosen(benchmark: dict[str, Sample], figures: Sequence[str] | None) -> dict[str, Sample]:
+    """The figures that are asked for."""
+    for name in figures or ():
+        if name not in benchmark:
+            raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
+    return benchmark if figures is None else {name: benchmark[name] for name in dict.fromkeys(figures)}
 
 
 def _absent(benchmark: Mapping[str, Sample]) -> dict[str, str]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PICTURE: Final = "correlate.png"
 
+_NAMED: Final = 20
+"""The most models whose names stand beside their points."""
+
 
 def render_correlation(found: Mapping[str, Any]) -> Group:
     """Return tables of what `prb_jax.correlate` gives: the models, and the measures for each behaviour."""
@@ -55,6 +58,8 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
 def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     """Draw every model as a point with its intervals: a row for each behaviour, a column for each benchmark figure.
 
+    Of a single benchmark figure the behaviours stand side by side, up to four in a row.
+
     Raises:
       RunError: it cannot be written.
     """
@@ -64,15 +69,23 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     rows = list(dict.fromkeys(each["behaviour"] for each in pairs))
     columns = list(dict.fromkeys(each["benchmark"] for each in pairs))
     lineages = sorted({model["lineage"] or NONE for model in found["models"]})
-    figure = Figure(figsize=(3.4 * len(columns), 3.1 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), len(columns), squeeze=False)
-    for each in pairs:
-        axis = axes[rows.index(each["behaviour"])][columns.index(each["benchmark"])]
+    width = len(columns) if len(columns) > 1 else min(4, len(rows))
+    height = -(-len(pairs) // width)
+    figure = Figure(figsize=(3.4 * width, 3.1 * height), layout="constrained")
+    axes = figure.subplots(height, width, squeeze=False)
+    for axis in axes.flat[len(pairs) :]:
+        axis.set_visible(False)
+    places = sorted(pairs, key=lambda each: (rows.index(each["behaviour"]), columns.index(each["benchmark"])))
+    for axis, each in zip(axes.flat, places, strict=False):
         for number, lineage in enumerate(lineages):
-            points = [
-                (model["benchmark"][each["benchmark"]], model["behaviour"][each["behaviour"]])
+            own = [
+                model
                 for model in found["models"]
                 if each["behaviour"] in model["behaviour"] and (model["lineage"] or NONE) == lineage
+            ]
+            points = [
+                (model["benchmark"][each["benchmark"]], model["behaviour"][each["behaviour"]])
+                for model in own
             ]
             if points:
                 x, y = ([one[side]["value"] for one in points] for side in range(2))
@@ -81,6 +94,8 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
                     x, y, xerr=bars[0], yerr=bars[1], fmt="o", markersize=4, linewidth=0.7, color=f"C{number}",
                     label=lineage,
                 )  # fmt: skip
+                for model, *place in zip(own, x, y, strict=True) if len(found["models"]) <= _NAMED else ():
+                    axis.annotate(model["name"], place, (3, 3), textcoords="offset points", fontsize=5)
         rho = each["measures"]["spearman"]
         axis.set_title(f"Spearman {signed(rho['value'], rho['ci95'])}, p {_p(rho['p'])}", fontsize=8)
         axis.set_xlabel(each["benchmark"])

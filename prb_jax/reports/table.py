@@ -113,6 +113,8 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             notes.append(f"{_label(name)}: was told beside the profile: {escape(told)}")
         if summary.get("unknown_users"):
             notes.append(f"{_label(name)}: {summary['unknown_users']:,} users are unknown to it")
+        for reason, count in (summary.get("history_left_out") or {}).items():
+            notes.append(f"{_label(name)}: left out of the history: {count:,} {reason}")
         if summary.get("truncated"):
             notes.append(f"{_label(name)}: text cut in {summary['truncated']:,} of {summary['n']:,}")
         readout = summary.get("readout")

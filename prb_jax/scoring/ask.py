@@ -22,6 +22,7 @@ from prb_jax.data.files import read_rows
 from prb_jax.data.records import Records, as_comparisons, read_records
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.scoring.history import that_tell
 from prb_jax.scoring.load import load
 from prb_jax.scoring.personalised import PersonalisedModel
 
@@ -65,7 +66,8 @@ def ask(
 
     Raises:
       RunError: the model does not adapt to users.
-      DataError: fewer than two candidates, one with other than two responses, or comparisons of several users.
+      DataError: fewer than two candidates, one with other than two different responses, comparisons of several users,
+        or one that tells nothing: of identical responses, or of a pair that was judged both ways.
     """
     rm = model if isinstance(model, PersonalisedModel) else load(str(model))
     if not isinstance(rm, PersonalisedModel):
@@ -76,10 +78,17 @@ def ask(
         raise DataError(f"user: expected comparisons of one person, found {len(names)} users")
     if len(pool) < 2:
         raise DataError(f"candidates: expected at least 2 questions, found {len(pool)}")
+    kept, left_out = that_tell(known)
+    if left_out:
+        odd = next(one for one in known if all(one is not each for each in kept))
+        raise DataError(
+            f"user: comparison {quote(odd.id)} tells nothing: {', '.join(left_out)}; leave it out"
+        )
     for one in pool:
-        if len(one.responses) != 2:
+        if len(one.responses) != 2 or one.responses[0] == one.responses[1]:
+            found = len(one.responses) if len(one.responses) != 2 else "2 equal ones"
             raise DataError(
-                f"candidates: comparison {quote(one.id)}: expected 2 responses, found {len(one.responses)}"
+                f"candidates: comparison {quote(one.id)}: expected 2 different responses, found {found}"
             )
     others = sorted({int(place) for place in np.linspace(0, len(pool) - 1, min(POOL, len(pool))).round()})
     asked = [pool[place] for place in others]

@@ -31,6 +31,7 @@ from prb_jax.scoring.scored import AdaptsToUsers, HasJudgements, ReadsTokens, Sc
 from prb_jax.scoring.scored_run import ScoredRun, open_scored_run
 from prb_jax.scoring.stored import stored_comparisons
 from prb_jax.scoring.too_long import LeftOut, check_too_long, leave_out
+from prb_jax.sources.prepared import check_text
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
@@ -206,6 +207,8 @@ def run_evaluation(
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
+            if inputs.prepared is not None and (stored is None or controls):
+                check_text(inputs.prepared)  # it was read, beside the tokens or in their place
             finished = functools.partial(
                 finish_run,
                 reader=reader,
@@ -223,7 +226,7 @@ def run_evaluation(
                     baselines={},
                 )
                 figures[control.name] = control_figures(
-                    [run.rows[row.id] for row in scored],
+                    RowView(run.rows, facts.ids),
                     scored,
                     summary=summed,
                     control=control,

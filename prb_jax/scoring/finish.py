@@ -34,6 +34,9 @@ TOKENS_DEFINITION = (
 UNKNOWN_USERS_DEFINITION = (
     "users that the model was not trained with; what it learned for anybody stands for them"
 )
+HISTORY_DEFINITION = (
+    "comparisons of the history that tell nothing of their user, by reason; they are not used"
+)
 JUDGE_DEFINITION = (
     "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts as A "
     "(accuracy), and its difference between comparisons with the better response in A and in B (position_bias). Both "
@@ -117,6 +120,9 @@ def finish_run(
     unknown = None if reader is None else reader.unknown_users(rows)
     if isinstance(scorer, AdaptsToUsers):
         unknown = scorer.unknown(inputs.comparisons)
+        if scorer.left_out:
+            summary["history_left_out"] = dict(scorer.left_out)
+            summary["definitions"] = summary["definitions"] | {"history_left_out": HISTORY_DEFINITION}
     if write_users(folder.path, rows, clusters, unknown=unknown):
         summary["definitions"] = summary["definitions"] | {USERS: USERS_DEFINITION}
     if unknown is not None:

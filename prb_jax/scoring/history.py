@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
+
+IDENTICAL: Final[str] = "identical responses"
+CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
+
+
+def that_tell(history: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, int]]:
+    """Return the comparisons that tell what their users prefer, and how many were left out, by reason."""
+    pairs = [(one.user_id, one.prompt, frozenset(one.responses)) for one in history]
+    preferred: dict[object, set[frozenset[str]]] = {}
+    for pair, one in zip(pairs, history, strict=True):
+        labels = one.labels or ()
+        top = max(labels, default=None)
+        best = frozenset(text for text, label in zip(one.responses, labels, strict=False) if label == top)
+        preferred.setdefault(pair, set()).add(best)
+    kept, left_out = list[Comparison](), Counter[str]()
+    for pair, one in zip(pairs, history, strict=True):
+        if len(pair[2]) == 1:
+            left_out[IDENTICAL] += 1
+        elif len(preferred[pair]) > 1:
+            left_out[CONTRADICTED] += 1
+        else:
+            kept.append(one)
+    return kept, dict(left_out)
 
 
 def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:

@@ -21,7 +21,7 @@ from prb_jax.personal.fitted import FittedMethod
 from prb_jax.personal.states import UserStates, read_states, save_states
 from prb_jax.scoring.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
 from prb_jax.scoring.embedder import Embedder
-from prb_jax.scoring.history import by_user, refuse_told, without_told
+from prb_jax.scoring.history import by_user, refuse_told, that_tell, without_told
 from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
@@ -41,6 +41,7 @@ class PersonalisedModel:
       embedder: the backbone.
       contexts: the comparisons that were given of each user, see :meth:`adapt`.
       earlier: in an evaluation each comparison is also adapted on the user's comparisons before it in the data.
+      left_out: how many comparisons of a history tell nothing, by reason.
       saved: states of people that were adapted before, see :meth:`load_states`; what is given of a person by
         :meth:`adapt` comes first.
     """
@@ -49,6 +50,7 @@ class PersonalisedModel:
     embedder: Embedder = field(repr=False)
     contexts: dict[str, tuple[Comparison, ...]] = field(default_factory=dict, repr=False)
     earlier: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
     saved: UserStates | None = field(default=None, repr=False)
     _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -169,11 +171,20 @@ class PersonalisedModel:
     def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model, adapted to the users of these comparisons alone.
 
+        Comparisons of identical responses, and pairs that the same user judged both ways, are left out and counted.
+
         Raises:
           DataError: a comparison without a user.
         """
+        by_user(history)  # each of them names a user
+        kept, left_out = that_tell(history)
         return PersonalisedModel(
-            self.fitted, self.embedder, by_user(history), earlier=False, _features=self._features
+            self.fitted,
+            self.embedder,
+            by_user(kept),
+            earlier=False,
+            left_out=left_out,
+            _features=self._features,
         )
 
     def with_states(self, folder: Path) -> PersonalisedModel:

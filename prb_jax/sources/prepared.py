@@ -92,18 +92,32 @@ def source_description(folder: Path, *, split: str) -> dict[str, Any] | None:
     Raises:
       DataError: the copy is damaged, or its files are not those that were prepared.
     """
-    found, made = _found(folder), metadata(folder)
-    digests = read_json(found / DIGESTS, error=DataError, hint=_AGAIN, optional=True)
+    made = metadata(folder)
     sources, splits = made.get("sources"), made.get("splits")
-    if not isinstance(digests, dict) or not isinstance(sources, list) or not isinstance(splits, list):
+    if not _digests(folder) or not isinstance(sources, list) or not isinstance(splits, list):
         return None
-    # Where tokens lie beside it, the text is hardly read: the records of its files have checks of their own.
-    for name, digest in digests.items() if tokens_folder(folder) is None else ():
-        if file_digest(found / name) != digest:
-            raise DataError(f"{found / name}: changed since it was prepared; {_AGAIN}")
+    if tokens_folder(folder) is None:  # else the text is hardly read, and checked where it is
+        check_text(folder)
     if len(sources) != len(splits) or (len(splits) > 1 and split not in splits):
         return None
     return sources[splits.index(split) if len(splits) > 1 else 0]
+
+
+def check_text(folder: Path) -> None:
+    """Make sure that the files of a prepared folder, but for its tokens, are those that were prepared.
+
+    Raises:
+      DataError: one of them changed, or cannot be read.
+    """
+    for name, digest in _digests(folder).items():
+        if file_digest(_found(folder) / name) != digest:
+            raise DataError(f"{_found(folder) / name}: changed since it was prepared; {_AGAIN}")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """By name, the digests of the files; earlier versions kept none."""
+    digests = read_json(_found(folder) / DIGESTS, error=DataError, hint=_AGAIN, optional=True)
+    return digests if isinstance(digests, dict) else {}
 
 
 def tokens_folder(folder: Path) -> Path | None:

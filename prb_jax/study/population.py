@@ -15,11 +15,10 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.features import FeatureStore, post_key, read_post
 from prb_jax.personal.few_shot.choices import Choices
 from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.history import CONTRADICTED, IDENTICAL
 
 NO_USER: Final[str] = "comparisons without a user"
-IDENTICAL: Final[str] = "identical responses"
 REPEATED: Final[str] = "a choice that the same user made before"
-CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
 EXCLUDED: Final = (NO_USER, IDENTICAL, REPEATED, CONTRADICTED)
 
 

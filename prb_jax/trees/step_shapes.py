@@ -24,6 +24,9 @@ from prb_jax.trees.tree import Tree
 _STREAM_COST = 256
 """What starting one more batch of streams costs, in tokens of each."""
 
+_ALONE = 0.55
+"""Time that two cores take for a stream together, of the time that one takes."""
+
 _SPARE_READS = 2
 """Streams have room for so many times the read places that the looked-at steps need."""
 
@@ -54,6 +57,9 @@ def choose_step_shapes(
     def batches(streams: int) -> int:
         return -(-streams // options.streams)
 
+    # Devices of a mesh compute one stream each; one device computes one, or several at a time.
+    time = _one_by_one if options.streams > 1 else _on_one_device
+
     best: tuple[float, tuple[int, ...]] | None = None
     reads = 1
     for length in _lengths(largest, most, options.block):
@@ -69,7 +75,7 @@ def choose_step_shapes(
             # A stream with little in it is a short one, where there is a shorter shape.
             short = [int((bins <= small).sum()) for bins in filled]
             cost = sum(
-                batches(few) * (small + _STREAM_COST) + batches(len(bins) - few) * (length + _STREAM_COST)
+                time(batches(len(bins) - few), length + _STREAM_COST, batches(few), small + _STREAM_COST)
                 for few, bins in zip(short, filled, strict=True)
             )
             total = cost / len(found) * options.streams * count + compile_cost * (2 if small else 1)
@@ -80,6 +86,20 @@ def choose_step_shapes(
     assert best is not None
     places = round_up(_SPARE_READS * reads, READS_STEP)
     return tuple(StreamShape(length, min(length, places)) for length in best[1])
+
+
+def _one_by_one(large: int, length: int, small: int, short: int) -> float:
+    """Time of so many streams of two costs, one after the other."""
+    return large * length + small * short
+
+
+def _on_one_device(large: int, length: int, small: int, short: int) -> float:
+    """The mean of the times of one core, and of two cores together: whatever this machine is, it decides nothing."""
+    lanes = [0, 0]
+    for cost in (*[length] * large, *[short] * small):
+        lanes[lanes.index(min(lanes))] += cost
+    two = min(lanes) + _ALONE * (max(lanes) - min(lanes))
+    return (_one_by_one(large, length, small, short) + 2 * two) / 2
 
 
 def _lengths(largest: int, most: int, block: int) -> list[int]:

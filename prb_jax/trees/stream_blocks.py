@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 BLOCK = 128
-"""Tokens of a block of queries, and of a small block of keys."""
-
-WIDE = 4
-"""Blocks of keys that lie side by side and that all queries see wholly make one wide block, of so many."""
+"""Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
 
 
 def block_tables(
@@ -25,9 +22,9 @@ def block_tables(
       window: None for no window.
 
     Returns:
-      int32 [N / BLOCK, N / BLOCK], the numbers of blocks of keys: first the wide ones (the number of their first
-      block), from which nothing has to be masked, then the others; and int32 [N / BLOCK, 2], how many there are of
-      both kinds. A block of padding has none.
+      int32 [N / BLOCK, N / BLOCK], the numbers of blocks of keys: first those of which all queries see all, so that
+      nothing has to be masked, then the others; and int32 [N / BLOCK, 2], how many there are of both kinds. A block of
+      padding has none.
     """
     count = len(until) // BLOCK
     numbers = np.arange(count)
@@ -44,22 +41,11 @@ def block_tables(
     table = np.zeros((count, count), np.int32)
     counts = np.zeros((count, 2), np.int32)
     for query in range(real):
-        wide = _runs(every[query])
-        inside = np.zeros(count, bool)
-        for offset in range(WIDE):
-            inside[wide + offset] = True
-        small = np.flatnonzero(some[query] & ~inside)
-        table[query, : len(wide)] = wide
-        table[query, len(wide) : len(wide) + len(small)] = small
-        counts[query] = len(wide), len(small)
+        whole, partly = np.flatnonzero(every[query]), np.flatnonzero(some[query] & ~every[query])
+        table[query, : len(whole)] = whole
+        table[query, len(whole) : len(whole) + len(partly)] = partly
+        counts[query] = len(whole), len(partly)
     return table, counts
-
-
-def _runs(every: np.ndarray) -> np.ndarray:
-    """Where wide blocks begin: as many as fit into each run of blocks that are seen wholly."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], every.astype(np.int8), [0]])))
-    found = [np.arange(low, high - WIDE + 1, WIDE) for low, high in edges.reshape(-1, 2)]
-    return np.concatenate([np.zeros(0, np.int64), *found])
 
 
 def _within_window(

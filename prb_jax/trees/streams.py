@@ -36,7 +36,7 @@ class BlockTable:
 
     Attributes:
       keys: [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys.
-      counts: [S, N / BLOCK, 2], how many of them are wide, and how many are not.
+      counts: [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not.
     """
 
     keys: np.ndarray | jax.Array

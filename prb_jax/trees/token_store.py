@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
 from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.trees.tree import Tree, Truncation
@@ -57,6 +58,9 @@ COLUMNS: Final[Mapping[str, str]] = {
     "baselines": "float64",  # [baselines, responses] scores
 }
 """Arrays of a store, each in NAME.npy, with their kinds of numbers."""
+
+CHECKED_BY_TREE: Final = ("pages", "tokens")
+"""The large ones, whose numbers are checked with each tree; the others are checked whole when a store is opened."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -139,7 +143,7 @@ def open_store(path: Path) -> TokenStore:
     """Open the store in a folder.
 
     Raises:
-      DataError: there is none, it is truncated, or it is not one of ours.
+      DataError: there is none, it is truncated or changed, or it is not one of ours.
     """
     found = read_object(path / STORE, error=DataError, hint=AGAIN)
     if found.get("kind") != KIND or not isinstance(found.get("key"), dict):
@@ -151,7 +155,8 @@ def open_store(path: Path) -> TokenStore:
     arrays: dict[str, np.ndarray] = {}
     for name, kind in COLUMNS.items():
         file = path / f"{name}.npy"
-        size = (found.get("files") or {}).get(file.name, {}).get("bytes")
+        written = (found.get("files") or {}).get(file.name, {})
+        size = written.get("bytes")
         try:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: expected {size} bytes, found {file.stat().st_size}; {AGAIN}")
@@ -162,6 +167,8 @@ def open_store(path: Path) -> TokenStore:
             raise DataError(f"{file}: not an array: {error}; {AGAIN}") from error
         if arrays[name].dtype != np.dtype(kind):
             raise DataError(f"{file}: expected {kind}, found {arrays[name].dtype}; {AGAIN}")
+        if name not in CHECKED_BY_TREE and file_digest(file) != f"sha256:{written.get('sha256')}":
+            raise DataError(f"{file}: changed since it was prepared; {AGAIN}")
     count = len(arrays["prefix_lengths"])
     responses = len(arrays["response_lengths"])
     ends = {

@@ -78,7 +78,10 @@ def packed_scores(folder, trees) -> dict[int, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name in BFLOAT16 else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_the_two_attentions_agree(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
     trees = [random_tree(100, [20, 30, 11], seed=3)]

@@ -147,7 +147,7 @@ def test_work_grows_linearly_with_comparisons():
     assert read < 2
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_twice_the_responses_are_less_than_twice_the_work(train: bool):
     """A prefix is computed once: of trees with P = 128 and R = 16, P + 8 R is 4/3 of P + 4 R."""
     config = parse_config(TINY, where="tiny")

@@ -116,6 +116,17 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     # the same from Python, and the same figures again; nothing is written without `out`
     again = prb.correlate(scores, [folders / "behaviour"], draws=200, lineage=lineage)
     assert json.loads(json.dumps(again)) == found
+    # some figures alone have the same measures
+    some = prb.correlate(
+        scores,
+        [folders / "behaviour"],
+        draws=200,
+        lineage=lineage,
+        figures=["accuracy"],
+        out=tmp_path / "some",
+    )
+    assert some["correlations"] == found["correlations"][:1]
+    assert (tmp_path / "some" / "correlate.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Path) -> None:
@@ -128,6 +139,8 @@ def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Pat
         prb.correlate([folders / "m1"], [folders / "m1"])
     with pytest.raises(prb.RunError, match=r"also in .*behaviour; expected it once"):
         prb.correlate([folders / "m1"], behaviour * 2)
+    with pytest.raises(prb.DataError, match=r"figures: expected some of accuracy, .*, found 'rouge'"):
+        prb.correlate([folders / "m1", folders / "m2", folders / "m3"], behaviour, figures=["rouge"])
     with pytest.raises(prb.DataError, match="quantile: expected above 0"):
         prb.correlate([folders / "m1"], behaviour, quantile=0.7)
     prb.evaluate(

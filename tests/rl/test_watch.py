@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Pa
     given = settings(model) | BANDIT | {"steps": 1, "watch.data": str(data)}
     with pytest.raises(prb.RunError, match=r"'watch.data': needs watch.gold"):
         prb.ppo(given, out=tmp_path / "none", data=comparisons(), reward=has_letter, progress=False)
-    both = {"data": comparisons(), "reward": has_letter, "gold": by_taste, "progress": False}
+    both: dict[str, Any] = {"data": comparisons(), "reward": has_letter, "gold": by_taste, "progress": False}
     known = given | {"watch.data": str(write_rows(tmp_path / "known.jsonl", 2))}
     with pytest.raises(prb.RunError, match=r"comparison 'q0' is in the training data too"):
         prb.ppo(known, out=tmp_path / "none", **both)
@@ -104,7 +105,7 @@ def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Pa
         prb.evaluate(reward, comparisons(), out=tmp_path / "scores" / name, progress=False)
         for seed in (0, 1) if name == "letter" else (0,):
             out = tmp_path / "ppo" / f"{name}{seed}"
-            result = prb.ppo(given | {"seed": seed}, out=out, **both | {"reward": reward})
+            result = prb.ppo(given | {"seed": seed}, out=out, **{**both, "reward": reward})
             written = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
             assert [each["id"] for each in written] == [each["id"] for each in new for _ in range(8)]
             of_all, *parts = read_behaviour(out)[1:]

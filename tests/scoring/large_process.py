@@ -1,4 +1,4 @@
-"""`prb` in a process for which every file is large: read by windows. Started by tests.
+"""`prb` in a process for which every file is large: read by windows. Started by tests, which also count in their own.
 
 python -m tests.scoring.large_process VERB ...
 
@@ -8,6 +8,9 @@ Its last line tells the records and their bytes that it read, and how many compa
 import json
 import resource
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from prb_jax import cli
 from prb_jax.data import blocks
@@ -16,35 +19,52 @@ from prb_jax.data.files import Row
 from prb_jax.data.lines import JsonLines
 from prb_jax.sources.large import LargeComparisons, Read
 
-counts = {"records": 0, "bytes": 0, "held": 0}
-gone = [0]
+
+@dataclass
+class Counts:
+    """What was read: records, the bytes of their lines, and most comparisons that were there at a time."""
+
+    records: int = 0
+    bytes: int = 0
+    held: int = 0
 
 
-def counting() -> None:
-    """Count what is read from here on."""
+def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr) -> Counts:
+    """Every file is large from here on, and what is read of it is counted.
+
+    Args:
+      replace: sets an attribute, as ``monkeypatch.setattr`` does until the end of a test.
+    """
+    counts, there = Counts(), set[int]()
     read, row = LargeComparisons.read, JsonLines.row
 
     def counted(self: LargeComparisons, index: int) -> Read:
-        counts["records"] += 1
-        counts["held"] = max(counts["held"], counts["records"] - gone[0])
-        return read(self, index)
+        found = read(self, index)
+        counts.records += 1
+        there.add(id(found.comparison))
+        counts.held = max(counts.held, len(there))
+        return found
 
     def counted_row(self: JsonLines, index: int) -> Row:
         before = self.bytes_read
         found = row(self, index)
-        counts["bytes"] += self.bytes_read - before
+        counts.bytes += self.bytes_read - before
         return found
 
-    def count_gone(self: Comparison) -> None:
-        gone[0] += 1
+    def gone(self: Comparison) -> None:
+        there.discard(id(self))
 
-    LargeComparisons.read, JsonLines.row, Comparison.__del__ = counted, counted_row, count_gone
+    replace(blocks, "LARGE", 1)
+    replace(blocks, "BLOCK", 1 << 16)
+    replace(LargeComparisons, "read", counted)
+    replace(JsonLines, "row", counted_row)
+    replace(Comparison, "__del__", gone)
+    return counts
 
 
 if __name__ == "__main__":
-    blocks.LARGE, blocks.BLOCK = 1, 1 << 16
-    counting()
+    found = read_by_windows()
     status = cli.main(sys.argv[1:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; of this process alone
-    print(json.dumps({**counts, "peak": peak}))
+    print(json.dumps({**asdict(found), "peak": peak}))
     sys.exit(status)

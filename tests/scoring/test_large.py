@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prb_jax import cli, evaluate
+from prb_jax.scoring.reward_model import RewardModel
 from tests.processes.jobs import ended, job
+from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.records import record
 
-COUNT = 1500
+COUNT = 800
+OPTIONS = {"max_length": 64, "profile_posts": 1, "controls": "none", "progress": False}
 PROGRAM = ("-m", "tests.scoring.large_process")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,25 +90,27 @@ def files(out: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expected(model: RewardModel, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the same data, held in memory."""
     out = tmp_path_factory.mktemp("held") / "run"
-    done = run("-m", "prb_jax", *command(folder, data, out))
-    assert done.returncode == 0, done.stderr
+    evaluate(model, str(data), out=out, **OPTIONS)
     return out
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """Every file is large; what is read of it."""
+    return read_by_windows(partial(monkeypatch.setattr, raising=False))
+
+
 @pytest.mark.timeout(300)
-def test_windows_give_the_same_bytes_and_hold_few_records(folder, data, expected, tmp_path):
-    done = run(*PROGRAM, *command(folder, data, tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
+def test_windows_give_the_same_bytes_and_hold_few_records(model, data, expected, seen, tmp_path):
+    evaluate(model, str(data), out=tmp_path / "run", **OPTIONS)
     assert files(tmp_path / "run") == files(expected)
-    seen = counts(done.stdout)
-    assert (
-        COUNT <= seen["records"] <= COUNT + 20
-    )  # of equal records without an id the second ones are read again
-    assert seen["bytes"] < 1.02 * data.stat().st_size
-    assert seen["held"] <= 600 < COUNT
+    # Of equal records without an id the second ones are read again.
+    assert COUNT <= seen.records <= COUNT + 20
+    assert seen.bytes < 1.02 * data.stat().st_size
+    assert seen.held <= 600 < COUNT
     ids = [json.loads(line)["id"] for line in files(tmp_path / "run")[0].splitlines()]
     assert ids[4] == f"{ids[3]}#2"
 
@@ -137,49 +144,47 @@ def test_a_killed_run_goes_on(folder, data, expected, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_gzip_and_parquet(data, tmp_path):
+def test_gzip_and_parquet(data, tmp_path, monkeypatch):
     lines = data.read_bytes()
     whole = len(lines) // 2
     packed = tmp_path / "data.jsonl.gz"
     packed.write_bytes(gzip.compress(lines[:whole]) + gzip.compress(lines[whole:]))
     table = pa.Table.from_pylist(
-        [{"id": "", "subset": "", **json.loads(line)} for line in lines.splitlines()][:900]
+        [{"id": "", "subset": "", **json.loads(line)} for line in lines.splitlines()][:700]
     )
     pq.write_table(
-        table.set_column(0, "id", pa.array([f"c{n}" for n in range(900)])),
+        table.set_column(0, "id", pa.array([f"c{n}" for n in range(700)])),
         tmp_path / "data.parquet",
         row_group_size=250,
     )
     held = tmp_path / "held"
-    for name in ("data.jsonl", "data.jsonl.gz", "data.parquet"):
-        path = data if name == "data.jsonl" else tmp_path / name
-        done = run(
-            *PROGRAM, "evaluate", "baseline:random", "--data", path, "--out", tmp_path / f"large-{name}"
-        )
-        assert done.returncode == 0, done.stderr
-        if name.endswith("parquet"):
-            run("-m", "prb_jax", "evaluate", "baseline:random", "--data", path, "--out", held)
-            assert files(held) == files(tmp_path / f"large-{name}")
+    evaluate("baseline:random", str(tmp_path / "data.parquet"), out=held, progress=False)
+    seen = read_by_windows(partial(monkeypatch.setattr, raising=False))
+    for path in (data, packed, tmp_path / "data.parquet"):
+        before = seen.records
+        evaluate("baseline:random", str(path), out=tmp_path / f"large-{path.name}", progress=False)
+        assert seen.records > before
+    assert files(held) == files(tmp_path / "large-data.parquet")
     assert files(tmp_path / "large-data.jsonl") == files(tmp_path / "large-data.jsonl.gz")
 
 
 BAD = {
-    "twice": (1200, {"id": "c7"}, "data.jsonl:1201: field 'id': 'c7' was already used at {data}:8"),
-    "field": (1200, {"chosen": 3}, "data.jsonl:1201: field 'chosen'"),
+    "twice": (700, {"id": "c7"}, "data.jsonl:701: field 'id': 'c7' was already used at {data}:8"),
+    "field": (700, {"chosen": 3}, "data.jsonl:701: field 'chosen'"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_record_is_named(data, tmp_path, name):
+def test_a_bad_record_is_named(data, seen, tmp_path, name, capsys):
     number, change, message = BAD[name]
     lines = data.read_text(encoding="utf-8").splitlines()
     lines[number] = json.dumps(json.loads(lines[number]) | change)
     bad = tmp_path / "data.jsonl"
     bad.write_text("\n".join(lines), encoding="utf-8")
-    done = run(*PROGRAM, "evaluate", "baseline:length", "--data", bad, "--out", tmp_path / "run")
-    assert done.returncode == 2
-    assert message.format(data=bad) in done.stderr
-    assert "Traceback" not in done.stderr
+    status = cli.main(["evaluate", "baseline:length", "--data", str(bad), "--out", str(tmp_path / "run")])
+    assert status == 2
+    assert message.format(data=bad) in capsys.readouterr().err
+    assert seen.records > 600
 
 
 @pytest.mark.slow

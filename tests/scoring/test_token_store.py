@@ -213,6 +213,10 @@ DAMAGE = {
     "tokens.npy": (lambda file: file.write_bytes(file.read_bytes()[:-8]), "tokens.npy: expected"),
     "labels.npy": (lambda file: file.unlink(), "labels.npy: cannot be read: No such file"),
     "users.npy": (lambda file: file.write_bytes(b"x" * file.stat().st_size), "users.npy: not an array"),
+    "subsets.npy": (
+        lambda file: file.write_bytes(file.read_bytes()[:-1] + b"\x7f"),
+        "subsets.npy: changed since",
+    ),
 }
 
 
@@ -234,3 +238,16 @@ def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
     with pytest.raises(DataError, match="not written by `prb prepare --model`"):
         evaluate(model, str(copy), progress=False, **VIEW)
     assert set(COLUMNS) == {file.stem for file in path.glob("*.npy")}
+
+
+def test_the_text_of_other_data_beside_the_tokens_is_refused(model, copy, tmp_path):
+    """The control that leaves profiles out reads the text; a run that reads tokens alone does not need it."""
+    other = [{**row, "profile": row["profile"][:1]} for row in rows()]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in other), encoding="utf-8")
+    (text,) = prepare([str(path)], out=tmp_path / "other").folder.glob("*.array_record*")
+    shutil.copy(text, store_of(copy).parents[2])
+    evaluate(model, str(copy), controls="none", progress=False, **VIEW)
+    for scorer, options in ((model, {"controls": "blind", **VIEW}), ("baseline:length", {})):
+        with pytest.raises(DataError, match=r"array_record.*: changed since it was prepared"):
+            evaluate(scorer, str(copy), progress=False, **options)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import prb_jax as prb
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import PERSONA_TRUTH, score_baseline
@@ -52,6 +55,21 @@ def test_people_who_disagree_are_pleased_by_opposite_texts() -> None:
     )
     text = "Trust your feel, your gut feeling and your instinct."
     assert personas.satisfaction(first, text) < 0 < personas.satisfaction(second, text)
+
+
+def test_as_a_model_it_is_an_upper_bound_that_no_table_mixes_in(tmp_path: Path) -> None:
+    some = personas.load("test-seen")[:6]
+    for name in ("baseline:length", PERSONA_TRUTH):
+        prb.evaluate(name, some, out=tmp_path / name.partition(":")[2], progress=False)
+    assert [row["model"] for row in prb.leaderboard(tmp_path)] == ["baseline:length"]
+    bounds = prb.leaderboard(tmp_path, upper_bounds=True)
+    assert {row["model"]: row["upper_bound"] for row in bounds} == {
+        "baseline:length": False,
+        PERSONA_TRUTH: True,
+    }
+    runs = [tmp_path / name for name in ("length", "persona-truth")]
+    with pytest.raises(prb.RunError, match=r"persona-truth: knows what no model could, .*: leave it out"):
+        prb.correlate(runs, runs)
 
 
 def test_who_is_no_generated_person_is_one_error() -> None:

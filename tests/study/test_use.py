@@ -149,6 +149,20 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> N
     recorded = json.loads((work / "known" / "run.json").read_text())["inputs"]["model"]
     assert recorded["adapts_on"] == "the history alone"
     assert recorded["history"].startswith("sha256:")
+    early = [json.loads(line) for line in (work / "early.jsonl").open()]
+    idle = [
+        early[0] | {"id": "other way", "chosen": early[0]["rejected"], "rejected": early[0]["chosen"]},
+        early[1] | {"id": "same", "rejected": early[1]["chosen"]},
+    ]
+    partly = prb.evaluate(folder, late, history=early + idle, progress=False).summary
+    assert partly["history_left_out"] == {
+        "a pair that the same user judged both ways": 2,
+        "identical responses": 1,
+    }
+    assert (
+        partly["accuracy"]
+        == prb.evaluate(folder, late, history=early[1:], progress=False).summary["accuracy"]
+    )
     with pytest.raises(DataError, match="is in the history too, as '0-1'"):
         prb.evaluate(folder, late, history=late, progress=False)
     with pytest.raises(RunError, match="does not adapt to users"):
@@ -303,7 +317,11 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
         told += chance * np.delete(divergence, best).mean()
     assert asked[0]["information"] == pytest.approx(told, rel=1e-2)
-    with pytest.raises(DataError, match="expected 2 responses, found 3"):
-        prb.ask(model, user=None, candidates=[questions[0] | {"responses": ["a", "b", "c"]}, questions[1]])
+    for responses, found in ((["a", "b", "c"], "3"), (["a", "a"], "2 equal ones")):
+        with pytest.raises(DataError, match=f"expected 2 different responses, found {found}"):
+            prb.ask(model, user=None, candidates=[questions[0] | {"responses": responses}, questions[1]])
+    both_ways = rows[0] | {"id": "x", "chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}
+    with pytest.raises(DataError, match="'0-0' tells nothing: a pair that the same user judged both ways"):
+        prb.ask(model, user=[rows[0], both_ways], candidates=questions)
     with pytest.raises(RunError, match="does not adapt to users"):
         prb.ask("baseline:length", user=None, candidates=questions)

@@ -26,7 +26,7 @@ from prb_jax.training.objective import (
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.shapes import Bucket, round_up
 from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -55,9 +55,10 @@ def random_trees(count: int, *, responses: int = 2, seed: int = 0, prefix: int =
 
 
 def batch_of(trees: Sequence[Tree], *, rows: int | None = None, bucket: Bucket | None = None) -> TreeBatch:
+    """Without a bucket, lengths are rounded up: as many random trees are one shape, and so one program."""
     if bucket is None:
         tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
-        bucket = Bucket(max(tops[0], 1), tops[1], tops[2])
+        bucket = Bucket(round_up(max(tops[0], 1), 8), tops[1], round_up(tops[2], 4))
     return make_batch(trees, bucket, batch=rows or len(trees))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -54,20 +55,19 @@ def relative_difference(ours: jax.Array, theirs: jax.Array) -> float:
 @pytest.mark.parametrize("tuning", ["head", "lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     """Also where they have other shapes, and where rows only fill up the batch."""
-    trees = random_trees(6)
+    trees = random_trees(4)
     extras = extras_of(trees)
     step = built(tuning)
     (one, frozen), (many, _) = fresh(step, tuning), fresh(step, tuning)
     one = step.accumulate(one, frozen, *step.place(batch_of(trees), extras))
-    for rows in (slice(0, 2), slice(2, 5)):
-        batch = batch_of(trees[rows])
-        many = step.accumulate(many, frozen, *step.place(batch, rows_of(extras, rows)))
+    batch = batch_of(trees[:3], bucket=Bucket(32, 2, 16))
+    many = step.accumulate(many, frozen, *step.place(batch, rows_of(extras, slice(3))))
     last = dataclasses.replace(
-        extras_of(trees[5:], rows=4),
-        margin=np.full(4, extras.margin[5]),
-        weights=np.full(4, extras.weights[5]),
+        extras_of(trees[3:], rows=4),
+        margin=np.full(4, extras.margin[3]),
+        weights=np.full(4, extras.weights[3]),
     )
-    many = step.accumulate(many, frozen, *step.place(batch_of(trees[5:], rows=4), last))
+    many = step.accumulate(many, frozen, *step.place(batch_of(trees[3:], rows=4), last))
     total = float(one["parts"].weight_sum)
     for ours, theirs in zip(
         jax.tree.leaves(many["acc"][WEIGHTS]), jax.tree.leaves(one["acc"][WEIGHTS]), strict=True
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
             weights=jnp.asarray(extras.weights), config=config,
         ).means()["loss"]  # fmt: skip
 
-    value, gradient = jax.value_and_grad(mean_loss)(params)
+    value, gradient = jax.jit(jax.value_and_grad(mean_loss))(params)
     state = step.accumulate(state, frozen, *step.place(batch_of(trees), extras))
     total = state["parts"].weight_sum
     for ours, theirs in zip(jax.tree.leaves(state["acc"][WEIGHTS]), jax.tree.leaves(gradient), strict=True):
@@ -158,11 +158,11 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
 
 @pytest.mark.parametrize("tuning", ["head", "lora", "full"])
 def test_a_few_steps_learn_the_batch(tuning: str) -> None:
-    trees = random_trees(8)
+    trees = random_trees(4)
     step = built(tuning)
     state, frozen = fresh(step, tuning)
     placed = step.place(
-        batch_of(trees), dataclasses.replace(extras_of(trees), margin=np.zeros(8, np.float32))
+        batch_of(trees), dataclasses.replace(extras_of(trees), margin=np.zeros(4, np.float32))
     )
     losses = []
     for _ in range(15):
@@ -252,14 +252,14 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
 
 def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
     """Updates far below a bfloat16 rounding step are not lost."""
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), initial_params(CONFIG))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), initial_params(CONFIG))
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
     trees = random_trees(4)
-    placed = None
     states = {}
-    for dtype in ("float32", "bfloat16"):
-        step, state, frozen = build(CONFIG, params=params, dtype=dtype)
-        placed = step.place(batch_of(trees), extras_of(trees))
-        states[dtype] = step.accumulate(state, frozen, *placed)
+    step, state, frozen = built(), built().init({WEIGHTS: wide, USER: wide["embed"]}), {}
+    states["float32"] = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+    step, state, frozen = build(CONFIG, params=narrow, dtype="bfloat16")
+    states["bfloat16"] = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
     for wide, narrow in zip(
         jax.tree.leaves(states["float32"]["acc"][WEIGHTS]),
         jax.tree.leaves(states["bfloat16"]["acc"][WEIGHTS]),
@@ -274,16 +274,26 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
     assert (weight != weight.astype(jnp.bfloat16).astype(np.float32)).any()
 
 
+@functools.cache
+def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]]:
+    """Bytes that six layers over longer prefixes need for a step and for scoring, and the sums of the step."""
+    trees = random_trees(4, prefix=200)
+    training, state, frozen = build_training(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
+    step = training.step
+    arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
+    compiled = step.accumulate.lower(*arguments).compile()
+    scoring = 0
+    if remat == "none":
+        scoring = training.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    sums = jax.tree.map(np.asarray, compiled(*arguments)["acc"][WEIGHTS])
+    return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums)
+
+
 @pytest.mark.parametrize("tuning", [pytest.param("lora", marks=pytest.mark.slow), "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
-    trees = random_trees(4, prefix=200)
     memory, gradients = {}, {}
     for remat in ("none", "dots", "full"):
-        step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
-        arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
-        compiled = step.accumulate.lower(*arguments).compile()
-        memory[remat] = compiled.memory_analysis().temp_size_in_bytes
-        gradients[remat] = jax.tree.leaves(compiled(*arguments)["acc"][WEIGHTS])
+        memory[remat], _, gradients[remat] = deeper(tuning, remat)
     assert memory["full"] < memory["dots"] < memory["none"]
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
@@ -294,17 +304,10 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
 
 def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
     """Training the head alone needs the memory of scoring, not of training."""
-    trees = random_trees(4, prefix=200)
-    memory = {}
-    for tuning in ("head", "full"):
-        training, state, frozen = build_training(small_config(num_hidden_layers=6), tuning=tuning)
-        step = training.step
-        arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
-        memory[tuning] = step.accumulate.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-        scoring = training.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
-        memory[f"{tuning} scoring"] = scoring
-    assert memory["head"] < 1.1 * memory["head scoring"]
-    assert memory["full"] > 3 * memory["full scoring"]
+    head, head_scoring, _ = deeper("head")
+    full, full_scoring, _ = deeper("full")
+    assert head < 1.1 * head_scoring
+    assert full > 3 * full_scoring
 
 
 def test_user_rows_are_trained_through_the_table() -> None:
@@ -346,7 +349,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
             weights=jnp.asarray(extras.weights), config=LossSettings(center_rewards_coefficient=0.01),
         ).means()["loss"]  # fmt: skip
 
-    gradient = jax.grad(by_rows)(jnp.asarray(table[[4, 2]]))
+    gradient = jax.jit(jax.grad(by_rows))(jnp.asarray(table[[4, 2]]))
     state, metrics = step.update(state)
     assert float(metrics["user_grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
     expected = table.copy()

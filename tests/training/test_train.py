@@ -114,7 +114,7 @@ def held_out_users(whole):
     return {c.user_id for c in read_training_data(settings).validation}
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_with_the_same_bytes(model, data, whole, tmp_path, monkeypatch, step, capsys):
     out = tmp_path / "stopped"
     with stopped_at(monkeypatch, step):

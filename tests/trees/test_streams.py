@@ -10,7 +10,7 @@ import pytest
 
 from prb_jax.trees.grouping import LEAST_SHARED, divide, sort_trees
 from prb_jax.trees.packing import StreamOptions, StreamShape, choose_stream_shape, deal_streams
-from prb_jax.trees.stream_blocks import BLOCK, WIDE
+from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 
@@ -167,16 +167,15 @@ def test_the_tables_list_every_block_that_is_seen(window: int | None) -> None:
             table = batch.window_blocks
         blocks = seen.reshape(4096 // BLOCK, BLOCK, -1, BLOCK)
         real = 0
-        for query, (wide, small) in enumerate(table.counts[0]):
-            listed = table.keys[0, query, : wide + small]
-            reached = np.concatenate([*(first + np.arange(WIDE) for first in listed[:wide]), listed[wide:]])
-            assert len(set(reached.tolist())) == len(reached)
-            assert blocks[query, :, listed[:wide]].all() or not wide
+        for query, (whole, partly) in enumerate(table.counts[0]):
+            listed = table.keys[0, query, : whole + partly]
+            assert len(set(listed.tolist())) == len(listed)
+            assert blocks[query, :, listed[:whole]].all() or not whole
             needed = np.flatnonzero(blocks[query].any(axis=(0, 2)))
-            real += bool(wide + small)
-            if wide + small:
-                assert set(needed) <= set(reached.tolist())
-                assert len(reached) <= len(needed) + (0 if window is None else 4)
+            real += bool(whole + partly)
+            if whole + partly:
+                assert set(needed) <= set(listed.tolist())
+                assert len(listed) <= len(needed) + (0 if window is None else 4)
             else:
                 assert set(needed) <= {query}  # padding sees itself
         assert (table.counts[0, :real].sum(axis=1) > 0).all()

@@ -24,7 +24,7 @@ from jax import lax
 
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.layers import matmul_precision
-from prb_jax.trees.stream_blocks import BLOCK, WIDE
+from prb_jax.trees.stream_blocks import BLOCK
 
 
 class Facts(NamedTuple):
@@ -46,26 +46,22 @@ class Facts(NamedTuple):
         return (self.counts.sum(axis=1) > 0).sum()
 
     def walk(self, number: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
-        """step(start, size, masked, carry) for every block of keys of a block of queries."""
+        """step(start, masked, carry) for every block of keys of a block of queries."""
 
-        def at(index: jax.Array, carry: Any, *, wide: bool) -> Any:
-            size = BLOCK * (WIDE if wide else 1)
-            return step(self.keys[number, index] * BLOCK, size, not wide, carry)
+        def at(index: jax.Array, carry: Any, *, masked: bool) -> Any:
+            return step(self.keys[number, index] * BLOCK, masked, carry)
 
-        wides, smalls = self.counts[number, 0], self.counts[number, 1]
-        if len(self.until) >= WIDE * BLOCK:
-            carry = lax.fori_loop(0, wides, partial(at, wide=True), carry)
-        return lax.fori_loop(wides, wides + smalls, partial(at, wide=False), carry)
+        whole, partly = self.counts[number, 0], self.counts[number, 1]
+        carry = lax.fori_loop(0, whole, partial(at, masked=False), carry)
+        return lax.fori_loop(whole, whole + partly, partial(at, masked=True), carry)
 
-    def seen(
-        self, number: jax.Array, rows: int, start: jax.Array, size: int, window: int | None
-    ) -> jax.Array:
-        """bool [size, rows]: which of these keys each row of a block of queries sees."""
+    def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
+        """bool [BLOCK, rows]: which keys of the block at ``start`` each row of a block of queries sees."""
         place = number * BLOCK + jnp.arange(rows) // (rows // BLOCK)
-        key = (start + jnp.arange(size))[:, None]
-        seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, size)[:, None])
+        key = (start + jnp.arange(BLOCK))[:, None]
+        seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, BLOCK)[:, None])
         if window is not None:
-            back = self.positions[place] - lax.dynamic_slice_in_dim(self.positions, start, size)[:, None]
+            back = self.positions[place] - lax.dynamic_slice_in_dim(self.positions, start, BLOCK)[:, None]
             seen &= back < window
         return seen
 
@@ -98,16 +94,14 @@ def attend_head(
         out, log = carry
         query = q[number]
 
-        def step(
-            start: jax.Array, size: int, masked: bool, carry: tuple[jax.Array, ...]
-        ) -> tuple[jax.Array, ...]:
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, result = carry
-            scores = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, size, 0), query), softcap)
+            scores = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
             if masked:
-                scores = jnp.where(facts.seen(number, rows, start, size, window), scores, MASKED)
+                scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
             weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
-            values = lax.dynamic_slice_in_dim(v, start, size, 1)
+            values = lax.dynamic_slice_in_dim(v, start, BLOCK, 1)
             return (
                 higher,
                 total * fading + weights.sum(axis=0),
@@ -157,19 +151,17 @@ def attend_head_backward(
         turned_query, turned_towards = query.T, towards.T
         logs, inners = log[number], inner[number]
 
-        def step(
-            start: jax.Array, size: int, masked: bool, carry: tuple[jax.Array, ...]
-        ) -> tuple[jax.Array, ...]:
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_query, to_k, to_v = carry
-            capped = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, size, 0), query), softcap)
+            capped = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
             weights = jnp.exp(capped - logs)
             if masked:
-                weights = jnp.where(facts.seen(number, rows, start, size, window), weights, 0.0)
-            gradient = weights * (_dot(lax.dynamic_slice_in_dim(v, start, size, 0), towards) - inners)
+                weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
+            gradient = weights * (_dot(lax.dynamic_slice_in_dim(v, start, BLOCK, 0), towards) - inners)
             if softcap is not None:
                 gradient = gradient * (1.0 - jnp.square(capped / softcap))
             weights, gradient = weights.astype(q.dtype), gradient.astype(q.dtype)
-            to_query = to_query + _dot(lax.dynamic_slice_in_dim(turned_k, start, size, 1), gradient)
+            to_query = to_query + _dot(lax.dynamic_slice_in_dim(turned_k, start, BLOCK, 1), gradient)
             to_k = _add_rows(to_k, _dot(gradient, turned_query), start)
             return to_query, to_k, _add_rows(to_v, _dot(weights, turned_towards), start)
 

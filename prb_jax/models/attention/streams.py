@@ -24,6 +24,10 @@ from prb_jax.sharding import RULES
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.streams import StreamBatch
 
+HEADS = 2
+"""Query heads that share their kv head and are computed together, at most: what more of them need falls out of the
+caches."""
+
 READS = 64
 """Read places whose scores with all keys of a stream are held at a time."""
 
@@ -79,9 +83,9 @@ def _attend(
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    head = partial(attend_head, window=window, softcap=softcap)
-    keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)
-    out, log = _each_head(head, facts, _blocks(q, k.shape[2]), keys, values)
+    head, parts = partial(attend_head, window=window, softcap=softcap), _parts(q, k)
+    keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
+    out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts), keys, values)
     out = _from_blocks(out, q.shape)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
     return out, (q, k, v, facts, out, log)
@@ -91,46 +95,53 @@ def _attend_backward(
     window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, facts, out, log = kept
-    kv_heads = k.shape[2]
+    parts = _parts(q, k)
+    runs = k.shape[2] * parts
     # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
     inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
     to_q, to_k, to_v = _each_head(
         partial(attend_head_backward, window=window, softcap=softcap),
         facts,
-        _blocks(q, kv_heads),
-        _blocks(cotangent, kv_heads),
-        k.transpose(0, 2, 1, 3),
-        v.transpose(0, 2, 1, 3),
+        _blocks(q, runs),
+        _blocks(cotangent, runs),
+        *(jnp.repeat(x.transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
         log,
-        _blocks(inner, kv_heads)[..., 0, :],
+        _blocks(inner, runs)[..., 0, :],
     )
-    return (
-        _from_blocks(to_q, q.shape),
-        to_k.transpose(0, 2, 1, 3).astype(k.dtype),
-        to_v.transpose(0, 2, 1, 3).astype(v.dtype),
-        None,
-    )
+
+    def of_keys(x: jax.Array, like: jax.Array) -> jax.Array:
+        """[S, runs, N, H] -> [S, N, G, H]: the sum over the runs of a kv head."""
+        summed = x.reshape(x.shape[0], -1, parts, *x.shape[2:]).sum(axis=2)
+        return summed.transpose(0, 2, 1, 3).astype(like.dtype)
+
+    return _from_blocks(to_q, q.shape), of_keys(to_k, k), of_keys(to_v, v), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _blocks(x: jax.Array, kv_heads: int) -> jax.Array:
-    """[S, N, heads, H] -> [S, G, blocks, H, BLOCK * group]: the query heads of one kv head share its keys."""
+def _parts(q: jax.Array, k: jax.Array) -> int:
+    """Into how many runs the query heads of a kv head are parted, of at most :data:`HEADS` each."""
+    group = q.shape[2] // k.shape[2]
+    return group // max(each for each in range(1, HEADS + 1) if group % each == 0)
+
+
+def _blocks(x: jax.Array, runs: int) -> jax.Array:
+    """[S, N, heads, H] -> [S, runs, blocks, H, BLOCK * heads / runs]: the query heads of a run share their keys."""
     streams, tokens, heads, size = x.shape
-    x = x.reshape(streams, tokens // BLOCK, BLOCK, kv_heads, heads // kv_heads, size)
-    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, kv_heads, tokens // BLOCK, size, -1)
+    x = x.reshape(streams, tokens // BLOCK, BLOCK, runs, heads // runs, size)
+    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, runs, tokens // BLOCK, size, -1)
 
 
 def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The way back from :func:`_blocks`."""
-    streams, kv_heads, blocks, size, rows = x.shape
-    x = x.reshape(streams, kv_heads, blocks, size, BLOCK, rows // BLOCK)
+    streams, runs, blocks, size, rows = x.shape
+    x = x.reshape(streams, runs, blocks, size, BLOCK, rows // BLOCK)
     return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
 
 
 def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> Any:
-    """head(facts, ...) for every stream and kv head, one after the other: the two leading axes of the arrays."""
+    """head(facts, ...) for every stream and run of heads, one after the other: the two leading axes of the arrays."""
 
     def stream(args: tuple[Facts, tuple[jax.Array, ...]]) -> Any:
         own, arrays = args

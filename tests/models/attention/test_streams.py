@@ -54,7 +54,7 @@ def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     trees = [*people(2, 2), *people(1, 1, profile=1400, seed=3)]
     batch, _ = batch_of(trees, StreamShape(1536, 32), window=window)
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(2, 1536, 4, 8)), jnp.float32)
+    q = jnp.asarray(rng.normal(size=(2, 1536, 8, 8)), jnp.float32)
     k, v = (jnp.asarray(rng.normal(size=(2, 1536, 2, 8)), jnp.float32) for _ in range(2))
     options = {"batch": batch, "window": window, "softcap": softcap}
     expected = np.asarray(dense(q, k, v, batch, window, softcap))
