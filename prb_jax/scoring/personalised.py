@@ -208,8 +208,14 @@ class PersonalisedModel:
             "backbone": facts["backbone"]["identity"],
             "history": digest(known) if known else None,
             **({} if self.saved is None else {"states": self.saved.digest}),
-            "adapts_on": "earlier comparisons of the data" if self.earlier else "the history alone",
+            "adapts_on": self._known_by(),
         }
+
+    def _known_by(self) -> str:
+        """What an evaluation knows people by, in words."""
+        if self.earlier:
+            return "earlier comparisons of the data"
+        return "the history alone" if self.saved is None else "saved states alone"
 
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any

@@ -340,7 +340,7 @@ def _keep(
     folder: Path, method: str, digest: str, names: Sequence[str], asked: np.ndarray, states: Any
 ) -> int:
     """Write the states of the people who were asked; return the bytes on the disk."""
-    found = UserStates(tuple(names[user] for user in asked.tolist()), states)
+    found = UserStates(tuple(names[user] for user in map(int, asked)), states)
     return save_states(folder, found, method=method, fitted=digest)
 
 
