@@ -24,8 +24,12 @@ from prb_jax.trees.tree import Tree
 _STREAM_COST = 256
 """What starting one more batch of streams costs, in tokens of each."""
 
-_ALONE = 0.55
-"""Time that two cores take for a stream together, of the time that one takes."""
+_ALONE = 0.9
+"""Time that two cores take for a stream together, of the time that one takes: 0.7 to 0.95 were measured, since the
+blocks of attention are too small to be shared."""
+
+_SEVERAL_CORES = 0.75
+"""Weight of a machine with two cores or more among machines; the rest is that of a machine with one."""
 
 _SPARE_READS = 2
 """Streams have room for so many times the read places that the looked-at steps need."""
@@ -94,12 +98,13 @@ def _one_by_one(large: int, length: int, small: int, short: int) -> float:
 
 
 def _on_one_device(large: int, length: int, small: int, short: int) -> float:
-    """The mean of the times of one core, and of two cores together: whatever this machine is, it decides nothing."""
+    """The time of all cores, a mean over machines with one and two: whatever this machine is, it decides nothing."""
     lanes = [0, 0]
     for cost in (*[length] * large, *[short] * small):
         lanes[lanes.index(min(lanes))] += cost
     two = min(lanes) + _ALONE * (max(lanes) - min(lanes))
-    return (_one_by_one(large, length, small, short) + 2 * two) / 2
+    one = _one_by_one(large, length, small, short)
+    return (1 - _SEVERAL_CORES) * one + _SEVERAL_CORES * 2 * two
 
 
 def _lengths(largest: int, most: int, block: int) -> list[int]:
