@@ -58,6 +58,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def json_line(value: Any) -> bytes:
+    """Return a row of a file of JSON lines: strict JSON (no NaN, no infinity), with its line feed."""
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
     """Write strict JSON (no NaN, no infinity) as a whole file.
 

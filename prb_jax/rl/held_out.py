@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import process_index
@@ -85,7 +84,7 @@ def write_held_out(
     if process_index() == 0:
         path = out / HELD_OUT
         with writing(path), whole_file(path) as file:
-            file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+            file.writelines(map(json_line, rows))
     return rows
 
 

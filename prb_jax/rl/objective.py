@@ -135,11 +135,7 @@ class RolloutLoss:
         self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, targets: Targets
     ) -> tuple[jax.Array, Sums]:
         settings, loss = self.settings, self.settings.loss
-        params = merge(inputs[POLICY], frozen)
-        states = token_states(self.actor, params, batch)
-        logprobs, entropy = token_logprobs(
-            self.actor, params, states[:, :, :-1], jnp.asarray(batch.responses)
-        )
+        states, logprobs, entropy = _read_responses(self.actor, inputs, frozen, batch)
         found = rollout_losses(logprobs, targets, settings)
         sums = {**found, "entropy": (entropy * targets.counts).sum(), "value_loss": jnp.zeros(())}
         total = sums["policy_loss"] + sums["kl_loss"]
@@ -156,6 +152,15 @@ class RolloutLoss:
             sums["value_loss"] = (errors * targets.value_weights).sum()
             total = total + loss.value_coefficient * sums["value_loss"]
         return total, Sums({"loss": total, **sums})
+
+
+def _read_responses(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The policy's states of a batch, and log-probability and entropy of each token of its responses [B, K, R]."""
+    params = merge(inputs[POLICY], frozen)
+    states = token_states(actor, params, batch)
+    return states, *token_logprobs(actor, params, states[:, :, :-1], jnp.asarray(batch.responses))
 
 
 def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
@@ -198,9 +203,7 @@ class PairLoss:
         self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, pairs: Pairs
     ) -> tuple[jax.Array, Sums]:
         loss = self.settings.loss
-        params = merge(inputs[POLICY], frozen)
-        states = token_states(self.actor, params, batch)
-        logprobs, _ = token_logprobs(self.actor, params, states[:, :, :-1], jnp.asarray(batch.responses))
+        _, logprobs, _ = _read_responses(self.actor, inputs, frozen, batch)
         mask = jnp.asarray(pairs.mask)
         ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(pairs.reference), 0.0)).sum(axis=-1)
         chosen, rejected = ratios[:, 0], ratios[:, 1]
@@ -225,11 +228,7 @@ class TextLoss:
     def __call__(
         self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, texts: Texts
     ) -> tuple[jax.Array, Sums]:
-        params = merge(inputs[POLICY], frozen)
-        states = token_states(self.actor, params, batch)
-        logprobs, entropy = token_logprobs(
-            self.actor, params, states[:, :, :-1], jnp.asarray(batch.responses)
-        )
+        _, logprobs, entropy = _read_responses(self.actor, inputs, frozen, batch)
         weights = jnp.asarray(texts.weights)
         total = -(logprobs * weights).sum()
         return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import parse_json
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.rl.learner import Looked
 from prb_jax.rl.rollouts import Rollouts
@@ -35,13 +34,13 @@ class StepRows:
         self.path = path
         self.rows = [row for row in read_step_rows(path) if row["step"] <= step]
         with writing(path), whole_file(path) as file:
-            file.writelines(map(_line, self.rows))
+            file.writelines(map(json_line, self.rows))
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add the rows of a step."""
         self.rows += map(dict, rows)
         with writing(self.path), self.path.open("ab") as file:
-            file.write(b"".join(map(_line, rows)))
+            file.write(b"".join(map(json_line, rows)))
 
     def sync(self) -> None:
         """Wait for the disk."""
@@ -95,7 +94,3 @@ def rollout_rows(
         for row, comparison in enumerate(comparisons)
         for k, text in enumerate(rollouts.texts[row])
     ]
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, allow_nan=False).encode() + b"\n"

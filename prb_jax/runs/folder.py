@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prb_jax.data.reading import parse_json, read_json
-from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.data.writing import held_folder, json_line, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
@@ -224,7 +224,7 @@ def _line(row: ScoredRow) -> bytes:
         "tokens": row.tokens,
         "truncated": row.truncated,
     }
-    return json.dumps(value, allow_nan=False).encode() + b"\n"
+    return json_line(value)
 
 
 def _read_scores(path: Path) -> RowTable:

@@ -6,7 +6,6 @@ A kill can leave at most one torn line, the last one, which is cut off when the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import parse_json
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 
 Row = Mapping[str, Any]
@@ -46,7 +45,7 @@ class RowFile:
         if not new:
             return
         with writing(self.path), self.path.open("ab") as file:
-            file.write(b"".join(map(_line, new.values())))
+            file.write(b"".join(map(json_line, new.values())))
         self.rows.update(new)
 
     def finish(self, keys: Sequence[Hashable]) -> list[Row]:
@@ -70,7 +69,7 @@ class RowFile:
         ordered = [self.rows[key] for key in keys]
         if list(self.rows) != list(keys):
             with writing(self.path), whole_file(self.path) as file:
-                file.writelines(map(_line, ordered))
+                file.writelines(map(json_line, ordered))
         return ordered
 
 
@@ -122,7 +121,3 @@ def read_rows(
             raise RunError(f"{where}: a second row for {quote(key(row))}; remove one of them")
         rows[key(row)] = row
     return rows
-
-
-def _line(row: Row) -> bytes:
-    return json.dumps(row, allow_nan=False).encode() + b"\n"

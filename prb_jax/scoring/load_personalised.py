@@ -54,6 +54,6 @@ def load_personalised(folder: str | Path, options: LoadOptions | None = None) ->
         )
     if TRAINS in fitted.method.needs:
         own = fitted.fitted
-        scale = own.settings.alpha / own.settings.rank
-        embedder = AdaptedRewards(check_trainable(embedder), unstacked(own.arrays["adapters"]), scale)
+        adapters = unstacked(own.arrays["adapters"])
+        embedder = AdaptedRewards(check_trainable(embedder), adapters, own.settings.scale)
     return PersonalisedModel(fitted, embedder)

@@ -69,7 +69,7 @@ class TrainableBackbone:
 
     def rewards(self, adapters: Sequence[Adapter], *, settings: AdapterSettings) -> np.ndarray:
         """As of :class:`prb_jax.personal.few_shot.backbone.Backbone`."""
-        adapted = AdaptedRewards(self._embedder, adapters, settings.alpha / settings.rank)
+        adapted = AdaptedRewards(self._embedder, adapters, settings.scale)
         return adapted.answers(self.answers, advance=lambda done, tokens: None).features
 
     @cached_property

@@ -41,6 +41,11 @@ class AdapterSettings(FewShotSettings):
     rate: float = 0.0
     sharpness: tuple[float, ...] = (0.1, 0.3, 1.0)
 
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
     def __post_init__(self) -> None:
         super().__post_init__()
         least = {"rank": 1, "steps": 1, "own_steps": 1, "batch": 1, "rate": 0}
