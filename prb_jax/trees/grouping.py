@@ -7,7 +7,7 @@ the lengths of these beginnings say all: how many tokens any run of neighbours n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,8 @@ class SortedTrees:
 
     Attributes:
       order: int64 [n], the index of the tree at each place.
-      tokens: int64 [n], tokens of the tree at each place, computed alone; equal responses count once.
+      tokens: int64 [n], tokens of the tree at each place, computed alone; equal responses count once, but for trees of
+        a kernel, of which these are the places that they take.
       reads: int64 [n], its responses.
       shared: int64 [n], how many tokens it begins with that the tree at the place before begins with too; 0
         where that is fewer than :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0.
@@ -55,12 +56,15 @@ class Unit:
     reads: int
 
 
-def sort_trees(trees: Sequence[Tree], *, share: bool = True) -> SortedTrees:
+def sort_trees(
+    trees: Sequence[Tree], *, share: bool = True, size: Callable[[Tree], int] | None = None
+) -> SortedTrees:
     """Put trees in the order of their prefixes, equal ones in their own order.
 
     Args:
       trees: in any order.
       share: without it every tree is taken alone, in the order given.
+      size: of a tree computed alone, if it is not the number of its tokens.
     """
     count = len(trees)
     order = list(range(count))
@@ -76,7 +80,7 @@ def sort_trees(trees: Sequence[Tree], *, share: bool = True) -> SortedTrees:
         shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
     return SortedTrees(
         order=np.asarray(order, np.int64),
-        tokens=np.asarray([_distinct_tokens(trees[index]) for index in order], np.int64),
+        tokens=np.asarray([(size or _distinct_tokens)(trees[index]) for index in order], np.int64),
         reads=np.asarray([len(trees[index].responses) for index in order], np.int64),
         shared=shared,
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.grouping import SortedTrees, Unit, divide, sort_trees
+from prb_jax.trees.kernel_tables import KernelLayout
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.tree import Tree
@@ -35,6 +36,7 @@ class StreamOptions:
       block: a stream's length is a multiple of this.
       window: of the model's sliding layers, if it has any.
       paged: attention is a kernel's that reads pages, see :mod:`prb_jax.trees.stream_pages`.
+      kernel: attention is the splash kernel's, see :mod:`prb_jax.trees.kernel_tables`: nothing is shared.
       share: beginnings that comparisons have in common are computed once.
       fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: what a server
         has compiled before its first request.
@@ -45,8 +47,15 @@ class StreamOptions:
     block: int = BLOCK
     window: int | None = None
     paged: bool = False
+    kernel: KernelLayout | None = None
     share: bool = True
     fixed: tuple[StreamShape, ...] = ()
+
+    def sort(self, trees: Sequence[Tree]) -> SortedTrees:
+        """Put trees in the order in which they are packed."""
+        if self.kernel is not None:
+            return sort_trees(trees, share=False, size=self.kernel.tokens_of)
+        return sort_trees(trees, share=self.share)
 
 
 @dataclass(frozen=True, order=True)
@@ -94,7 +103,7 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     """
     if options.fixed:
         return options.fixed[-1]
-    found = sort_trees(trees, share=options.share)
+    found = options.sort(trees)
     usual = found.tokens[found.tokens <= LARGEST * options.tokens]  # others get streams of their own
     largest, needed = int(usual.max(initial=1)), int((found.tokens - found.shared).sum())
     lengths = _lengths(largest, options)
@@ -129,7 +138,7 @@ def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
       shape: of the streams.
       options: as for :func:`choose_stream_shape`.
     """
-    found = sort_trees(trees, share=options.share)
+    found = options.sort(trees)
     units = divide(found, most_tokens=shape.tokens, most_reads=shape.reads)
     fitting = [unit for unit in units if unit.tokens <= shape.tokens and unit.reads <= shape.reads]
     by_shape: dict[StreamShape, list[PackedStream]] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from prb_jax.trees.grouping import divide, sort_trees
+from prb_jax.trees.grouping import divide
 from prb_jax.trees.packing import (
     READS_STEP,
     DealtStreams,
@@ -53,7 +53,7 @@ def choose_step_shapes(
       compile_cost: of one more shape, in tokens.
       count: steps of the run.
     """
-    found = [sort_trees(trees, share=options.share) for trees in steps]
+    found = [options.sort(trees) for trees in steps]
     most = max(options.tokens // options.block, 1) * options.block
     tokens = np.concatenate([each.tokens for each in found])
     largest = int(tokens[tokens <= most].max(initial=1))

@@ -23,7 +23,9 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
+from prb_jax.trees.kernel_tables import KernelLayout, KernelTable, kernel_table
 from prb_jax.trees.packing import DealtStreams, PackedStream, StreamShape
+from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_blocks import block_tables
 from prb_jax.trees.stream_pages import PageTable, page_table
 from prb_jax.trees.tree import Tree
@@ -59,7 +61,7 @@ class StreamBatch:
       previous: [S, N], the place of the token before it in its conversation; -1 for a first one.
       reads: [S, M], places of the tokens whose states give the scores.
       ends: [S, M], places of the last tokens of the same conversations.
-      blocks: which blocks meet in attention; None where it reads pages.
+      blocks: which blocks meet in attention, for a program or a kernel; None where it reads pages.
       window_blocks: the same in layers with a sliding window; None for a model without any too.
       pages: the pages that a kernel reads; None where attention goes block by block.
     """
@@ -70,8 +72,8 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array
     ends: np.ndarray | jax.Array
-    blocks: BlockTable | None
-    window_blocks: BlockTable | None
+    blocks: BlockTable | KernelTable | None
+    window_blocks: BlockTable | KernelTable | None
     pages: PageTable | None = None
 
     __repr__ = short_repr
@@ -93,7 +95,13 @@ def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) ->
 
 
 def make_stream_batch(
-    trees: Sequence[Tree], dealt: DealtStreams, *, streams: int, window: int | None, paged: bool = False
+    trees: Sequence[Tree],
+    dealt: DealtStreams,
+    *,
+    streams: int,
+    window: int | None,
+    paged: bool = False,
+    kernel: KernelLayout | None = None,
 ) -> StreamBatch:
     """Lay the trees of a batch out.
 
@@ -103,6 +111,7 @@ def make_stream_batch(
       streams: S; those that are missing hold nothing but padding.
       window: of the model's sliding layers, if it has any.
       paged: with the pages of a kernel instead of the tables of blocks.
+      kernel: with the tables of the splash kernel instead; no tree shares its beginning with another.
 
     Raises:
       ValueError: more streams than S, or trees that do not fit.
@@ -110,10 +119,14 @@ def make_stream_batch(
     if len(dealt.streams) > streams:
         raise ValueError(f"{len(dealt.streams)} streams do not fit a batch of {streams}")
     empty = PackedStream((), (), 0)
-    laid = [_lay(trees, each, dealt.shape) for each in dealt.streams]
-    laid += [_lay(trees, empty, dealt.shape)] * (streams - len(laid))
+    unit = 1 if kernel is None else kernel.unit
+    laid = [_lay(trees, each, dealt.shape, unit) for each in dealt.streams]
+    laid += [_lay(trees, empty, dealt.shape, unit)] * (streams - len(laid))
 
-    def table(window: int | None) -> BlockTable:
+    def table(window: int | None) -> BlockTable | KernelTable:
+        if kernel is not None:
+            names = ("until", "positions", "previous")
+            return kernel_table(*(arrays[name] for name in names), layout=kernel, window=window)
         found = [block_tables(each["until"], each["positions"], used, window=window) for each, used in laid]
         keys, counts = zip(*found, strict=True)
         return BlockTable(np.stack(keys), np.stack(counts))
@@ -133,9 +146,10 @@ def make_stream_batch(
 
 
 def _lay(
-    trees: Sequence[Tree], stream: PackedStream, shape: StreamShape
+    trees: Sequence[Tree], stream: PackedStream, shape: StreamShape, unit: int
 ) -> tuple[dict[str, np.ndarray], int]:
-    """The arrays of one stream, and how many tokens it has."""
+    """The arrays of one stream, and how many tokens it has. With a ``unit`` beyond 1, prefixes end and responses begin
+    at its multiples."""
     if (
         stream.tokens > shape.tokens
         or sum(len(trees[index].responses) for index in stream.members) > shape.reads
@@ -183,6 +197,8 @@ def _lay(
         if shared != length or len(tree.prefix) != length or not shared:
             known.clear()
         close(shared)
+        if unit > 1:
+            at += -(at + len(tree.prefix)) % unit
         if len(tree.prefix) > shared:
             first = write(tree.prefix[shared:], shared)
             path.append((shared, first))
@@ -190,6 +206,7 @@ def _lay(
         for response, offset in zip(tree.responses, tree.read, strict=True):
             ids = response.tobytes()
             if ids not in known:
+                at = round_up(at, unit)
                 known[ids] = write(response, len(tree.prefix))
                 until[known[ids] : at] = at
             reads[read], ends[read] = known[ids] + offset, known[ids] + len(response) - 1
