@@ -24,7 +24,7 @@ from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import STREAM_ATTENTION
+from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
@@ -33,7 +33,7 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
 from prb_jax.training.data import Examples
 from prb_jax.training.groups import split_params
-from prb_jax.training.microbatches import plan_microbatches, trains_on_streams
+from prb_jax.training.microbatches import plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
@@ -102,7 +102,7 @@ class TreeTrainer:
         nobody = np.zeros(pairs, np.int32)
         examples = Examples([chosen] * pairs, workload.trees, np.ones(pairs, np.float32), nobody)
         order = Order(pairs, pairs, seed=0)
-        self.streams = trains_on_streams(model.mesh, attention)
+        self.streams = trained_stream_attention(model.mesh, jnp.dtype(model.dtype), attention)
         planned = plan_microbatches(
             examples,
             order,
@@ -235,7 +235,7 @@ def _bench(
     result: dict[str, Any] = {
         "workload": workload.name,
         "dtype": model.dtype,
-        "attention": STREAM_ATTENTION if ours.streams else model.attention,
+        "attention": ours.streams or model.attention,
         "pairs": pairs,
         "tuning": tuning,
         "pairs_per_second": pairs / seconds,

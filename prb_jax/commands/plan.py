@@ -56,6 +56,14 @@ def add(verbs: Verbs) -> None:
         help="trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
         "paged (default: 1)",
     )
+    sub.add_argument(
+        "--spread",
+        metavar="S",
+        type=float,
+        default=0.0,
+        help="with --train: lengths are log-normal, P and R their medians, and S the standard deviation of their "
+        "logarithm; people's profiles have 0.45 (default: 0, all alike)",
+    )
     sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
     add_quantize(sub)
     add_attention(sub)
@@ -80,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
         _check_sample(options)
     if options.train and options.questions_per_user > 1:
         raise RunError("--questions-per-user is for scoring only: leave it out with --train")
+    if options.spread and not options.train:
+        raise RunError("--spread is for training only: it needs --train")
     if options.sweep and options.mesh:
         raise RunError("--sweep tries meshes itself: leave out --mesh")
     if options.questions_per_user > 1 and options.attention != "paged":
@@ -102,6 +112,7 @@ def run(options: argparse.Namespace) -> int:
         "responses": options.responses,
         "response_length": options.response_length,
         "questions_per_user": options.questions_per_user,
+        "spread": options.spread,
         "dtype": options.dtype,
         "remat": options.remat or "none",
         "quantize": options.quantize,

@@ -36,6 +36,7 @@ from prb_jax.models.gathering import gatherer, splits_weights
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.kernel_tables import KernelTable
 from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.streams import StreamBatch
 
@@ -192,9 +193,10 @@ def decode_stream(
 
     Args:
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
-            alone. Otherwise [S, N, D], of all tokens.
+            alone, but for streams of the splash kernel in a model of several layers. Otherwise [S, N, D], of all
+            tokens.
     """
-    mesh = options.get("mesh")
+    mesh, layers = options.get("mesh"), options["config"].num_hidden_layers
     tokens = jnp.asarray(batch.tokens)
     if soft_prompts is not None:
         options["change_embedding"] = functools.partial(_with_soft_prompts, prompts=soft_prompts, batch=batch)
@@ -204,7 +206,8 @@ def decode_stream(
         longest=tokens.shape[1],
         attend=attention_over(batch, mesh),
         attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
-        apart=True,
+        # Weights that are split over many chips have no room for the copies that this takes, see _decode_trees.
+        apart=layers == 1 or not isinstance(batch.blocks, KernelTable),
     )
     return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
 

@@ -56,6 +56,9 @@ class Plan:
         its program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate
         is that of the matrix products alone.
       attention: the implementation that the program holds.
+      tokens: of the batch, without padding; 0 where trees are not packed, and so for the following.
+      computed_tokens: the same with the padding of the streams.
+      bucket_tokens: the same where trees are padded to the shapes that suit them best, however long compiling takes.
     """
 
     fits: bool
@@ -75,10 +78,15 @@ class Plan:
     unknown_loops: int = 0
     note: str = ""
     attention: str = ""
+    tokens: int = 0
+    computed_tokens: int = 0
+    bucket_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without what was planned: JSON-ready."""
         hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note", "attention")
+        if not self.tokens:
+            hidden += ("tokens", "computed_tokens", "bucket_tokens")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -94,6 +102,7 @@ def plan(
     responses: int = 2,
     response_length: int = 128,
     questions_per_user: int = 1,
+    spread: float = 0.0,
     batch: int | None = None,
     dtype: str = "bfloat16",
     remat: str = "none",
@@ -113,6 +122,8 @@ def plan(
       prefix, responses, response_length: P, K, R of the trees.
       questions_per_user: of scoring with the attention "paged": so many trees in a row begin with the same profile,
         all of the prefix but a question of 40 tokens.
+      spread: of training over packed streams: the standard deviation of the logarithm of the lengths, of which P and R
+        are the medians then.
       batch: trees; two for each part that the mesh splits a batch into if not given.
       dtype: of activations, and of weights that are not trained.
       remat: what the backward pass computes again: "none", "dots" or "full".
@@ -127,7 +138,7 @@ def plan(
     return plan_on(
         describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
         prefix=prefix, responses=responses, response_length=response_length,
-        questions_per_user=questions_per_user, batch=batch, dtype=dtype, remat=remat, quantize=quantize,
+        questions_per_user=questions_per_user, spread=spread, batch=batch, dtype=dtype, remat=remat, quantize=quantize,
         attention=attention,
     )  # fmt: skip
 
@@ -143,6 +154,7 @@ def plan_on(
     responses: int,
     response_length: int,
     questions_per_user: int,
+    spread: float,
     batch: int | None,
     dtype: str,
     remat: str,
@@ -158,6 +170,10 @@ def plan_on(
         raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
     if train and questions_per_user > 1:
         raise MeshError(f"questions_per_user: {questions_per_user} is for scoring: leave it out in training")
+    if spread < 0:
+        raise MeshError(f"spread: expected 0 or more, found {spread}")
+    if spread and not train:
+        raise MeshError(f"spread: {spread} is for training: leave it out in scoring")
     devices = make_mesh(mesh, devices=place.devices)
     rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
     shape = BatchShape(
@@ -166,6 +182,7 @@ def plan_on(
         responses=responses,
         response_length=response_length,
         questions_per_user=questions_per_user,
+        spread=spread,
     )
     options: Any = {"mesh": devices, "dtype": dtype, "attention": attention}
     if train:
@@ -173,7 +190,13 @@ def plan_on(
     else:
         program = scoring_program(config, shape, quantize=quantize, **options)
     found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=rows)
-    return replace(found, attention=program.attention)
+    return replace(
+        found,
+        attention=program.attention,
+        tokens=program.tokens,
+        computed_tokens=program.computed_tokens,
+        bucket_tokens=program.bucket_tokens,
+    )
 
 
 def mesh_named(asked: str | None, mesh: Mesh) -> str:

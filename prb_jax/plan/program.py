@@ -13,14 +13,20 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError, quote
-from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention
+from prb_jax.models.attention.choice import (
+    PAGED_ATTENTION,
+    SPLASH_STREAM_ATTENTION,
+    choose_attention,
+    trained_stream_attention,
+)
 from prb_jax.models.attention.splash import visited_share
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token
+from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token, tree_flops
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.shapes import BatchShape
 from prb_jax.plan.streams import paged_stream, stream_flops
+from prb_jax.plan.trained_streams import drawn_trees, tokens_in_buckets, trained_streams
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.readouts.score_tree import is_pointwise
@@ -45,6 +51,9 @@ class Program:
       visited: how often a step of its attention kernel computes, on average: the share of the steps that compute
         anything; more than one where a step goes through several blocks of keys.
       attention: the name of that kernel, or of another implementation; "" where nobody asks.
+      tokens: of the batch, without padding; 0 where nobody asks, and so for the following.
+      computed_tokens: the same with the padding of this program.
+      bucket_tokens: the same where trees are padded to the shapes that suit them best.
       kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
       named: further arguments by their names.
     """
@@ -54,6 +63,9 @@ class Program:
     flops: float
     visited: float
     attention: str = ""
+    tokens: int = 0
+    computed_tokens: int = 0
+    bucket_tokens: int = 0
     kernel_bytes: float = 0.0
     named: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,7 +111,7 @@ def scoring_program(
         function = make_stream_fn(config, attention=attention, **options)
         batch, visited, read = paged_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
-        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, read)
+        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, kernel_bytes=read)
     function = make_score_fn(config, attention=attention, **options)
     arguments = (weights, batch_of(shape, mesh))
     return Program(
@@ -119,13 +131,22 @@ def training_program(
 ) -> Program:
     """``accumulate`` of :func:`prb_jax.training.objective.make_reward_training`: forward and backward of a batch.
 
-    Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
+    On TPUs in bfloat16 the trees are packed into streams, as `prb train` does it. Trained weights, AdamW's moments and
+    the gradient sums are float32; frozen weights are in ``dtype``.
 
     Raises:
-      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named. Or lengths have a spread
+        where trees are padded.
       CheckpointError: a head with several labels, or an attention that cannot be.
     """
     check_shape(config, shape, mesh)
+    kind = jnp.dtype(dtype)
+    chosen = choose_attention(mesh, kind, attention)
+    packed = trained_stream_attention(mesh, kind, attention) == SPLASH_STREAM_ATTENTION
+    if shape.spread and not packed:
+        raise MeshError(
+            f"spread: is for training over packed streams, found the attention {quote(chosen.name)}"
+        )
     lora = LoraConfig()
     trainable, frozen = jax.eval_shape(
         lambda params: split_params(params, tuning=tuning, lora=lora),
@@ -153,6 +174,21 @@ def training_program(
     def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
 
+    frozen, passes = placed(frozen, step.frozen_shardings), PASSES[tuning]
+    if packed:
+        trees = drawn_trees(shape, longest=config.max_position_embeddings)
+        streams = trained_streams(config, trees, mesh=mesh)
+        flops = tree_flops(trees, config) if shape.spread else forward_flops(config, shape)
+        return Program(
+            step.accumulate,
+            (state, frozen, streams.batch, streams.extras),
+            passes * flops,
+            streams.visited,
+            SPLASH_STREAM_ATTENTION,
+            tokens=sum(tree.tokens for tree in trees),
+            computed_tokens=streams.computed,
+            bucket_tokens=tokens_in_buckets(config, trees, mesh=mesh),
+        )
     count, responses = shape.batch, shape.responses
     extras: Any = {
         "labels": rows(jnp.float32, count, responses),
@@ -161,9 +197,8 @@ def training_program(
         "weights": rows(jnp.float32, count),
         "users": rows(jnp.int32, count),
     }
-    arguments = (state, placed(frozen, step.frozen_shardings), batch_of(shape, mesh), Extras(**extras))
-    flops = PASSES[tuning] * forward_flops(config, shape)
-    chosen = choose_attention(mesh, jnp.dtype(dtype), attention)
+    arguments = (state, frozen, batch_of(shape, mesh), Extras(**extras))
+    flops = passes * forward_flops(config, shape)
     return Program(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
 
 

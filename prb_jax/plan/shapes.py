@@ -16,6 +16,8 @@ class BatchShape:
       batch, prefix, responses, response_length: B, P, K, R.
       questions_per_user: so many trees in a row begin with the same profile, which the question of
         :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each.
+      spread: of training over packed streams: the standard deviation of the logarithm of lengths, of which the above
+        are the medians.
     """
 
     batch: int
@@ -23,6 +25,7 @@ class BatchShape:
     responses: int
     response_length: int
     questions_per_user: int = 1
+    spread: float = 0.0
 
     def shared(self, rows: int) -> tuple[int, ...]:
         """Return how many tokens each of the first rows begins with that the row before has too."""

@@ -48,6 +48,7 @@ def sweep(
     responses: int = 2,
     response_length: int = 128,
     questions_per_user: int = 1,
+    spread: float = 0.0,
     dtype: str = "bfloat16",
     remat: str = "none",
     quantize: str | None = None,
@@ -62,8 +63,8 @@ def sweep(
         are given. A batch size that one mesh does not divide is left out for that mesh. After one that
         does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, slices, train, tuning, prefix, responses, response_length, questions_per_user, dtype,
-        remat, quantize, attention: as in :func:`prb_jax.plan.plan`.
+      model, topology, slices, train, tuning, prefix, responses, response_length, questions_per_user, spread,
+        dtype, remat, quantize, attention: as in :func:`prb_jax.plan.plan`.
 
     Raises:
       As :func:`prb_jax.plan.plan`; MeshError also if no mesh at all divides the model and a batch.
@@ -71,7 +72,7 @@ def sweep(
     place, config = describe_slice(topology, slices=slices), read_model(model)
     options: dict[str, Any] = {
         "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
-        "response_length": response_length, "questions_per_user": questions_per_user, "dtype": dtype,
+        "response_length": response_length, "questions_per_user": questions_per_user, "spread": spread, "dtype": dtype,
         "remat": remat, "quantize": quantize, "attention": attention,
     }  # fmt: skip
     plans: list[Plan] = []

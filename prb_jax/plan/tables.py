@@ -20,6 +20,10 @@ def plan_table(found: Plan, *, title: str) -> Group:
     facts.append(("  arguments", _gib(found.argument_bytes_per_chip)))
     facts.append(("  temporaries", _gib(found.temp_bytes_per_chip)))
     facts.append(("attention", found.attention))
+    if found.tokens:
+        facts.append(("tokens of the trees", f"{found.tokens:,}"))
+        facts.append(("  computed, in streams", _padded(found.computed_tokens, found.tokens)))
+        facts.append(("  if padded to buckets", _padded(found.bucket_tokens, found.tokens)))
     facts.append(("FLOPs of a step", f"{found.flops:.3g}"))
     if found.estimated_seconds is not None and found.estimated_mfu is not None:
         facts.append(("step, at best", f"{found.estimated_seconds:.3g} s"))
@@ -91,6 +95,10 @@ def verdict(each: Plan) -> str:
     if each.estimated_seconds is None:
         return f"{'fits' if each.fits else 'does not fit'}, {size}"
     return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
+
+
+def _padded(computed: int, tokens: int) -> str:
+    return f"{computed:,} ({100 * (1 - tokens / computed):.1f} % padding)"
 
 
 def _gib(size: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import stream_attention_name
+from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
 from prb_jax.scoring.batch_shapes import shape_options, stream_options
@@ -18,7 +18,8 @@ from prb_jax.training.data import STEPS_SIMULATED, Examples, TreesOnDemand, shap
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
 from prb_jax.training.settings import BatchSettings
-from prb_jax.trees.packing import DealtStreams, StreamOptions
+from prb_jax.trees.kernel_tables import KernelLayout
+from prb_jax.trees.packing import DealtStreams, StreamOptions, StreamShape, for_kernel
 from prb_jax.trees.shapes import Shapes
 from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
 from prb_jax.trees.streams import make_stream_batch
@@ -27,8 +28,8 @@ from prb_jax.trees.tree import Tree
 _LOOKED_AT = 1024
 """Comparisons, about, of the first steps whose trees decide the shapes of streams."""
 
-_COMPILE = 1e12
-"""Floating-point operations of a CPU in the time of a compile."""
+_COMPILE, _COMPILE_OF_TPU = 1e12, 1e16
+"""Floating-point operations of a CPU, and of one chip, in the time of a compile."""
 
 _ACTIVATIONS = 6e9
 """Bytes that the activations of a stream may take where its length is not given."""
@@ -67,19 +68,13 @@ class Microbatches(Protocol):
         ...
 
 
-def trains_on_streams(mesh: Mesh, attention: str) -> bool:
-    """Whether a run on these devices packs its trees into streams; kernels, and who asks for another implementation,
-    want trees in padded batches."""
-    return attention == "auto" and stream_attention_name(mesh) is not None
-
-
 def plan_microbatches(
     examples: Examples,
     order: StepOrder,
     *,
     config: DecoderConfig,
     mesh: Mesh,
-    streams: bool,
+    streams: str | None,
     batch: BatchSettings,
     steps: int,
     remat: str = "none",
@@ -92,20 +87,24 @@ def plan_microbatches(
       order: which comparisons each step sees.
       config: architecture.
       mesh: devices.
-      streams: see :func:`trains_on_streams`.
+      streams: of :func:`prb_jax.models.attention.choice.trained_stream_attention`: what attends over packed streams;
+        None for padded batches.
       batch: how large microbatches are, and the most shapes.
       steps: of the run: the longer it is, the more shapes pay for their compile.
       remat: what is kept for the backward pass.
       prompt_tokens: of the soft prompt in front of every tree.
     """
-    if not streams:
-        options = shape_options(config, mesh)
-        # A backward pass holds the activations of all layers: less at a time than in scoring.
-        given = batch.tokens
-        tokens = options.tokens_per_batch // 2 if given is None else given * options.divisor
-        options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
+    options = shape_options(config, mesh)
+    # A backward pass holds the activations of all layers: less at a time than in scoring.
+    tokens = options.tokens_per_batch // 2 if batch.tokens is None else batch.tokens * options.divisor
+    options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
+    if streams is None:
         shapes = shapes_of_steps(examples.trees, order, steps=steps, options=options)
         return _Padded(examples, shapes, config, remat=remat)
+    # What fits no stream of a kernel is padded to a shape of its own.
+    others = None
+    if streams == SPLASH_STREAM_ATTENTION:
+        others = _Padded(examples, Shapes({}, options), config, remat=remat)
     found = stream_options(config, mesh)
     if batch.tokens is not None:
         most = batch.tokens
@@ -122,6 +121,7 @@ def plan_microbatches(
         steps=steps,
         remat=remat,
         prompt_tokens=prompt_tokens,
+        others=others,
     )
 
 
@@ -165,7 +165,12 @@ class _Padded:
 
 
 class _Packed:
-    """Packed streams; what several trees of a step begin with is computed once."""
+    """Packed streams; what several trees of a step begin with is computed once, but for a kernel's streams.
+
+    Attributes:
+      shapes: of the streams, the smallest first.
+      options: of the streams.
+    """
 
     def __init__(
         self,
@@ -178,39 +183,53 @@ class _Packed:
         steps: int,
         remat: str,
         prompt_tokens: int,
+        others: _Padded | None,
     ) -> None:
-        self._examples, self._options, self._config = examples, options, config
+        self._examples, self._config, self._others = examples, config, others
         self._bytes_per_token, self._prompt_tokens = _bytes_per_token(config, remat), prompt_tokens
         looked_at = []
         for step in range(min(STEPS_SIMULATED, max(1, _LOOKED_AT // order.per_step))):
             members = order.step(step)
             examples.ahead(members)
             looked_at.append([examples.trees[member] for member in members])
+        known = [tree for trees in looked_at for tree in trees]
+        if not isinstance(examples.trees, TreesOnDemand):
+            known = list(examples.trees)
+        self._responses = max(len(tree.responses) for tree in known)
+        compile_cost = _COMPILE
+        if others is not None:
+            options, compile_cost = for_kernel(options, known), _COMPILE_OF_TPU * options.streams
+        self.options = options
         self.shapes = choose_step_shapes(
             looked_at,
             options,
             most_shapes=batch.max_buckets,
-            compile_cost=_COMPILE / (3 * matrix_flops_per_token(config)),
+            compile_cost=compile_cost / (3 * matrix_flops_per_token(config)),
             count=steps,
         )
-        trees = examples.trees
-        known = [len(tree.responses) for trees_ in looked_at for tree in trees_]
-        if not isinstance(trees, TreesOnDemand):
-            known = [len(tree.responses) for tree in trees]
-        self._responses = max(known)
 
     def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
+        found: list[Microbatch] = []
+        options, kernel = self.options, self.options.kernel
+        if kernel is not None and self._others is not None:
+            fits = [_fits(self._examples.trees[member], kernel, self.shapes[-1]) for member in members]
+            if not all(fits):
+                apart = ~np.asarray(fits)
+                found += self._others.of_step(members[apart], slots[apart])
+                members, slots = members[~apart], slots[~apart]
         trees = [
             self._named(self._examples.trees[member], slot)
             for member, slot in zip(members, slots, strict=True)
         ]
-        found = []
-        for dealt in deal_step(trees, self.shapes, self._options):
+        for dealt in deal_step(trees, self.shapes, options):
             batch = make_stream_batch(
-                trees, dealt, streams=self._options.streams, window=self._options.window
+                trees, dealt, streams=options.streams, window=options.window, kernel=kernel
             )
             extras = self._extras(members, dealt)
             tokens = sum(stream.tokens for stream in dealt.streams)
+            if kernel is not None:  # these are places
+                own = [trees[member] for stream in dealt.streams for member in stream.members]
+                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in own)
             flops = stream_flops(batch, self._config)
             activations = batch.tokens.size * self._bytes_per_token
             found.append(Microbatch(batch, extras, tokens, flops, activations))
@@ -225,7 +244,7 @@ class _Packed:
         return replace(tree, prefix=prefix)
 
     def _extras(self, members: np.ndarray, dealt: DealtStreams) -> Extras:
-        streams, rows = self._options.streams, dealt.shape.reads
+        streams, rows = self.options.streams, dealt.shape.reads
         comparisons = [
             [self._examples.comparisons[members[each]] for each in stream.members] for stream in dealt.streams
         ]
@@ -248,3 +267,8 @@ class _Packed:
                 read += count
         users = np.zeros(streams, np.int32)
         return Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users, places=places)
+
+
+def _fits(tree: Tree, kernel: KernelLayout, shape: StreamShape) -> bool:
+    room = kernel.tokens_of(tree) <= shape.tokens and len(tree.responses) <= shape.reads
+    return room and kernel.fits(tree, shape.tokens)

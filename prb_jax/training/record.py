@@ -10,10 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import STREAM_ATTENTION, choose_attention
+from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
-from prb_jax.training.microbatches import trains_on_streams
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
@@ -64,15 +63,14 @@ def run_inputs(
 
 def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
     """How the run is done this time."""
-    devices = mesh.devices.flatten().tolist()
+    devices, dtype = mesh.devices.flatten().tolist(), jnp.dtype(settings.dtype)
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "settings": {name: flat_settings(settings)[name] for name in _WITHOUT_EFFECT},
         "mesh": dict(mesh.shape),
-        "attention": STREAM_ATTENTION
-        if trains_on_streams(mesh, settings.attention)
-        else choose_attention(mesh, jnp.dtype(settings.dtype), settings.attention).name,
+        "attention": trained_stream_attention(mesh, dtype, settings.attention)
+        or choose_attention(mesh, dtype, settings.attention).name,
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

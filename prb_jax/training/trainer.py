@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
@@ -29,7 +30,7 @@ from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import LossParts
-from prb_jax.training.microbatches import Microbatch, trains_on_streams
+from prb_jax.training.microbatches import Microbatch
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -65,7 +66,7 @@ class Trainer:
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
         self.method, self.lengths = training.method, lengths
-        self.streams = trains_on_streams(mesh, settings.attention)
+        self.streams = trained_stream_attention(mesh, jnp.dtype(settings.dtype), settings.attention)
         self.truncated: int | None = 0
         self._training, self._step, self._lora = training, training.step, lora
         self._accumulation = Accumulation(training.step)
@@ -158,7 +159,7 @@ class Trainer:
             comparisons,
             encode=(lambda part: [self._trees[id(one)] for one in part]) if held else self.encode_here,
             dispatch=self._rewards,
-            options=(stream_options if self.streams else shape_options)(
+            options=(stream_options if self.streams == STREAM_ATTENTION else shape_options)(
                 self.start.config, self.mesh, self.settings.batch.tokens
             ),
             divide=not held,

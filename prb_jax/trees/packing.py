@@ -8,13 +8,14 @@ every mesh.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.grouping import SortedTrees, Unit, divide, sort_trees
-from prb_jax.trees.kernel_tables import KernelLayout
+from prb_jax.trees.kernel_tables import BLOCK as KERNEL_BLOCK
+from prb_jax.trees.kernel_tables import LANES, KernelLayout, choose_unit
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.tree import Tree
@@ -56,6 +57,17 @@ class StreamOptions:
         if self.kernel is not None:
             return sort_trees(trees, share=False, size=self.kernel.tokens_of)
         return sort_trees(trees, share=self.share)
+
+
+def for_kernel(options: StreamOptions, trees: Sequence[Tree]) -> StreamOptions:
+    """Return the options with the splash kernel's layout, which has room for these trees; for those of them that are
+    longer than a stream, they say nothing."""
+    block = KERNEL_BLOCK if options.tokens >= KERNEL_BLOCK else LANES
+    most = round_up(options.tokens, block)
+    usual = [tree for tree in trees if tree.tokens <= most]
+    longest = max((tree.tokens for tree in usual), default=most)
+    kernel = KernelLayout(longest=longest, unit=choose_unit(usual, most), block=block)
+    return replace(options, tokens=most, block=block, kernel=kernel)
 
 
 @dataclass(frozen=True, order=True)

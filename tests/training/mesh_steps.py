@@ -16,6 +16,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import jax
     import numpy as np
 
+    from prb_jax.models.attention.choice import STREAM_ATTENTION
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import plan_microbatches
     from prb_jax.training.objective import WEIGHTS
@@ -34,7 +35,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         Order(count, count, seed=0),
         config=config,
         mesh=mesh,
-        streams=True,
+        streams=STREAM_ATTENTION,
         batch=BatchSettings(comparisons=count, tokens=256),
         steps=10,
     ).of_step(np.arange(count), nobody)

@@ -86,7 +86,7 @@ def planned(of: Examples, *, streams: bool, prompt_tokens: int) -> Microbatches:
         Order(count, count, seed=0),
         config=CONFIG,
         mesh=make_mesh(devices=jax.devices()[:1]),
-        streams=streams,
+        streams=STREAM_ATTENTION if streams else None,
         batch=BatchSettings(comparisons=count, tokens=256),
         steps=10,
         prompt_tokens=prompt_tokens,

@@ -16,6 +16,7 @@ from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.trees.kernel_tables import KernelTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -23,6 +24,9 @@ Attention = Callable[..., jax.Array]
 
 STREAM_ATTENTION = "block-wise XLA over packed streams"
 """What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
+
+SPLASH_STREAM_ATTENTION = "splash kernel (Pallas) over packed streams"
+"""What :mod:`prb_jax.models.attention.stream_splash` is called in logs and reports."""
 
 PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
 """What :mod:`prb_jax.models.attention.paged` is called in logs and reports."""
@@ -113,6 +117,22 @@ def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
     return STREAM_ATTENTION if mesh.devices.flat[0].platform == "cpu" else None
 
 
+def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto") -> str | None:
+    """Return the attention with which training runs over packed streams: :data:`STREAM_ATTENTION` on CPUs,
+    :data:`SPLASH_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
+    a mesh splits the tokens of a tree, and wherever another attention than "auto" is asked for.
+
+    Args:
+        mesh, dtype, wanted: as of :func:`choose_attention`, which has checked them.
+    """
+    platform = mesh.devices.flat[0].platform
+    if wanted != "auto" or platform not in ("cpu", "tpu"):
+        return None
+    if platform == "cpu":
+        return STREAM_ATTENTION
+    return SPLASH_STREAM_ATTENTION if dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1 else None
+
+
 def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
     """Refuse to use the kernel that reads pages where it cannot be; errors as of :func:`choose_attention`."""
     if platform != "tpu" or dtype != jnp.bfloat16:
@@ -140,6 +160,22 @@ def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: Dec
 
 def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
+    if isinstance(batch.blocks, KernelTable):
+        from prb_jax.models.attention.stream_splash import splash_stream_attention
+
+        def attend(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            *,
+            window: int | None = None,
+            softcap: float | None = None,
+        ) -> jax.Array:
+            table = batch.blocks if window is None else batch.window_blocks
+            assert isinstance(table, KernelTable)
+            return splash_stream_attention(q, k, v, table=table, window=window, softcap=softcap, mesh=mesh)
+
+        return attend
     if batch.pages is None:
         return functools.partial(stream_attention, batch=batch, mesh=mesh)
     from prb_jax.models.attention.paged import paged_attention

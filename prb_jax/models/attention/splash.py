@@ -24,12 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.tree_blocks import key_ranges, visited_blocks
 from prb_jax.sharding import RULES
+from prb_jax.trees.kernel_tables import BLOCK, LANES
 from prb_jax.trees.mask import TreeLayout, TreeMask
-
-# Queries and keys of one step of the kernel, at most. One block of scores and what is made of it takes
-# four times 512 x 512 float32 numbers, a quarter of the smallest chip's fast memory.
-BLOCK = 512
-LANES = 128  # the least block: the width of a TPU's vector registers
 
 
 def splash_attention(

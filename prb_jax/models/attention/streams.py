@@ -22,7 +22,7 @@ from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head
 from prb_jax.models.layers import matmul_precision
 from prb_jax.sharding import RULES
 from prb_jax.trees.stream_blocks import BLOCK
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.streams import BlockTable, StreamBatch
 
 HEADS = 2
 """Query heads that share their kv head and are computed together, at most: what more of them need falls out of the
@@ -55,8 +55,8 @@ def stream_attention(
         mesh: over which streams and heads are split; None for one device.
     """
     table = batch.blocks if window is None else batch.window_blocks
-    if table is None:
-        raise ValueError("these streams have no table of blocks for a sliding window")
+    if not isinstance(table, BlockTable):
+        raise ValueError(f"these streams have no table of blocks for a window of {window}")
     attend = partial(_attend, window, softcap)
     if mesh is not None and mesh.size > 1:
         rows, heads = RULES["batch"], RULES["heads"]

@@ -89,7 +89,8 @@ def test_tables_say_who_sees_whom(unit: int, window: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "softcap", "unit"), [(None, None, 1), (30, 3.0, 1), pytest.param(200, None, 8, marks=pytest.mark.slow)]
+    ("window", "softcap", "unit"),
+    [(None, None, 1), (30, 3.0, 1), pytest.param(200, None, 8, marks=pytest.mark.slow)],
 )
 def test_output_and_gradients_equal_those_of_the_whole_mask(
     window: int | None, softcap: float | None, unit: int
