@@ -61,8 +61,8 @@ def add(verbs: Verbs) -> None:
         metavar="S",
         type=float,
         default=0.0,
-        help="with --train: lengths are log-normal, P and R their medians, and S the standard deviation of their "
-        "logarithm; people's profiles have 0.45 (default: 0, all alike)",
+        help="with --train: lengths are log-normal with the medians P and R; S is the standard deviation of the "
+        "logarithm of prefixes, and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
     )
     sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
     add_quantize(sub)

@@ -122,8 +122,8 @@ def plan(
       prefix, responses, response_length: P, K, R of the trees.
       questions_per_user: of scoring with the attention "paged": so many trees in a row begin with the same profile,
         all of the prefix but a question of 40 tokens.
-      spread: of training over packed streams: the standard deviation of the logarithm of the lengths, of which P and R
-        are the medians then.
+      spread: of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
+        which P is the median then; half of it is that of the responses.
       batch: trees; two for each part that the mesh splits a batch into if not given.
       dtype: of activations, and of weights that are not trained.
       remat: what the backward pass computes again: "none", "dots" or "full".

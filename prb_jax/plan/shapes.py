@@ -16,8 +16,8 @@ class BatchShape:
       batch, prefix, responses, response_length: B, P, K, R.
       questions_per_user: so many trees in a row begin with the same profile, which the question of
         :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each.
-      spread: of training over packed streams: the standard deviation of the logarithm of lengths, of which the above
-        are the medians.
+      spread: of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
+        which P is the median then; half of it is that of the responses.
     """
 
     batch: int

@@ -57,14 +57,14 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
     """
     rng = np.random.default_rng(0)
 
-    def drawn(median: int, *sizes: int) -> np.ndarray:
-        lengths = median * np.exp(shape.spread * rng.standard_normal(sizes))
+    def drawn(median: int, spread: float, *sizes: int) -> np.ndarray:
+        lengths = median * np.exp(spread * rng.standard_normal(sizes))
         return np.maximum(np.round(lengths), 2).astype(int)
 
     trees = []
     for prefix, own in zip(
-        drawn(shape.prefix, shape.batch),
-        drawn(shape.response_length, shape.batch, shape.responses),
+        drawn(shape.prefix, shape.spread, shape.batch),
+        drawn(shape.response_length, shape.spread / 2, shape.batch, shape.responses),
         strict=True,
     ):
         responses = tuple(

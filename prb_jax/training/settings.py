@@ -133,8 +133,8 @@ class BatchSettings:
       tokens: most tokens of a microbatch with its padding, for each part into which the mesh splits a batch; a step is
         computed in as many microbatches as it needs. None chooses by device and model. It decides memory and speed,
         not results.
-      max_buckets: the most shapes of batches, and so compiles; on CPUs, where trees are packed into streams, two are
-        the most.
+      max_buckets: the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and
+        on TPUs in bfloat16), two are the most.
     """
 
     comparisons: int = 16

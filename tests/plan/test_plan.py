@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from prb_jax.plan.program import executed_flops, forward_flops, scoring_program,
 from prb_jax.plan.shapes import BatchShape
 from prb_jax.plan.streams import paged_stream, stream_flops
 from prb_jax.plan.tables import plan_table, sweep_table
+from prb_jax.plan.trained_streams import drawn_trees, tokens_in_buckets, trained_streams
 from prb_jax.sharding import make_mesh
 
 GIB = 1024**3
@@ -99,6 +101,29 @@ def test_streams_by_hand():
     assert stream_flops(config, shape, mesh=mesh, reads_only=False) == by_hand * 3 / 2
     last = 2 * 256 * (2 * 128 * 928 + (2 * 256 + 3 * 512) * 8) + 4 * 8 * 232 * 4 * 64
     assert stream_flops(config, shape, mesh=mesh, reads_only=True) == by_hand + last
+
+
+def test_trained_streams_by_hand():
+    """Four trees of 200 tokens in one stream of two blocks; the third tree lies in both."""
+    config, mesh = parse_config(TINY, where="tiny"), make_mesh(devices=jax.devices()[:1])
+    shape = BatchShape(batch=4, prefix=100, responses=2, response_length=50)
+    trees = drawn_trees(shape, longest=1024)
+    found = trained_streams(config, trees, mesh=mesh)
+    assert (found.batch.tokens.shape, found.batch.reads.shape) == ((1, 1024), (1, 16))
+    assert found.extras.labels.shape == (1, 16, 2)
+    assert (found.computed, found.visited) == (1024, 3 / 4)
+    assert tokens_in_buckets(config, trees, mesh=mesh) == 4 * (112 + 2 * 64)
+    uneven = drawn_trees(
+        BatchShape(batch=999, prefix=100, responses=2, response_length=50, spread=0.4), longest=300
+    )
+    prefixes = np.log([len(tree.prefix) for tree in uneven])
+    assert np.median(prefixes) == pytest.approx(math.log(100), abs=0.05)
+    assert np.std(prefixes) == pytest.approx(0.4, rel=0.1)
+    assert max(len(tree.sequence(0)) for tree in uneven) == 300
+    with pytest.raises(MeshError, match="spread: is for training over packed streams"):
+        training_program(
+            config, BatchShape(batch=4, spread=0.4, **SHAPE), mesh=mesh, dtype="bfloat16", tuning="full", remat="none"
+        )  # fmt: skip
 
 
 def test_products_of_the_traced_programs():
@@ -204,6 +229,7 @@ def test_models_that_cannot_be_read(tmp_path):
         (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
         (["--sweep", "--mesh", "fsdp=4"], "--sweep tries meshes itself"),
+        (["--spread", "0.4"], "--spread is for training only: it needs --train"),
         (["--train", "--questions-per-user", "2"], "--questions-per-user is for scoring only"),
         (
             ["--questions-per-user", "2"],
@@ -353,6 +379,34 @@ class TestOnTpus:
             assert set(re.findall(r"splash_mha_(\w+?)_", text)) == kernels
             assert 'custom_call_target="tpu_custom_call"' in text
             assert not re.search(r"\[(\d+,)*2048,2048\]", text)
+
+    @pytest.mark.slow
+    def test_packing_moves_nothing_between_chips(self, config_file):
+        """A training step over streams holds the collectives of one over padded trees, and no other ones; its attention
+        is the kernel, and nothing in it is of the size N x N."""
+        mesh = make_mesh("data=2,fsdp=4,tensor=2", devices=describe_slice("v5e:4x4").devices)
+        options: dict[str, Any] = {"mesh": mesh, "dtype": "bfloat16", "tuning": "full", "remat": "none"}
+        config = read_model(config_file)
+        packed = training_program(
+            config, BatchShape(batch=16, prefix=500, responses=2, response_length=64, spread=0.3), **options
+        )
+        padded = training_program(
+            config,
+            BatchShape(batch=16, prefix=640, responses=2, response_length=64),
+            attention="kernel",
+            **options,
+        )
+        assert packed.arguments[2].tokens.shape == (8, 1536)
+        assert packed.tokens < packed.computed_tokens < packed.bucket_tokens
+        found = []
+        for program in (packed, padded):
+            text = program.function.trace(*program.arguments).lower().compile().as_text()
+            assert set(re.findall(r"splash_mha_(\w+?)_", text)) == {"fwd", "dq", "dkv"}
+            assert not re.search(r"\[(\d+,)*1536,1536\]", text)
+            kinds = r"(all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\("
+            found.append(Counter(re.findall(rf" {kinds}", text)))
+        assert found[0] == found[1]
+        assert found[0]["all-gather"] > 0
 
     @pytest.mark.slow
     def test_streams_by_pages(self, config_file, capsys):

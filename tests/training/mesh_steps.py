@@ -1,22 +1,25 @@
 """A step over packed streams on meshes of several devices: its gradients, and how many programs it has.
 
 python -m tests.training.mesh_steps OUT DEVICES MESH...
+
+With "/kernel" behind a mesh, attention is that of the kernel for TPUs, its steps run by XLA.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 
-def one_step(mesh: Any) -> dict[str, Any]:
+def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
     """The loss of a step, sums that tell its gradients apart, and what it was computed in."""
     import jax
     import numpy as np
 
-    from prb_jax.models.attention.choice import STREAM_ATTENTION
+    from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION, STREAM_ATTENTION
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import plan_microbatches
     from prb_jax.training.objective import WEIGHTS
@@ -35,7 +38,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         Order(count, count, seed=0),
         config=config,
         mesh=mesh,
-        streams=STREAM_ATTENTION,
+        streams=SPLASH_STREAM_ATTENTION if kernel else STREAM_ATTENTION,
         batch=BatchSettings(comparisons=count, tokens=256),
         steps=10,
     ).of_step(np.arange(count), nobody)
@@ -64,10 +67,16 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_disable_most_optimizations", True)
 
+    from prb_jax.models.attention import stream_splash
     from prb_jax.sharding import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
-    found = {"alone": one_step(alone), **{spec: one_step(make_mesh(spec)) for spec in meshes}}
+    found = {"alone": one_step(alone)}
+    by_xla = functools.partial(stream_splash.splash_stream_attention, interpret=True)
+    stream_splash.splash_stream_attention = by_xla
+    for spec in meshes:
+        mesh, _, kernel = spec.partition("/")
+        found[spec] = one_step(make_mesh(mesh), kernel=bool(kernel))
     Path(out).write_text(json.dumps(found))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,16 +20,20 @@ from prb_jax.personal.embedding import RowAdam
 from prb_jax.personal.soft_prompts import SoftPrompts
 from prb_jax.personal.users import Users
 from prb_jax.sharding import make_mesh
+from prb_jax.training import record, trainer
+from prb_jax.training.config import default_config
 from prb_jax.training.data import Examples
 from prb_jax.training.microbatches import Microbatch, plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings
+from prb_jax.training.train import train
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.kernel_tables import KernelTable
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.training.small_batches import build_training, initial_params, small_config
+from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +163,31 @@ def test_a_run_has_one_shape_and_what_does_not_fit_is_padded() -> None:
     assert len({jax.tree.structure(each) for each in streams}) == 1
     assert all(isinstance(each.blocks, KernelTable) for each in streams)
     assert len({each.blocks.keys.shape for each in streams if each.blocks is not None}) == 1
+
+
+@pytest.mark.slow
+def test_a_run_is_that_of_padded_batches_and_is_resumed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record names what attended; a run that was stopped has the curve of one that was not."""
+    model = write_model(tmp_path / "tiny")
+    file = write_rows(tmp_path / "pairs.jsonl", rows(40, users=5))
+
+    def run(name: str) -> Path:
+        chosen: Any = default_config()
+        chosen.model, chosen.data, chosen.steps, chosen.batch.comparisons = str(model), str(file), 4, 8
+        chosen.attention = "blockwise" if name == "padded" else "auto"
+        chosen.checkpoint.every, chosen.validation.every, chosen.log.plot = 1, 2, False
+        return train(chosen, out=tmp_path / name, progress=False).out
+
+    padded = run("padded")
+    for module in (trainer, record):
+        monkeypatch.setattr(module, "trained_stream_attention", lambda *_: SPLASH_STREAM_ATTENTION)
+    whole = run("whole")
+    with stopped_at(monkeypatch, 2):
+        run("stopped")
+    again = run("stopped")
+    (session,) = json.loads((whole / "train.json").read_text())["sessions"]
+    assert session["attention"] == SPLASH_STREAM_ATTENTION
+    names = ("loss", "margin", "grad_norm")
+    assert curve(again, *names) == curve(whole, *names)
+    for ours, theirs in zip(curve(whole, *names), curve(padded, *names), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

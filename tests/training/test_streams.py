@@ -274,8 +274,9 @@ def test_an_epoch_of_users_sees_every_comparison_once_and_users_whole() -> None:
 
 @pytest.mark.slow
 def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
-    """Streams over devices, heads and tokens split, and layers that are computed again: one program each."""
-    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2"]
+    """Streams over devices, heads and tokens split, and layers that are computed again: one program each. Also with the
+    kernel for TPUs."""
+    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2", "fsdp=2,tensor=2/kernel"]
     command = [sys.executable, "-m", "tests.training.mesh_steps", str(tmp_path / "out.json"), "4", *meshes]
     environment = plain_environment()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
