@@ -37,18 +37,17 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.training.small_batches import build_training, initial_params, small_config
-from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
 CONFIG = small_config()
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """And without the optimisations that take most of the time of a compile."""
+def compiled_fast():
+    """Without the optimisations that take most of the time of a compile."""
     jax.config.update("jax_disable_most_optimizations", True)
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
+    yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
