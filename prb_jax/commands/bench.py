@@ -65,7 +65,7 @@ def add(verbs: Verbs) -> None:
     train.set_defaults(pairs=8)
     train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
     train.add_argument(
-        "--remat", choices=REMAT_POLICIES, default="none", help="what our backward pass computes again"
+        "--remat", choices=REMAT_POLICIES, default="dots", help="what our backward pass computes again"
     )
     train.add_argument(
         "--against-pairs",
