@@ -56,7 +56,12 @@ def add(verbs: Verbs) -> None:
         help="trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
         "paged (default: 1)",
     )
-    sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
+    sub.add_argument(
+        "--batch",
+        metavar="B",
+        type=positive,
+        help="trees (default: 2, or Q where that is more, for each batch shard)",
+    )
     add_quantize(sub)
     add_attention(sub)
     sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -174,7 +179,8 @@ def _title(options: argparse.Namespace) -> str:
         )
     work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
     place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
+    people = f", {questions} questions a user" if (questions := options.questions_per_user) > 1 else ""
     return (
         f"{work} of {options.model} on {place}: prefix {options.prefix:,}, "
-        f"{options.responses} responses of {options.response_length:,}, {options.dtype}"
+        f"{options.responses} responses of {options.response_length:,}{people}, {options.dtype}"
     )
