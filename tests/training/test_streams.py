@@ -173,6 +173,17 @@ def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> Non
     assert [shape for shape in shapes if shape not in both] == [StreamShape(3072, both[-1].reads)]
 
 
+def test_the_streams_of_a_step_are_as_full_as_each_other() -> None:
+    rng = np.random.default_rng(0)
+    trees = [build_tree(np.split(rng.integers(3, 60, size), 2)) for size in (700, 520, 460, 330)]
+    options = StreamOptions(tokens=1280)
+    (shape,) = choose_step_shapes([trees], options, most_shapes=1, compile_cost=0, count=10)
+    members = [stream.members for dealt in deal_step(trees, (shape,), options) for stream in dealt.streams]
+    # First fit alone would put the two longest together, in a stream that is a fifth longer.
+    assert sorted(map(sorted, members)) == [[0, 3], [1, 2]]
+    assert shape.tokens < sum(tree.tokens for tree in trees[:2])
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
