@@ -64,7 +64,7 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--against", choices=("trl",), help="also time TRL's RewardTrainer, and compare")
     train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
     train.add_argument(
-        "--remat", choices=REMAT_POLICIES, default="none", help="what our backward pass computes again"
+        "--remat", choices=REMAT_POLICIES, default="dots", help="what our backward pass computes again"
     )
     train.add_argument(
         "--against-pairs",

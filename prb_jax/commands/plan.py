@@ -42,7 +42,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
     )
-    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: none)")
+    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: dots)")
     sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
     sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
     sub.add_argument(
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         "response_length": options.response_length,
         "questions_per_user": options.questions_per_user,
         "dtype": options.dtype,
-        "remat": options.remat or "none",
+        "remat": options.remat or "dots",
         "quantize": options.quantize,
         "attention": options.attention,
     }

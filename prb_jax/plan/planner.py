@@ -96,7 +96,7 @@ def plan(
     questions_per_user: int = 1,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Plan:
@@ -116,7 +116,7 @@ def plan(
       batch: trees; if not given, two for each part that the mesh splits a batch into, or the questions of one user
         where these are more.
       dtype: of activations, and of weights that are not trained.
-      remat: what the backward pass computes again: "none", "dots" or "full".
+      remat: what the backward pass computes again: "none", "dots" (the default of training) or "full".
       quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
       attention: as of :func:`prb_jax.load`.
 

@@ -49,7 +49,7 @@ def sweep(
     response_length: int = 128,
     questions_per_user: int = 1,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
     quantize: str | None = None,
     attention: str = "auto",
     report: Callable[[Plan], None] = lambda found: None,
