@@ -105,7 +105,7 @@ def plan(
     spread: float = 0.0,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Plan:
@@ -124,9 +124,10 @@ def plan(
         all of the prefix but a question of 40 tokens.
       spread: of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
         which P is the median then; half of it is that of the responses.
-      batch: trees; two for each part that the mesh splits a batch into if not given.
+      batch: trees; if not given, two for each part that the mesh splits a batch into, or the questions of one user
+        where these are more.
       dtype: of activations, and of weights that are not trained.
-      remat: what the backward pass computes again: "none", "dots" or "full".
+      remat: what the backward pass computes again: "none", "dots" (the default of training) or "full".
       quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
       attention: as of :func:`prb_jax.load`.
 
@@ -175,7 +176,13 @@ def plan_on(
     if spread and not train:
         raise MeshError(f"spread: {spread} is for training: leave it out in scoring")
     devices = make_mesh(mesh, devices=place.devices)
-    rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
+    shards = devices.shape["data"] * devices.shape["fsdp"]
+    rows = batch or max(2, questions_per_user) * shards
+    if rows < questions_per_user * shards:
+        raise MeshError(
+            f"batch: expected at least {questions_per_user * shards} trees, {questions_per_user} questions of a user "
+            f"in each of {shards} streams, found {rows}"
+        )
     shape = BatchShape(
         batch=rows,
         prefix=prefix,
