@@ -23,7 +23,7 @@ from prb_jax.bench.rivals.transformers_scoring import (
 )
 from prb_jax.bench.scorer import TreePass, bench_source, load_for_bench, score_pass
 from prb_jax.bench.table import Column, rates_table
-from prb_jax.bench.workload import Workload, synthetic_workload
+from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import measured_peak
 from prb_jax.scoring.reward_model import RewardModel
@@ -112,7 +112,7 @@ def bench_scoring(
     Args:
       model: see :func:`prb_jax.bench.scorer.bench_source`.
       responses: K of each workload.
-      pairs: comparisons of a pass; 64 / K if None, at least 2.
+      pairs: comparisons of a pass; if None 64 / K, at least 2, and then so many more that all users are whole.
       prefix_tokens, response_tokens: mean lengths.
       rounds: timed passes of each side.
       batch_tokens: padded tokens of a batch of ours.
@@ -125,14 +125,21 @@ def bench_scoring(
 
     Yields:
       A result for each of `responses` and `questions_per_user`.
+
+    Raises:
+      RunError: fewer pairs than one user has questions.
     """
+    workloads = [
+        (count, questions, count_pairs(pairs, usual=max(2, 64 // count), questions_per_user=questions))
+        for count, questions in itertools.product(responses, questions_per_user)
+    ]
     source = bench_source(model)
     loaded = load_for_bench(source, mesh=mesh, dtype=dtype, quantize=quantize, attention=attention)
     rival = _rival(against, source, loaded, responses=against_responses)
     config = loaded.decoder
-    for count, questions in itertools.product(responses, questions_per_user):
+    for count, questions, all_pairs in workloads:
         workload = synthetic_workload(
-            pairs or max(2, 64 // count),
+            all_pairs,
             responses=count,
             questions_per_user=questions,
             prefix_tokens=prefix_tokens,
@@ -266,6 +273,9 @@ def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> Group:
     def difference(r: ScoringResult) -> str:
         return "-" if r.largest_difference is None else f"{r.largest_difference:.1e}"
 
+    def by_person(r: ScoringResult) -> str:
+        return "-" if r.people_speedup is None else f"{r.people_speedup:.2f}x"
+
     return rates_table(
         results,
         title="scoring",
@@ -277,4 +287,7 @@ def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> Group:
         else [],
         rival_name=rival_name,
         difference=Column("score difference", difference),
+        last=[Column("speed-up, person by person", by_person)]
+        if any(r.people_speedup is not None for r in results)
+        else [],
     )

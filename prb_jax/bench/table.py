@@ -27,6 +27,7 @@ def rates_table(
     more: Sequence[Column] = (),
     rival_name: str | None,
     difference: Column,
+    last: Sequence[Column] = (),
 ) -> Group:
     """Return all results, a column each.
 
@@ -39,6 +40,7 @@ def rates_table(
       more: columns after those that all have.
       rival_name: what was timed beside, if anything: its columns follow.
       difference: between the two.
+      last: further columns about what was timed beside.
     """
     columns = [
         Column("dtype", kind),
@@ -57,6 +59,7 @@ def rates_table(
             Column("its padding", lambda r: f"{r.against_padding_waste:.0%}"),
             Column("speed-up", lambda r: f"{r.speedup:.2f}x"),
             difference,
+            *last,
         ]
     return results_table(
         title, [(column.name, [column.cell(result) for result in results]) for column in columns]

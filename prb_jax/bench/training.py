@@ -22,7 +22,7 @@ from prb_jax.bench.rivals.trl_training import TrlTrainer
 from prb_jax.bench.scorer import bench_source, load_for_bench
 from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
-from prb_jax.bench.workload import Workload, synthetic_workload
+from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import STREAM_ATTENTION
 from prb_jax.models.decoder import Params
@@ -162,7 +162,7 @@ def _padded_tokens(batch: Batch) -> int:
 def bench_training(
     model: str,
     *,
-    pairs: int,
+    pairs: int | None,
     tuning: Tuning,
     prefix_tokens: int,
     response_tokens: int,
@@ -180,7 +180,7 @@ def bench_training(
 
     Args:
       model: see :func:`prb_jax.bench.scorer.bench_source`; both sides start from its weights.
-      pairs: of a step.
+      pairs: of a step; if None 8, and then so many more that all users are whole.
       tuning: what is trained: "head", "lora" (of rank 16 on every matrix) or "full".
       prefix_tokens, response_tokens: mean lengths.
       rounds: steps of each side after the first.
@@ -193,11 +193,15 @@ def bench_training(
 
     Yields:
       A result for each of `questions_per_user`.
+
+    Raises:
+      RunError: fewer pairs than one user has questions.
     """
+    counts = [count_pairs(pairs, usual=8, questions_per_user=questions) for questions in questions_per_user]
     loaded = load_for_bench(bench_source(model), mesh=mesh, dtype=dtype, attention=attention)
-    for questions in questions_per_user:
+    for questions, count in zip(questions_per_user, counts, strict=True):
         workload = synthetic_workload(
-            pairs,
+            count,
             responses=2,
             questions_per_user=questions,
             prefix_tokens=prefix_tokens,

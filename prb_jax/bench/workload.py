@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prb_jax.errors import RunError
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.trees.tree import Tree, build_tree
 
@@ -38,6 +39,27 @@ class Workload:
     def tokens(self) -> int:
         """Tokens that a tree needs, over all trees."""
         return sum(tree.tokens for tree in self.trees)
+
+
+def count_pairs(asked: int | None, *, usual: int, questions_per_user: int) -> int:
+    """Return how many comparisons are timed: those asked for, or as many users as hold the usual number.
+
+    Args:
+      asked: what the caller wants; None leaves it to us.
+      usual: how many are timed if nobody says.
+      questions_per_user: comparisons of one person.
+
+    Raises:
+      RunError: fewer are asked for than one person has.
+    """
+    if asked is None:
+        return -(-usual // questions_per_user) * questions_per_user
+    if asked < questions_per_user:
+        raise RunError(
+            f"pairs: expected at least {questions_per_user}, the questions of one user, found {asked}; "
+            "ask for more pairs or for fewer questions per user"
+        )
+    return asked
 
 
 def synthetic_workload(

@@ -56,7 +56,10 @@ def positive(text: str) -> int:
 
 def positives(text: str) -> tuple[int, ...]:
     """Return numbers above 0, as in "1,5,15"."""
-    return tuple(positive(part) for part in text.split(","))
+    try:
+        return tuple(positive(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers as in 1,5,15, found {text!r}") from None
 
 
 def not_negative(text: str) -> int:

@@ -33,7 +33,7 @@ def add(verbs: Verbs) -> None:
     score = _add(
         sub_verbs, "score", _score, about="time scoring random tokens of the lengths of personalised data"
     )
-    _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2)")
+    _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2, and all users whole)")
     score.add_argument(
         "--against",
         choices=("transformers", "transformers-cached", "vllm"),
@@ -60,12 +60,11 @@ def add(verbs: Verbs) -> None:
     add_quantize(score, about="a second row with the layers' matrices in eight bits")
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
-    _add_workload(train, pairs="pairs of a step (default: 8)")
+    _add_workload(train, pairs="pairs of a step (default: 8, and all users whole)")
     train.add_argument("--against", choices=("trl",), help="also time TRL's RewardTrainer, and compare")
-    train.set_defaults(pairs=8)
     train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
     train.add_argument(
-        "--remat", choices=REMAT_POLICIES, default="none", help="what our backward pass computes again"
+        "--remat", choices=REMAT_POLICIES, default="dots", help="what our backward pass computes again"
     )
     train.add_argument(
         "--against-pairs",

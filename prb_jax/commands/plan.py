@@ -42,7 +42,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
     )
-    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: none)")
+    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: dots)")
     sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
     sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
     sub.add_argument(
@@ -56,7 +56,12 @@ def add(verbs: Verbs) -> None:
         help="trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
         "paged (default: 1)",
     )
-    sub.add_argument("--batch", metavar="B", type=positive, help="trees (default: 2 for each batch shard)")
+    sub.add_argument(
+        "--batch",
+        metavar="B",
+        type=positive,
+        help="trees (default: 2, or Q where that is more, for each batch shard)",
+    )
     add_quantize(sub)
     add_attention(sub)
     sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -103,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         "response_length": options.response_length,
         "questions_per_user": options.questions_per_user,
         "dtype": options.dtype,
-        "remat": options.remat or "none",
+        "remat": options.remat or "dots",
         "quantize": options.quantize,
         "attention": options.attention,
     }
@@ -174,7 +179,8 @@ def _title(options: argparse.Namespace) -> str:
         )
     work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
     place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
+    people = f", {questions} questions a user" if (questions := options.questions_per_user) > 1 else ""
     return (
         f"{work} of {options.model} on {place}: prefix {options.prefix:,}, "
-        f"{options.responses} responses of {options.response_length:,}, {options.dtype}"
+        f"{options.responses} responses of {options.response_length:,}{people}, {options.dtype}"
     )

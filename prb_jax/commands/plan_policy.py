@@ -70,7 +70,7 @@ def run_policy(options: argparse.Namespace) -> int:
         response_length=options.response_length,
         batch=options.batch,
         dtype=options.dtype,
-        remat=options.remat or "none",
+        remat=options.remat or "dots",
     )
     if options.json:
         print(json.dumps(found.to_json()))

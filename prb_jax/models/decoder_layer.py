@@ -20,7 +20,7 @@ from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.gathering import GATHERED
 from prb_jax.models.layers import gated, rms_norm, rotate
-from prb_jax.models.lora import adapted_project
+from prb_jax.models.lora import PROJECTED, adapted_project
 from prb_jax.sharding import Constrain
 
 Params = dict[str, Any]
@@ -98,7 +98,7 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
 
     Args:
         body: of the scan over layers.
-        policy: ``none`` keeps all that derivatives need; ``dots`` the results of matrix products and of
+        policy: ``none`` keeps all that derivatives need; ``dots`` the results of projections and of
             attention; ``full`` nothing but the layer's input.
         gathers: the body brings weights together that are split over devices; no policy keeps them whole.
 
@@ -115,8 +115,6 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
     if policy == "full":
         return jax.checkpoint(body, prevent_cse=False)
     if policy == "dots":
-        kept = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(*ATTENTION_RESULTS)
-        )
+        kept = policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS)
         return jax.checkpoint(body, prevent_cse=False, policy=kept)
     raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")

@@ -75,7 +75,7 @@ def _matmul_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     kept_x = x.value if weight.perturbed else None
     kept_weight = weight.value if x.perturbed else None
     kinds = (jnp.zeros((0,), x.value.dtype), jnp.zeros((0,), weight.value.dtype))
-    return _matmul(x.value, weight.value), (kept_x, kept_weight, *kinds)
+    return dot(x.value, weight.value.astype(x.value.dtype)), (kept_x, kept_weight, *kinds)
 
 
 def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul_precision, project
@@ -23,6 +24,10 @@ from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
 
 TARGETS: tuple[str, ...] = MATRICES
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
+
+PROJECTED = "projected"
+"""The name of what :func:`adapted_project` gives, for policies of rematerialisation: they see no products inside a
+derivative that is written by hand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,10 +103,10 @@ def adapted_project(
         out = quantized_project(x, weights[name], scales[0], activations=scales[1])
         out = (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
     a = weights.get(f"{name}{FACTOR_A}")
-    if a is None:
-        return out
-    update = project(project(x, a), weights[f"{name}{FACTOR_B}"])
-    return (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
+    if a is not None:
+        update = project(checkpoint_name(project(x, a), PROJECTED), weights[f"{name}{FACTOR_B}"])
+        out = (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
+    return checkpoint_name(out, PROJECTED)
 
 
 def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def plan(
     questions_per_user: int = 1,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Plan:
@@ -113,9 +113,10 @@ def plan(
       prefix, responses, response_length: P, K, R of the trees.
       questions_per_user: of scoring with the attention "paged": so many trees in a row begin with the same profile,
         all of the prefix but a question of 40 tokens.
-      batch: trees; two for each part that the mesh splits a batch into if not given.
+      batch: trees; if not given, two for each part that the mesh splits a batch into, or the questions of one user
+        where these are more.
       dtype: of activations, and of weights that are not trained.
-      remat: what the backward pass computes again: "none", "dots" or "full".
+      remat: what the backward pass computes again: "none", "dots" (the default of training) or "full".
       quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
       attention: as of :func:`prb_jax.load`.
 
@@ -159,7 +160,13 @@ def plan_on(
     if train and questions_per_user > 1:
         raise MeshError(f"questions_per_user: {questions_per_user} is for scoring: leave it out in training")
     devices = make_mesh(mesh, devices=place.devices)
-    rows = batch or 2 * devices.shape["data"] * devices.shape["fsdp"]
+    shards = devices.shape["data"] * devices.shape["fsdp"]
+    rows = batch or max(2, questions_per_user) * shards
+    if rows < questions_per_user * shards:
+        raise MeshError(
+            f"batch: expected at least {questions_per_user * shards} trees, {questions_per_user} questions of a user "
+            f"in each of {shards} streams, found {rows}"
+        )
     shape = BatchShape(
         batch=rows,
         prefix=prefix,

@@ -95,7 +95,7 @@ def plan_policy(
     response_length: int = 128,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
 ) -> PolicyPlan:
     """Compile what a step of `prb ppo` with a value function runs, for a slice of TPUs.
 

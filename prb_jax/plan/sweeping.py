@@ -49,7 +49,7 @@ def sweep(
     response_length: int = 128,
     questions_per_user: int = 1,
     dtype: str = "bfloat16",
-    remat: str = "none",
+    remat: str = "dots",
     quantize: str | None = None,
     attention: str = "auto",
     report: Callable[[Plan], None] = lambda found: None,
@@ -58,9 +58,9 @@ def sweep(
     trees every one of fsdp x sequence x tensor too; of several slices each has a copy of the model.
 
     Args:
-      batches: trees of a step; one, two and four for each part that the mesh splits a batch into if none
-        are given. A batch size that one mesh does not divide is left out for that mesh. After one that
-        does not fit, larger ones are not tried.
+      batches: trees of a step; if none are given, those of one, two and four users (of one tree each without
+        `questions_per_user`) for each part that the mesh splits a batch into. A batch size that one mesh does not
+        divide is left out for that mesh. After one that does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
       model, topology, slices, train, tuning, prefix, responses, response_length, questions_per_user, dtype,
         remat, quantize, attention: as in :func:`prb_jax.plan.plan`.
@@ -84,8 +84,9 @@ def sweep(
         for sequence in (_divisors(chips // tensor, at_most=8) if long else (1,))
     ]
     for sequence, tensor in splits:
-        rows = len(place.devices) // (sequence * tensor)
-        mesh = f"fsdp={rows // slices}" + (f",sequence={sequence}" if long else "") + f",tensor={tensor}"
+        shards = len(place.devices) // (sequence * tensor)
+        rows = shards * questions_per_user
+        mesh = f"fsdp={shards // slices}" + (f",sequence={sequence}" if long else "") + f",tensor={tensor}"
         mesh = mesh if slices == 1 else f"data={slices},{mesh}"
         for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
             try:

@@ -81,7 +81,7 @@ class PpoSettings:
     revision: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
-    remat: Remat = "none"
+    remat: Remat = "dots"
     attention: TrainedAttention = "auto"
     export_dtype: Dtype | None = None
     rollout: RolloutSettings = field(default_factory=RolloutSettings)

@@ -297,7 +297,7 @@ class TrainSettings:
     tokenizer: str | None = None
     chat_template: str | None = None
     batch_by: Literal["comparison", "user"] = "comparison"
-    remat: Remat = "none"
+    remat: Remat = "dots"
     attention: TrainedAttention = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)

@@ -65,6 +65,7 @@ def choose_step_shapes(
     time = _one_by_one if options.streams > 1 else _on_one_device
 
     best: tuple[float, tuple[int, ...]] | None = None
+    fullest = 0
     reads = 1
     for length in _lengths(largest, most, options.block):
         filled: list[np.ndarray] = []
@@ -85,11 +86,14 @@ def choose_step_shapes(
             total = cost / len(found) * options.streams * count + compile_cost * (2 if small else 1)
             if best is None or total < best[0]:
                 best = total, (small, length) if small else (length,)
+                fullest = max(int(bins.max(initial=0)) for bins in filled)
         if all(len(bins) <= options.streams for bins in filled):
             break  # longer ones would only be emptier
     assert best is not None
     places = round_up(_SPARE_READS * reads, READS_STEP)
-    return tuple(StreamShape(length, min(length, places)) for length in best[1])
+    # The longest is cut to the fullest of the streams that were looked at: lengths are tried in coarse steps.
+    lengths = (*best[1][:-1], min(best[1][-1], round_up(fullest, options.block)))
+    return tuple(StreamShape(length, min(length, places)) for length in lengths)
 
 
 def _one_by_one(large: int, length: int, small: int, short: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prb_jax.bench.scorer import load_for_bench, score_pass
-from prb_jax.bench.workload import synthetic_workload
+from prb_jax.bench.workload import count_pairs, synthetic_workload
 from prb_jax.cli import main as prb
 from prb_jax.models.flops import best_time, stream_flops, tree_flops
 from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
@@ -41,12 +41,25 @@ def test_people_with_several_questions(
     assert alone["people_speedup"] is None
     assert people["people_speedup"] > 0
     shown = capsys.readouterr().out
-    assert "person by person" in shown
+    assert "x of it person by person" in shown
+    assert "speed-up, person by person" in shown
     assert prb(["bench", "score", str(folder), "--against-responses", "1"]) == 2
     assert "--against-responses needs --against transformers-cached" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         prb(["bench", "score", str(folder), "--questions-per-user", "1,0"])
     assert "--questions-per-user: expected a number above 0, found 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prb(["bench", "score", str(folder), "--questions-per-user", "1 5"])
+    assert "--questions-per-user: expected numbers as in 1,5,15, found '1 5'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["score", "train"])
+def test_a_workload_has_whole_users(folder: Path, capsys, verb: str) -> None:
+    assert [count_pairs(None, usual=32, questions_per_user=each) for each in (1, 5, 15)] == [32, 35, 45]
+    assert prb(["bench", verb, str(folder), "--pairs", "14", "--questions-per-user", "1,15"]) == 2
+    shown = capsys.readouterr()
+    assert "pairs: expected at least 15, the questions of one user, found 14" in shown.err
+    assert not shown.out  # and nothing was timed before
 
 
 def test_shared_profiles_are_counted_once(folder: Path) -> None:

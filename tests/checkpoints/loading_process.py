@@ -1,13 +1,14 @@
-"""A process that loads a checkpoint and prints what it saw; started by ``test_load_processes.py``.
+"""A process that loads a checkpoint, once for each mesh, and prints what it saw; started by ``test_load_processes.py``.
 
 Number of devices and of processes are fixed when JAX starts, and peak memory belongs to a whole process,
-so none of this can run inside the test's own one.
+so none of this can run inside the test's own one. Of several meshes only the first has a meaningful peak.
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def _status_bytes(name: str) -> int:
@@ -20,9 +21,12 @@ def _status_bytes(name: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
-    parser.add_argument("--mesh", required=True, help="data,fsdp,tensor")
+    parser.add_argument("--mesh", required=True, nargs="+", help="data,fsdp,tensor")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantize")
+    parser.add_argument(
+        "--memory-only", action="store_true", help="without the sums, which take longer than loading"
+    )
     parser.add_argument("--devices", type=int, required=True, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--process", type=int, default=0)
@@ -35,6 +39,13 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", args.devices)
     if args.processes > 1:
         jax.distributed.initialize(f"localhost:{args.port}", args.processes, args.process)
+    for mesh in args.mesh:
+        print(json.dumps(loaded(mesh, args)))
+
+
+def loaded(sizes: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What is seen of the checkpoint on one mesh."""
+    import jax
     import numpy as np
 
     from prb_jax.checkpoints.load import abstract_params, load_params
@@ -42,7 +53,7 @@ def main() -> None:
 
     config = load_config(args.folder)
     mesh = jax.make_mesh(
-        tuple(int(size) for size in args.mesh.split(",")),
+        tuple(int(size) for size in sizes.split(",")),
         ("data", "fsdp", "tensor"),
         axis_types=(jax.sharding.AxisType.Auto,) * 3,
     )
@@ -71,7 +82,7 @@ def main() -> None:
     )
     # position-weighted sums of local shards, so that a misplaced slice shows
     sums = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    for path, leaf in [] if args.memory_only else jax.tree_util.tree_flatten_with_path(params)[0]:
         total = 0.0
         for shard in {str(shard.index): shard for shard in leaf.addressable_shards}.values():
             values = np.asarray(shard.data, np.float64)
@@ -81,21 +92,15 @@ def main() -> None:
             weight = sum((axis + 1) * np.cos(grid) for axis, grid in enumerate(grids))
             total += float((values * weight).sum())
         sums[jax.tree_util.keystr(path)] = total
-    print(
-        json.dumps(
-            {
-                "peak": peak,
-                "local": local,
-                "bytes_read": report.bytes_read,
-                "sharded": all(
-                    leaf.sharding == want for leaf, want in zip(leaves, jax.tree.leaves(shardings))
-                ),
-                "sums": sums,
-                "torch": "torch" in sys.modules,
-                "transformers": "transformers" in sys.modules,
-            }
-        )
-    )
+    return {
+        "peak": peak,
+        "local": local,
+        "bytes_read": report.bytes_read,
+        "sharded": all(leaf.sharding == want for leaf, want in zip(leaves, jax.tree.leaves(shardings))),
+        "sums": sums,
+        "torch": "torch" in sys.modules,
+        "transformers": "transformers" in sys.modules,
+    }
 
 
 if __name__ == "__main__":

@@ -324,6 +324,10 @@ class TestOnTpus:
             ({"mesh": "fsdp=2"}, "mesh 'fsdp=2' takes 2 devices, but 4 are present"),
             ({"mesh": "tensor=4"}, "mesh axis tensor=4 does not divide num_key_value_heads=2"),
             ({"mesh": "fsdp=4", "batch": 6}, "mesh axis data=1 x fsdp=4 does not divide a batch of 6"),
+            (
+                {"mesh": "fsdp=4", "batch": 8, "attention": "paged", "questions_per_user": 3},
+                "batch: expected at least 12 trees, 3 questions of a user in each of 4 streams, found 8",
+            ),
             ({"prefix": 4096}, r"the model was made for 1024 \(max_position_embeddings\)"),
         ],
     )
@@ -356,15 +360,17 @@ class TestOnTpus:
 
     @pytest.mark.slow
     def test_streams_by_pages(self, config_file, capsys):
-        """Two questions a person; the kernel is in the program, and no array of all tokens by all tokens."""
+        """Three questions a person, one person a chip; the kernel is in it, and no array of tokens by tokens."""
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
-            "--response-length", "64", "--batch", "8", "--attention", "paged", "--questions-per-user", "2", "--json",
+            "--response-length", "64", "--attention", "paged", "--questions-per-user", "3",
         ]  # fmt: skip
         assert cli.main(command) == 0
+        assert "2 responses of 64, 3 questions a user, bfloat16" in capsys.readouterr().out
+        assert cli.main([*command, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         mesh = make_mesh("fsdp=4", devices=describe_slice("v5e:2x2").devices)
-        shape = BatchShape(batch=8, questions_per_user=2, **SHAPE)
+        shape = BatchShape(batch=12, questions_per_user=3, **SHAPE)
         config = parse_config(TINY, where="tiny")
         assert found["flops"] == stream_flops(config, shape, mesh=mesh, reads_only=True)
         assert found["fits"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from prb_jax import DataError, RunError, evaluate
+from prb_jax.cli import main
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import write_store as writing
 from prb_jax.scoring.reader import Reader
@@ -22,7 +21,6 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.trees.token_store import COLUMNS, PAGE, open_store
 from tests.scoring.records import record
 
-ROOT = Path(__file__).resolve().parents[2]
 COUNT, USERS = 90, 6
 VIEW = {"profile_posts": 2, "max_length": 600}
 
@@ -127,29 +125,12 @@ def test_pages_of_a_profile_are_stored_once(model, data, prepared):
 
 
 @pytest.mark.timeout(200)
-def test_the_command_with_two_processes_writes_the_same_bytes(folder, data, prepared, tmp_path):
+def test_the_command_with_two_processes_writes_the_same_bytes(folder, data, prepared, tmp_path, capsys):
     view = [word for name, value in VIEW.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    arguments = [
-        "prepare",
-        "--data",
-        data,
-        "--out",
-        tmp_path / "out",
-        "--model",
-        folder,
-        "--processes",
-        "2",
-        *view,
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "prb_jax", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{COUNT} comparisons" in done.stdout
+    out = ["--out", str(tmp_path / "out")]
+    started = ["--model", str(folder), "--processes", "2"]
+    assert main(["prepare", "--data", str(data), *out, *started, *view]) == 0
+    assert f"{COUNT} comparisons" in capsys.readouterr().out
     assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
     assert not list((tmp_path / "out").rglob("parts"))
 

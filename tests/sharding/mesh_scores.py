@@ -1,9 +1,8 @@
-"""Scores of one checkpoint on several meshes, in a process with a given number of devices.
+"""Scores of one checkpoint on several meshes, in a process with eight devices.
 
-python -m tests.sharding.mesh_scores FOLDER OUT DEVICES MESH...
+python -m tests.sharding.mesh_scores FOLDER OUT
 
-Writes for each mesh ("default": none given) the scores and the shapes of the parameters' shards, or why
-it cannot be. A mesh "int8@fsdp=4" is that mesh with the weights quantised.
+Writes for each of MESHES the scores and the shapes of the parameters' shards, or why it cannot be.
 """
 
 import hashlib
@@ -12,6 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+MESHES = {
+    4: (
+        "data=4",
+        "fsdp=4",
+        "fsdp=2,tensor=2",
+        "tensor=4",
+        "data=3",
+        "sequence=2,tensor=2",
+        "int8@fsdp=4",
+        "int8@fsdp=2,tensor=2",
+    ),
+    8: (
+        "data=2,fsdp=2,tensor=2",
+        "fsdp=4,tensor=2",
+        "default",
+        "fsdp=2,sequence=4",
+        "int8-weights@fsdp=4,tensor=2",
+    ),
+}
+"""Meshes by the number of devices that are present. "default" is none given; "int8@fsdp=4" is the mesh "fsdp=4" with
+the weights quantised."""
 RECORDED = ("int8@fsdp=2,tensor=2",)
 """Meshes whose eight-bit activations are written too."""
 
@@ -117,24 +137,27 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
     }
 
 
-def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
+def main(folder: str, out: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", devices)
-    assert jax.device_count() == devices
+    jax.config.update("jax_num_cpu_devices", max(MESHES))
 
     import prb_jax as prb
     from prb_jax.checkpoints.hf_map import flatten
     from prb_jax.commands.compilation_cache import enable_compilation_cache
+    from prb_jax.sharding import make_mesh
 
     enable_compilation_cache()
 
     found: dict[str, Any] = {}
-    for spec in meshes:
+    for count, spec in ((count, spec) for count, specs in MESHES.items() for spec in specs):
+        quantize, _, text = spec.rpartition("@")
+        mesh = None if text == "default" else text
         try:
-            quantize, _, mesh = spec.rpartition("@")
-            model = prb.load(folder, mesh=None if mesh == "default" else mesh, quantize=quantize or None)
+            if count < jax.device_count():
+                mesh = make_mesh(mesh, devices=jax.devices()[:count])
+            model = prb.load(folder, mesh=mesh, quantize=quantize or None)
         except prb.MeshError as error:
             found[spec] = {"error": str(error)}
             continue
@@ -156,4 +179,4 @@ def main(folder: str, out: str, devices: int, meshes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], sys.argv[2])

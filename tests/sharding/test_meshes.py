@@ -12,30 +12,11 @@ import numpy as np
 import pytest
 
 from tests.plain_process import plain_environment
-from tests.sharding.mesh_scores import RECORDED, comparisons, scores_and_codes, sha256_of_layers
+from tests.sharding.mesh_scores import MESHES, RECORDED, comparisons, scores_and_codes, sha256_of_layers
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-MESHES = {
-    4: [
-        "data=4",
-        "fsdp=4",
-        "fsdp=2,tensor=2",
-        "tensor=4",
-        "data=3",
-        "sequence=2,tensor=2",
-        "int8@fsdp=4",
-        "int8@fsdp=2,tensor=2",
-    ],
-    8: [
-        "data=2,fsdp=2,tensor=2",
-        "fsdp=4,tensor=2",
-        "default",
-        "fsdp=2,sequence=4",
-        "int8-weights@fsdp=4,tensor=2",
-    ],
-}
 (ROUNDED,) = RECORDED  # activations are rounded after a part of the heads was attended to
 REFUSED = {
     "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
@@ -43,11 +24,10 @@ REFUSED = {
 }
 
 
-def run(folder: Path, out: Path, devices: int, meshes: list[str]) -> dict[str, Any]:
-    environment = plain_environment()
+def run(folder: Path, out: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sharding.mesh_scores", folder, out, str(devices), *meshes],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,
+        [sys.executable, "-m", "tests.sharding.mesh_scores", folder, out],
+        capture_output=True, text=True, cwd=ROOT, env=plain_environment(), timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
@@ -66,9 +46,7 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     # Head dimension 24: tensor=2 splits between heads, fsdp=8 divides the width.
     folder = write_model_without_torch(place / "model", request.param, vocab_size=400)
     write_tokenizer(folder)
-    found: dict[str, Any] = {}
-    for devices, meshes in MESHES.items():
-        found |= run(folder, place / f"{devices}.json", devices, meshes)
+    found = run(folder, place / "found.json")
     for name, form in (("alone", None), ("int8@alone", "int8"), ("int8-weights@alone", "int8-weights")):
         alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]), quantize=form)
         found[name] = {

@@ -10,13 +10,7 @@ import prb_jax as prb
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
-from tests.training.tiny import compilation_cache, rows, write_model, write_rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
+from tests.training.tiny import rows, write_model, write_rows
 
 
 @pytest.fixture(scope="module")

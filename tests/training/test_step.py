@@ -275,8 +275,9 @@ def test_bfloat16_compute_has_float32_masters_and_gradients() -> None:
 
 
 @functools.cache
-def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]]:
-    """Bytes that six layers over longer prefixes need for a step and for scoring, and the sums of the step."""
+def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray], int]:
+    """Of six layers over longer prefixes: the bytes that a step and scoring need, the sums of the step, and how many
+    matrix products its program holds."""
     trees = random_trees(4, prefix=200)
     training, state, frozen = build_training(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
     step = training.step
@@ -286,15 +287,17 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
     if remat == "none":
         scoring = training.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
     sums = jax.tree.map(np.asarray, compiled(*arguments)["acc"][WEIGHTS])
-    return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums)
+    products = compiled.as_text().count(" dot(")
+    return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums), products
 
 
 @pytest.mark.parametrize("tuning", [pytest.param("lora", marks=pytest.mark.slow), "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
-    memory, gradients = {}, {}
+    memory, gradients, products = {}, {}, {}
     for remat in ("none", "dots", "full"):
-        memory[remat], _, gradients[remat] = deeper(tuning, remat)
+        memory[remat], _, gradients[remat], products[remat] = deeper(tuning, remat)
     assert memory["full"] < memory["dots"] < memory["none"]
+    assert products["full"] > products["dots"] == products["none"]  # no product is computed twice
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
@@ -304,8 +307,8 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
 
 def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
     """Training the head alone needs the memory of scoring, not of training."""
-    head, head_scoring, _ = deeper("head")
-    full, full_scoring, _ = deeper("full")
+    head, head_scoring, *_ = deeper("head")
+    full, full_scoring, *_ = deeper("full")
     assert head < 1.1 * head_scoring
     assert full > 3 * full_scoring
 

@@ -12,15 +12,9 @@ from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.convert import convert
 from prb_jax.training.splits import read_training_data
 from prb_jax.training.train import train
-from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
 STEPS = 160
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
 
 
 @pytest.fixture(scope="module")

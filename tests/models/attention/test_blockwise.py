@@ -69,7 +69,8 @@ class Case:
         return np.asarray(compiled_blocks(self, sequential)(*inputs).astype(jnp.float32))
 
     def reference(self, *inputs: jax.Array) -> np.ndarray:
-        return np.asarray(compiled_reference(self)(*inputs))
+        options = self.options | {"prefix_lengths": np.asarray(self.lengths)}
+        return reference_attention(*map(np.asarray, inputs), **options)
 
 
 @functools.cache
@@ -79,11 +80,6 @@ def compiled_blocks(case: Case, sequential: bool | None):
             blockwise_attention, **case.options, sequential=sequential, block_rows=case.block_rows
         )
     )
-
-
-@functools.cache
-def compiled_reference(case: Case):
-    return jit(functools.partial(reference_attention, **case.options))
 
 
 CASES = [
@@ -142,7 +138,7 @@ def test_bfloat16_is_within_its_roundings(case: Case) -> None:
 
 def test_the_mask_by_hand() -> None:
     """Prefix of 3 (one of padding), two responses of 2, a window of 3."""
-    mask = np.asarray(tree_mask(TreeMask(TreeLayout(3, 2, 2), 3), jnp.asarray([2])))[0].astype(int)
+    mask = tree_mask(TreeMask(TreeLayout(3, 2, 2), 3), np.asarray([2]))[0].astype(int)
     assert mask[1:].tolist() == [
         [0, 1, 0, 0, 0, 0, 0],
         [0, 1, 1, 0, 0, 0, 0],
@@ -266,7 +262,7 @@ def test_no_square_of_the_prefix_is_ever_held(sequential: bool) -> None:
     ids=str,
 )
 def test_flops_count_the_pairs_of_the_mask(layout: TreeLayout, window: int | None) -> None:
-    pairs = int(np.asarray(tree_mask(TreeMask(layout, window), jnp.asarray([layout.prefix]))).sum())
+    pairs = int(tree_mask(TreeMask(layout, window), np.asarray([layout.prefix])).sum())
     # A product of q and k, one of weights and v: two multiply-adds, of two operations each.
     assert attention_flops(layout, heads=6, head_dim=10, window=window) == 4 * pairs * 6 * 10
 

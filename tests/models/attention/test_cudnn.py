@@ -20,7 +20,7 @@ from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
 from tests.models.attention.compiled_shapes import largest_square
 from tests.models.attention.kernel_on_mesh import on_mesh
-from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference, jit
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, jit
 from tests.models.attention.test_triton import _Mesh
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
@@ -51,7 +51,7 @@ def run(case: Case, copied_tokens: int = 10_000):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_mask_written_out(case: Case) -> None:
     inputs, real = case.inputs(), case.real()
-    ours, theirs = np.asarray(run(case)(*inputs)), np.asarray(compiled_reference(case)(*inputs))
+    ours, theirs = np.asarray(run(case)(*inputs)), case.reference(*inputs)
     np.testing.assert_allclose(ours[real], theirs[real], atol=FLOAT32_TOLERANCE, rtol=0)
     assert (ours[~real] == 0).all()
 
@@ -71,7 +71,7 @@ def test_bfloat16_is_within_its_roundings(case: Case) -> None:
     """The bound of the block-wise program: one softmax, its weights and the output rounded once each."""
     inputs = case.inputs(jnp.bfloat16)
     wide = [x.astype(jnp.float32) for x in inputs]
-    truth, real = np.asarray(compiled_reference(case)(*wide)), case.real()
+    truth, real = case.reference(*wide), case.real()
     ours = run(case)(*inputs)
     assert ours.dtype == jnp.bfloat16
     bound = 2 * 2.0**-9 * float(jnp.abs(wide[2]).max()) + FLOAT32_TOLERANCE

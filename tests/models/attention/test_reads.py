@@ -38,7 +38,9 @@ def test_equals_the_oracle_at_these_places(window: int | None, softcap: float | 
     q = jnp.asarray(rng.normal(size=(3, LAYOUT.tokens, 4, 8)), jnp.float32)
     k, v = (jnp.asarray(rng.normal(size=(3, LAYOUT.tokens, 2, 8)), jnp.float32) for _ in range(2))
     options = {"layout": LAYOUT, "prefix_lengths": LENGTHS, "window": window, "softcap": softcap}
-    whole = reference_attention(q, k, v, **options)
+    whole = reference_attention(
+        *map(np.asarray, (q, k, v)), **options | {"prefix_lengths": np.asarray(LENGTHS)}
+    )
     expected = take_places(whole.reshape(3, LAYOUT.tokens, 32), PLACES)
     queries = take_places(q.reshape(3, LAYOUT.tokens, 32), PLACES).reshape(3, 3, 4, 8)
     found = attend_from_reads(queries, k, v, places=PLACES, **options)

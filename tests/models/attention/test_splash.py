@@ -14,7 +14,7 @@ from prb_jax.models.attention.splash import _kernel, splash_attention, visited_s
 from prb_jax.trees.mask import TreeLayout, TreeMask
 from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import on_mesh
-from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case
 from tests.models.attention.test_gradients import gradients
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one
@@ -34,7 +34,7 @@ splash = functools.partial(splash_attention, block=128, interpret=True)
 def test_equals_the_mask_written_out(case: Case) -> None:
     inputs = case.inputs()
     ours = np.asarray(jax.jit(functools.partial(splash, **case.options))(*inputs))
-    theirs = np.asarray(compiled_reference(case)(*inputs))
+    theirs = case.reference(*inputs)
     assert np.isfinite(ours).all()  # at padding too
     np.testing.assert_allclose(ours[case.real()], theirs[case.real()], atol=FLOAT32_TOLERANCE, rtol=0)
 
@@ -52,10 +52,10 @@ def test_gradients_equal_those_of_the_whole_mask(case: Case) -> None:
 def test_bfloat16_is_as_good_as_rounding_allows() -> None:
     case = CASES[0]
     inputs = case.inputs(jnp.bfloat16)
-    exact = compiled_reference(case)(*(x.astype(jnp.float32) for x in inputs))
+    exact = case.reference(*(x.astype(jnp.float32) for x in inputs))
     ours = jax.jit(functools.partial(splash, **case.options))(*inputs)
     assert ours.dtype == jnp.bfloat16
-    error = np.abs(np.asarray(ours, np.float32) - np.asarray(exact))[case.real()]
+    error = np.abs(np.asarray(ours, np.float32) - exact)[case.real()]
     # Outputs of size one are rounded to 8 bits, and the products of bfloat16 factors are exact in float32.
     assert error.max() < 2**-7
 

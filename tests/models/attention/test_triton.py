@@ -18,7 +18,7 @@ from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
 from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import gpus, on_mesh
-from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, compiled_reference, jit
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, jit
 from tests.models.attention.test_gradients import gradients
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
@@ -44,7 +44,7 @@ def run(case: Case, attend=kernel):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_mask_written_out(case: Case) -> None:
     inputs = case.inputs()
-    ours, theirs = np.asarray(run(case)(*inputs)), np.asarray(compiled_reference(case)(*inputs))
+    ours, theirs = np.asarray(run(case)(*inputs)), case.reference(*inputs)
     np.testing.assert_allclose(ours[case.real()], theirs[case.real()], atol=FLOAT32_TOLERANCE, rtol=0)
     assert (ours[~case.real()] == 0).all()
 
@@ -65,7 +65,7 @@ def test_bfloat16_is_as_good_as_rounding_allows() -> None:
     wide = [x.astype(jnp.float32) for x in inputs]
     ours = run(case)(*inputs)
     assert ours.dtype == jnp.bfloat16
-    error = np.abs(np.asarray(ours, np.float32) - np.asarray(compiled_reference(case)(*wide)))[case.real()]
+    error = np.abs(np.asarray(ours, np.float32) - case.reference(*wide))[case.real()]
     assert error.max() <= 2 * 2.0**-9 * float(jnp.abs(wide[2]).max()) + FLOAT32_TOLERANCE
     exact = gradients(reference_attention, case, tuple(wide))
     for one, other in zip(gradients(kernel, case, inputs), exact, strict=True):
