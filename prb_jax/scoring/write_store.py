@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import zipfile
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ PART: Final = 4096
 """Comparisons of a part."""
 
 _AT_A_TIME: Final = 256
+_PART_ARRAYS: Final = ("facts", "prefix_lengths", "counts", "response_lengths", "read", "cuts", "tokens")
 _PARTS: Final = "parts"
 
 
@@ -178,6 +180,16 @@ def _write_part(
         )
 
 
+def _read_part(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file, allow_pickle=False) as part:
+            return {name: part[name] for name in _PART_ARRAYS}
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{file}: not a whole part: {error}; remove it, and the same command makes it again"
+        ) from error
+
+
 def _join(
     job: TokensJob, comparisons: LargeComparisons, path: Path, *, key: Mapping[str, Any], data: Any
 ) -> None:
@@ -196,8 +208,7 @@ def _join(
         _growing(path / "tokens.npy", ()) as tokens,
     ):
         for number in range(-(-len(comparisons) // job.part)):
-            with np.load(path / _PARTS / f"{number:06}.npz", allow_pickle=False) as part:
-                arrays = {name: part[name] for name in part.files}
+            arrays = _read_part(path / _PARTS / f"{number:06}.npz")
             facts.extend(Fact(*values) for values in json.loads(arrays["facts"].tobytes()))
             sums = np.add.reduceat(arrays["response_lengths"], np.cumsum([0, *arrays["counts"][:-1]]))
             ends = np.cumsum(arrays["prefix_lengths"].astype(np.int64) + sums)

@@ -38,6 +38,7 @@ class StreamOptions:
       share: beginnings that comparisons have in common are computed once.
       fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: what a server
         has compiled before its first request.
+      even: all streams are about as full as each other; otherwise the last ones are the emptiest.
     """
 
     tokens: int
@@ -47,6 +48,7 @@ class StreamOptions:
     paged: bool = False
     share: bool = True
     fixed: tuple[StreamShape, ...] = ()
+    even: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -140,7 +142,10 @@ def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
                 max(shape.reads, 1 << (unit.reads - 1).bit_length()),
             )
             by_shape.setdefault(own, []).append(_packed(found, [unit]))
-    for numbers in first_fit(fitting, shape):
+    bins = first_fit(fitting, shape)
+    if options.even:
+        bins = evened(fitting, bins, shape)
+    for numbers in bins:
         used = [fitting[number] for number in numbers]
         least = next(
             (
@@ -202,6 +207,22 @@ def first_fit(units: Sequence[Unit], shape: StreamShape) -> list[list[int]]:
         bins[place].append(number)
         room[place] -= need
     return bins
+
+
+def evened(units: Sequence[Unit], bins: list[list[int]], shape: StreamShape) -> list[list[int]]:
+    """As many bins, none much fuller than another: the largest unit first, into the bin with the most room for its
+    tokens; the given bins where this finds no place for a unit."""
+    room = np.tile(np.asarray([shape.tokens, shape.reads], np.int64), (len(bins), 1))
+    found: list[list[int]] = [[] for _ in bins]
+    for number in sorted(range(len(units)), key=lambda number: (-units[number].tokens, number)):
+        need = units[number].tokens, units[number].reads
+        fits = (room >= need).all(axis=1)
+        if not fits.any():
+            return bins
+        place = int(np.where(fits, room[:, 0], -1).argmax())
+        found[place].append(number)
+        room[place] -= need
+    return found
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit]) -> PackedStream:

@@ -16,6 +16,7 @@ from prb_jax.trees.packing import (
     StreamShape,
     coarse_length,
     deal_streams,
+    evened,
     first_fit,
 )
 from prb_jax.trees.shapes import round_up
@@ -28,7 +29,7 @@ _ALONE = 0.9
 """Time that two cores take for a stream together, of the time that one takes: 0.7 to 0.95 were measured, since the
 blocks of attention are too small to be shared."""
 
-_SEVERAL_CORES = 0.75
+_SEVERAL_CORES = 0.9
 """Weight of a machine with two cores or more among machines; the rest is that of a machine with one."""
 
 _SPARE_READS = 2
@@ -65,35 +66,37 @@ def choose_step_shapes(
     time = _one_by_one if options.streams > 1 else _on_one_device
 
     best: tuple[float, tuple[int, ...]] | None = None
-    fullest = 0
     reads = 1
-    for length in _lengths(largest, most, options.block):
-        filled: list[np.ndarray] = []
+    for tried in _lengths(largest, most, options.block):
+        shape = StreamShape(tried, tried)
+        filled: dict[bool, list[np.ndarray]] = {True: [], False: []}
         for each in found:
             units = [
-                unit for unit in divide(each, most_tokens=length, most_reads=length) if unit.tokens <= length
+                unit for unit in divide(each, most_tokens=tried, most_reads=tried) if unit.tokens <= tried
             ]
-            bins = first_fit(units, StreamShape(length, length))
-            filled.append(np.asarray([sum(units[number].tokens for number in one) for one in bins], np.int64))
-            reads = max(reads, *(sum(units[number].reads for number in one) for one in bins), 1)
-        for small in (0, *_lengths(1, length, options.block)[:-1]) if most_shapes > 1 else (0,):
+            bins = first_fit(units, shape)
+            for even, used in ((True, evened(units, bins, shape)), (False, bins)):
+                tokens_of = [sum(units[number].tokens for number in one) for one in used]
+                filled[even].append(np.asarray(tokens_of, np.int64))
+                reads = max(reads, *(sum(units[number].reads for number in one) for one in used), 1)
+        for small in (0, *_lengths(1, tried, options.block)[:-1]) if most_shapes > 1 else (0,):
+            streams = filled[not small]
+            # Lengths are tried in coarse steps: the longest is cut to the fullest of these streams.
+            length = min(tried, round_up(max(int(bins.max(initial=1)) for bins in streams), options.block))
             # A stream with little in it is a short one, where there is a shorter shape.
-            short = [int((bins <= small).sum()) for bins in filled]
+            short = [int((bins <= small).sum()) for bins in streams]
             cost = sum(
                 time(batches(len(bins) - few), length + _STREAM_COST, batches(few), small + _STREAM_COST)
-                for few, bins in zip(short, filled, strict=True)
+                for few, bins in zip(short, streams, strict=True)
             )
             total = cost / len(found) * options.streams * count + compile_cost * (2 if small else 1)
-            if best is None or total < best[0]:
+            if small < length and (best is None or total < best[0]):
                 best = total, (small, length) if small else (length,)
-                fullest = max(int(bins.max(initial=0)) for bins in filled)
-        if all(len(bins) <= options.streams for bins in filled):
+        if all(len(bins) <= options.streams for bins in filled[False]):
             break  # longer ones would only be emptier
     assert best is not None
     places = round_up(_SPARE_READS * reads, READS_STEP)
-    # The longest is cut to the fullest of the streams that were looked at: lengths are tried in coarse steps.
-    lengths = (*best[1][:-1], min(best[1][-1], round_up(fullest, options.block)))
-    return tuple(StreamShape(length, min(length, places)) for length in lengths)
+    return tuple(StreamShape(length, min(length, places)) for length in best[1])
 
 
 def _one_by_one(large: int, length: int, small: int, short: int) -> float:
@@ -130,7 +133,8 @@ def deal_step(
       shapes: of :func:`choose_step_shapes`; a tree that fits none gets one of its own.
       options: as given there.
     """
-    dealt = deal_streams(trees, shapes[-1], replace(options, streams=1, fixed=tuple(shapes)))
+    packing = replace(options, streams=1, fixed=tuple(shapes), even=len(shapes) == 1)
+    dealt = deal_streams(trees, shapes[-1], packing)
     batches: list[DealtStreams] = []
     for shape in dict.fromkeys(each.shape for each in dealt):
         streams = [each.streams[0] for each in dealt if each.shape == shape]

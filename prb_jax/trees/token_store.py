@@ -153,10 +153,12 @@ def open_store(path: Path) -> TokenStore:
             f"{path / STORE}: format: expected {FORMAT}, found {quote(found.get('format'))}; {AGAIN}"
         )
     arrays: dict[str, np.ndarray] = {}
+    files = found.get("files")
     for name, kind in COLUMNS.items():
         file = path / f"{name}.npy"
-        written = (found.get("files") or {}).get(file.name, {})
-        size = written.get("bytes")
+        written = files.get(file.name) if isinstance(files, dict) else None
+        if not isinstance(written, dict) or not isinstance(size := written.get("bytes"), int):
+            raise DataError(f"{path / STORE}: files: says nothing of {file.name}; {AGAIN}")
         try:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: expected {size} bytes, found {file.stat().st_size}; {AGAIN}")

@@ -155,6 +155,13 @@ def test_a_killed_command_goes_on_with_the_missing_parts(folder, data, prepared,
         with pytest.raises(KeyboardInterrupt):
             write_store(work, split="test")
     assert sum(seen) == COUNT - 3 * 16
+    part = next((tmp_path / "out").rglob("000001.npz"))
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(
+        DataError, match=r"000001\.npz: not a whole part: .*; remove it, and the same command"
+    ):
+        write_store(work, split="test")
+    part.unlink()
     write_store(work, split="test")
     assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
 
@@ -215,6 +222,11 @@ def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
     (path / "pages.npy").write_bytes(pages[:-1] + bytes([pages[-1] ^ 1]))
     with pytest.raises(DataError, match=r"the tokens of comparison \d+ are damaged"):
         evaluate(model, str(copy), progress=False, **VIEW)
+    found = json.loads((path / "store.json").read_text())
+    for files in ([1], {"pages.npy": 3}, {"pages.npy": {"bytes": None}}):
+        (path / "store.json").write_text(json.dumps({**found, "files": files}))
+        with pytest.raises(DataError, match=r"store\.json: files: says nothing of pages\.npy"):
+            evaluate(model, str(copy), progress=False, **VIEW)
     (path / "store.json").write_text(json.dumps({"kind": "something else"}))
     with pytest.raises(DataError, match="not written by `prb prepare --model`"):
         evaluate(model, str(copy), progress=False, **VIEW)

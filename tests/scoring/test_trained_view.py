@@ -19,17 +19,11 @@ from prb_jax.text.view import TRAINED_VIEW, TrainedView, View, ViewOptions, choo
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
-from tests.training.tiny import compilation_cache, rows, write_model, write_rows
+from tests.training.tiny import rows, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 60
 VIEWS = {"user_blind": View(0, max_length=LENGTH), "profile_context": View(1)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
 
 
 @pytest.fixture(scope="module")

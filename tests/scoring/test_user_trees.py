@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,20 @@ import prb_jax as prb
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.shapes import Bucket
+from tests.scoring.large_process import read_by_windows
 from tests.scoring.records import TOLERANCE, assert_close, text
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.Comparison]:
-    """Each person's comparisons have one profile; the people come in turn. ``alike``: profiles differ in one word."""
+    """Each person's comparisons have one profile; the people come in turn. ``alike``: profiles differ by a letter."""
     rng = np.random.default_rng(0)
     common = [{"text": text(rng, 40, 60)} for _ in range(3)]
     found = []
     for person in range(people):
         own = common if alike else [{"text": text(rng, 40, 60)} for _ in range(3)]
-        profile = [*own[:2], {"text": f"{own[2]['text']} {'tea' if person % 2 else 'soup'}"}]
+        profile = [*own[:2], {"text": f"{own[2]['text']} {'abcd'[person]}"}]
         for question in range(questions):
             found.append(
                 prb.Comparison(
@@ -63,6 +65,33 @@ def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> No
     expected = alone(model, comparisons)
     assert_close(model.score(comparisons), expected)
     assert_close(model.score(comparisons, batch_tokens=1024), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_user_with_many_comparisons_is_split_over_streams(
+    model: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory and larger than it: equal bytes, scores of single trees, tokens that grow no faster than data."""
+    if model.stream_fn is None:
+        pytest.skip("about streams, which this machine does not use")
+    comparisons = of_people(1, 700)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(one.to_row()) + "\n" for one in comparisons), encoding="utf-8")
+    options = {"controls": "none", "batch_tokens": 2048, "progress": False}
+    tokens = prb.evaluate(model, data, out=tmp_path / "held", **options).summary["tokens"]
+    few = prb.evaluate(model, data, out=None, limit=175, **options).summary["tokens"]
+    assert tokens["computed"] < 4.1 * few["computed"] < 0.5 * tokens["alone"]
+    seen = read_by_windows(partial(monkeypatch.setattr, raising=False))
+    prb.evaluate(model, data, out=tmp_path / "windows", **options)
+    assert seen.held <= 600 < len(comparisons)
+    bytes_of = [(tmp_path / name / "scores.jsonl").read_bytes() for name in ("held", "windows")]
+    assert bytes_of[0] == bytes_of[1]
+    some = comparisons[::50]
+    scores = {row["id"]: row["scores"] for row in rows_of(tmp_path / "held")}
+    assert len(scores) == len(comparisons)
+    for one, expected in zip(some, alone(model, some), strict=True):
+        np.testing.assert_allclose(scores[one.id], expected, atol=TOLERANCE, rtol=0)
 
 
 def started(command: list[str]) -> subprocess.Popen[bytes]:

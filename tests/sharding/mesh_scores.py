@@ -91,8 +91,9 @@ def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
 
 
 def scores_and_codes(model: Any) -> dict[str, Any]:
-    """The scores [B][K] of one batch, and by token a number made of all eight-bit activations that the token has in
-    all layers: [B][K][tokens of the prefix and of the response]. Tokens with the same number have the same codes."""
+    """The scores [B][2] of a batch of pairs, and by token a number made of all eight-bit activations that the token
+    has in all layers: [B][2][tokens of the prefix and of the response]. Tokens with the same number have the same
+    codes."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -111,7 +112,7 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
         jax.debug.callback(lambda found: seen.append(np.array(found)), number ^ (number >> 15))
         return narrow, scale
 
-    trees = model.encode(comparisons())
+    trees = model.encode([one for one in comparisons() if len(one.responses) == 2])
     batch = model.batch(trees)
     quantization.quantize_array = recording
     try:

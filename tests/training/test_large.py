@@ -18,15 +18,9 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import default_config
 from prb_jax.training.data import TreesOnDemand
 from prb_jax.training.train import train
-from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
 COUNT, STEPS, AT_A_TIME = 300, 6, 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
 
 
 @pytest.fixture(scope="module")

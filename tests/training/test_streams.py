@@ -37,18 +37,17 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.training.small_batches import build_training, initial_params, small_config
-from tests.training.tiny import compilation_cache, curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
 CONFIG = small_config()
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """And without the optimisations that take most of the time of a compile."""
+def compiled_fast():
+    """Without the optimisations that take most of the time of a compile."""
     jax.config.update("jax_disable_most_optimizations", True)
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
+    yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
@@ -172,6 +171,17 @@ def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> Non
     long = build_tree([rng.integers(3, 60, 3000), rng.integers(3, 60, 30)])
     shapes = [dealt.shape for dealt in deal_step([*steps[0], long], both, options)]
     assert [shape for shape in shapes if shape not in both] == [StreamShape(3072, both[-1].reads)]
+
+
+def test_the_streams_of_a_step_are_as_full_as_each_other() -> None:
+    rng = np.random.default_rng(0)
+    trees = [build_tree(np.split(rng.integers(3, 60, size), 2)) for size in (700, 520, 460, 330)]
+    options = StreamOptions(tokens=1280)
+    (shape,) = choose_step_shapes([trees], options, most_shapes=1, compile_cost=0, count=10)
+    members = [stream.members for dealt in deal_step(trees, (shape,), options) for stream in dealt.streams]
+    # First fit alone would put the two longest together, in a stream that is a fifth longer.
+    assert sorted(map(sorted, members)) == [[0, 3], [1, 2]]
+    assert shape.tokens < sum(tree.tokens for tree in trees[:2])
 
 
 @pytest.fixture(scope="module")

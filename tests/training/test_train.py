@@ -11,7 +11,6 @@ from prb_jax.training.config import default_config
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.train import train
 from tests.training.tiny import (
-    compilation_cache,
     curve,
     rows,
     stopped_at,
@@ -21,13 +20,6 @@ from tests.training.tiny import (
 )
 
 STEPS = 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """These runs compile the same functions again and again."""
-    with compilation_cache(tmp_path_factory.mktemp("cache")):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -106,22 +106,3 @@ def stopped_at(monkeypatch: Any, step: int) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr("prb_jax.training.train.watch_signals", watch)
         yield
-
-
-@contextmanager
-def compilation_cache(folder: Path) -> Iterator[None]:
-    """Compiled functions are kept in `folder` and found again by later runs of the same shapes."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache as cache
-
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(folder), 0.0), strict=True):
-        jax.config.update(name, value)
-    cache.reset_cache()
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        cache.reset_cache()
