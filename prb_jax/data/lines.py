@@ -1,202 +1,264 @@
-"""Random access to the records of large files of JSON lines, also gzipped: no more than one record is held."""
+"""The records of large files of JSON lines, also gzipped: read once in their order, and again where asked for."""
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Protocol
 
 import numpy as np
 
-from prb_jax.data.blocks import Block, blocks_digest, is_blank, read_at, scan_blocks
+from prb_jax.data import blocks
+from prb_jax.data.block_reader import BlockReader
+from prb_jax.data.blocks import Block, blocks_digest, is_blank, read_at
 from prb_jax.data.files import Row, parse_line, reading
+from prb_jax.data.inflated import InflatedLines
+from prb_jax.data.line_table import LineTable
 from prb_jax.data.reading import open_file
 from prb_jax.errors import DataError
+from prb_jax.processes.sharing import process_count
 
-_CHECKPOINT: Final = 32 << 20
-_PIECE: Final = 1 << 20
+
+class _Source(Protocol):
+    """Where the lines of a file come from; attributes and methods as of :class:`_PlainLines`."""
+
+    blocks: BlockReader
+    table: LineTable
+    bytes_read: int
+
+    def grow(self) -> bool: ...
+    def finish(self) -> None: ...
+    def line(self, index: int) -> bytes: ...
+    def share_read(self) -> float: ...
 
 
 class JsonLines:
-    """The records of one file, each read when it is asked for.
+    """The records of one file, which become known while it is read, block by block.
+
+    What is known of a record are its place and its checksum; its bytes are held from then on until they are asked for,
+    in order, so that a reader who goes forward reads the file once. Any other record is read again.
 
     Attributes:
       path: of the file.
-      digest: of its bytes, as ``blocks_digest`` gives it.
-      bytes_read: of the records that were read so far.
 
     Raises:
-      DataError: a file that is missing, unreadable or truncated.
+      DataError: a file that is missing or unreadable.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.bytes_read = path, 0
+        self.path = path
+        self._growing = threading.RLock()
         with reading(path):
             self._file = open_file(path)
-            blocks = scan_blocks(path, lines=not path.name.endswith(".gz"))
-            self.digest = blocks_digest(blocks)
-            if path.name.endswith(".gz"):
-                self._inflated = _Inflated(self._file.fileno(), path)
-                table = self._inflated.index()
-            else:
-                self._inflated = None
-                table = _line_table(self._file.fileno(), path, blocks)
-        self._starts, self._sizes, self._numbers, self._checks = table
+            packed = path.name.endswith(".gz")
+            self._source: _Source = (InflatedLines if packed else _PlainLines)(self._file.fileno(), path)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        """How many records there are; what is left of the file is read, a collective."""
+        with self._growing, reading(self.path):
+            self._source.finish()
+        return len(self._source.table)
 
-    def row(self, index: int) -> Row:
-        """One record.
+    @property
+    def known(self) -> int:
+        """How many records are known."""
+        return len(self._source.table)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole file was read."""
+        return self._source.blocks.complete
+
+    @property
+    def digest(self) -> str:
+        """The digest of all bytes, as ``blocks_digest`` gives it; what is left of the file is read, a collective."""
+        len(self)
+        return blocks_digest(self._source.blocks.found)
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        """The digests of the blocks that were read so far, sha256 of each."""
+        return self._source.blocks.found
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file that this process read so far."""
+        return self._source.blocks.bytes_read + self._source.bytes_read
+
+    def reach(self, stop: int) -> int:
+        """Make sure that so many records are known, if there are as many, and return how many are; a collective.
 
         Raises:
-          DataError: it is no JSON, or not what it was when the file was opened.
+          DataError: the file cannot be read, or is not what is expected.
         """
-        start, size, number = int(self._starts[index]), int(self._sizes[index]), int(self._numbers[index])
-        where = f"{self.path}:{number}"
+        source = self._source
+        with self._growing, reading(self.path):
+            while len(source.table) < stop and source.grow():
+                pass
+            # Each of several processes tokenises what it has read: a round ahead, so that none waits for another.
+            while stop <= len(source.table) and self._rounds_ahead(stop - 1) < 1 and source.grow():
+                pass
+        return len(source.table)
+
+    def about(self) -> float:
+        """Return how many records there will be, by what was read so far."""
+        share = self._source.share_read()
+        return self.known / share if share else 0.0
+
+    def expect(self, digests: Sequence[bytes]) -> None:
+        """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
+
+        Raises:
+          DataError: one of them is another one.
+        """
+        self._source.blocks.expect(digests)
+
+    def owner(self, index: int) -> int | None:
+        """Return the process that has the bytes of a record; None where every process has to read it again."""
+        return self._source.blocks.owner(self._block(index))
+
+    def ahead(self, index: int) -> int:
+        """Return up to which record the blocks of this round and the next one go; 0 where no process has its own."""
+        if self.owner(index) is None:
+            return 0
+        count = process_count()
+        stop = (self._block(index) // count + 2) * count * blocks.BLOCK
+        return bisect_left(self._source.table.starts, stop)
+
+    def row(self, index: int) -> Row:
+        """One record, which becomes known by it.
+
+        Raises:
+          DataError: it is no JSON, or not what it was when it became known.
+        """
+        if index >= self.known:
+            self.reach(index + 1)
+        where = self.where(index)
         with reading(self.path):
-            if self._inflated is not None:
-                line = self._inflated.read(start, size)
-            else:
-                line = read_at(self._file.fileno(), self.path, start, size)
-        if zlib.crc32(line) != int(self._checks[index]):
-            raise DataError(f"{where}: changed while it was being read")
-        self.bytes_read += size
-        found = parse_line(line, where, first=number == 1)
+            line = self._source.line(index)
+        found = parse_line(line, where, first=self._source.table.numbers[index] == 1)
         if found is None:
             raise DataError(f"{where}: changed while it was being read")
         return found
 
+    def where(self, index: int) -> str:
+        """The place of a record that is known: FILE:LINE."""
+        return f"{self.path}:{self._source.table.numbers[index]}"
 
-Table = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Of each record: start and size in bytes (int64), number of its line (int64) and crc32 (uint32)."""
+    def _block(self, index: int) -> int:
+        return self._source.table.starts[index] // blocks.BLOCK
 
-
-def _line_table(file: int, path: Path, blocks: list[Block]) -> Table:
-    size = os.fstat(file).st_size
-    ends = np.concatenate([np.zeros(0, np.int64), *(block.ends for block in blocks)])
-    checks = np.concatenate([np.zeros(0, np.uint32), *(block.checks for block in blocks)])
-    before = np.cumsum([0, *(len(block.ends) for block in blocks)])
-    blank = {int(place) for first, block in zip(before, blocks) for place in first + block.blank}
-    if len(ends) == 0 or ends[-1] != size - 1:  # a last line without an end
-        ends, checks = np.append(ends, size), np.append(checks, np.uint32(0))
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    for place in {int(place) for place in before if place < len(ends)}:  # lines that lie in several blocks
-        line = read_at(file, path, int(starts[place]), int(ends[place] - starts[place]))
-        checks[place] = zlib.crc32(line)
-        blank |= {place} if is_blank(line, first=place == 0) else set()
-    kept = np.setdiff1d(np.arange(len(starts)), np.asarray(sorted(blank), np.int64))
-    return starts[kept], (ends - starts)[kept], kept + 1, checks[kept]
+    def _rounds_ahead(self, index: int) -> int:
+        """How many rounds of blocks are known after that of a record."""
+        count, shared = process_count(), self._source.blocks.shared
+        if count == 1 or index < 0 or self.owner(index) is None:
+            return 1
+        return (shared - 1) // count - self._block(index) // count
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
-    """A place in a gzip file from which on it can be inflated.
+class _PlainLines:
+    """Lines of a file that is not packed.
 
     Attributes:
-      place: in the inflated bytes.
-      packed: in the file.
-      state: of the decompressor; None at the start of a member.
+      blocks: of the file.
+      table: of the lines that are known.
+      bytes_read: of lines that were read again.
     """
-
-    place: int
-    packed: int
-    state: Any
-
-
-class _Inflated:
-    """The inflated bytes of a gzip file: forward, or from a checkpoint; a window of them is held."""
 
     def __init__(self, file: int, path: Path) -> None:
         self._file, self._path = file, path
-        self._checkpoints = [_Checkpoint(0, 0, None)]
-        self._lock = threading.Lock()
-        self._begin(self._checkpoints[0])
+        self.blocks = BlockReader(file, path, lines=True)
+        self.table = LineTable()
+        self.bytes_read = 0
+        self._start = self._lines = 0  # of the line that is not at its end, and how many there were before it
+        self._pieces: list[
+            tuple[int, int, int, bool]
+        ] = []  # of that line: start, end, crc32, whether it may be blank
+        self._crossing: dict[int, list[tuple[int, int, int, bool]]] = {}
 
-    def _begin(self, checkpoint: _Checkpoint) -> None:
-        self._packed = checkpoint.packed
-        self._state = None if checkpoint.state is None else checkpoint.state.copy()
-        self._window, self._window_at = b"", checkpoint.place
+    def grow(self) -> bool:
+        """Make the records of further blocks known; False at the end of the file."""
+        found = self.blocks.further()
+        self._add(found, len(self.blocks.found) - len(found))
+        return bool(found)
 
-    def _more(self) -> bytes:
-        """The next inflated bytes; empty at the end of the file."""
-        while True:
-            data = os.pread(self._file, _PIECE, self._packed)
-            if self._state is None:
-                if not data.strip(b"\0"):
-                    if not data:
-                        return b""
-                    self._packed += len(data)  # padding after the last member
-                    continue
-                self._packed += len(data) - len(data.lstrip(b"\0"))
-                data = data.lstrip(b"\0")
-                self._state = zlib.decompressobj(wbits=31)
-            elif not data:
-                raise EOFError
-            found = self._state.decompress(data, _PIECE)
-            rest = self._state.unused_data if self._state.eof else self._state.unconsumed_tail
-            self._packed += len(data) - len(rest)
-            if self._state.eof:
-                self._state = None
-            if found:
-                return found
+    def finish(self) -> None:
+        """Make all records known, without holding their bytes."""
+        if not self.blocks.complete:
+            first = len(self.blocks.found)
+            self._add(self.blocks.rest(), first)
 
-    def index(self) -> Table:
-        """The places of all lines; the file is inflated once."""
-        starts: list[int] = []
-        sizes: list[int] = []
-        numbers: list[int] = []
-        checks: list[int] = []
-        at = start = number = 0
-        parts: list[bytes] = []
+    def share_read(self) -> float:
+        """The part of the file in which the records known so far lie."""
+        return min(1.0, len(self.blocks.found) * blocks.BLOCK / max(1, self.blocks.size))
 
-        def end(line: bytes) -> None:
-            nonlocal number
-            number += 1
-            if line[:1] == b"{" or not is_blank(line, first=number == 1):
-                starts.append(start)
-                sizes.append(len(line))
-                numbers.append(number)
-                checks.append(zlib.crc32(line))
+    def line(self, index: int) -> bytes:
+        """The bytes of a record."""
+        start, size, check = self.table.starts[index], self.table.sizes[index], self.table.checks[index]
+        pieces = [
+            self._bytes(
+                number, max(start, number * blocks.BLOCK), min(start + size, (number + 1) * blocks.BLOCK)
+            )
+            for number in range(start // blocks.BLOCK, (start + size - 1) // blocks.BLOCK + 1)
+        ]
+        crossing = self._crossing.get(index)
+        expected = [check] if crossing is None else [crc for _, _, crc, _ in crossing]
+        if [zlib.crc32(piece) for piece in pieces] != expected:
+            raise DataError(f"{self._path}:{self.table.numbers[index]}: changed while it was being read")
+        after = self.table.starts[index + 1] if index + 1 < len(self.table) else start + size
+        self.blocks.let_go(after // blocks.BLOCK)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-        while piece := self._more():
-            *whole, rest = piece.split(b"\n")
-            for line in whole:
-                end(b"".join([*parts, line]) if parts else line)
-                start, parts = start + sum(map(len, parts)) + len(line) + 1, []
-            parts.append(rest)
-            at += len(piece)
-            if at - self._checkpoints[-1].place >= _CHECKPOINT:
-                state = None if self._state is None else self._state.copy()
-                self._checkpoints.append(_Checkpoint(at, self._packed, state))
-        if any(parts):
-            end(b"".join(parts))
-        self._begin(self._checkpoints[0])
-        return (
-            np.asarray(starts, np.int64),
-            np.asarray(sizes, np.int64),
-            np.asarray(numbers, np.int64),
-            np.asarray(checks, np.uint32),
-        )
+    def _bytes(self, number: int, start: int, end: int) -> bytes:
+        held, first = self.blocks.held(number), number * blocks.BLOCK
+        if held is not None:
+            return held[start - first : end - first]
+        self.bytes_read += end - start
+        return read_at(self._file, self._path, start, end - start)
 
-    def read(self, start: int, size: int) -> bytes:
-        """Inflated bytes by their place: the nearer after the last ones, the faster."""
-        with self._lock:
-            nearest = [each for each in self._checkpoints if each.place <= start][-1]
-            if start < self._window_at or nearest.place > self._window_at + len(self._window):
-                self._begin(nearest)
-            while True:
-                end = self._window_at + len(self._window)
-                if end >= start + size:
-                    break
-                piece = self._more()
-                if not piece:
-                    raise DataError(f"{self._path}: became shorter while it was being read")
-                keep = self._window[max(0, start - self._window_at) :] if end > start else b""
-                self._window_at = end - len(keep)
-                self._window = keep + piece
-            inside = start - self._window_at
-            return self._window[inside : inside + size]
+    def _add(self, found: Sequence[Block], first: int) -> None:
+        for number, block in enumerate(found, start=first):
+            start = number * blocks.BLOCK
+            end = min(start + blocks.BLOCK, self.blocks.size)
+            blank = set(block.blank.tolist())
+            if len(block.ends):
+                self._piece(start, int(block.ends[0]), int(block.checks[0]), 0 in blank)
+                self._close(int(block.ends[0]))
+                self._whole_lines(block)
+                start = int(block.ends[-1]) + 1
+            self._piece(start, end, int(block.checks[-1]), len(block.ends) in blank)
+        if self.blocks.complete and self._pieces:
+            self._close(self.blocks.size)  # a last line without an end
+
+    def _piece(self, start: int, end: int, check: int, blank: bool) -> None:
+        if end > start:
+            self._pieces.append((start, end, check, blank))
+
+    def _close(self, end: int) -> None:
+        """Take up the line that ends here, of which parts may lie in several blocks."""
+        pieces, start = self._pieces, self._start
+        self._lines += 1
+        self._pieces, self._start = [], end + 1
+        if all(blank for *_, blank in pieces):
+            # Only the whole line tells: a part may end within a letter.
+            self.bytes_read += end - start
+            if is_blank(read_at(self._file, self._path, start, end - start), first=self._lines == 1):
+                return
+        if len(pieces) > 1:
+            self._crossing[len(self.table)] = pieces
+        self.table.append(start, end - start, self._lines, pieces[0][2])
+
+    def _whole_lines(self, block: Block) -> None:
+        """Take up the lines that lie wholly in a block, but for its first one."""
+        ends = block.ends
+        starts = ends[:-1] + 1
+        kept = np.ones(len(starts), bool)
+        inner = block.blank[(block.blank > 0) & (block.blank < len(ends))]
+        kept[inner - 1] = False
+        numbers = self._lines + 1 + np.arange(len(starts))
+        self.table.extend(starts[kept], (ends[1:] - starts)[kept], numbers[kept], block.checks[1:-1][kept])
+        self._lines += len(starts)
+        self._start = int(ends[-1]) + 1

@@ -22,8 +22,7 @@ class ParquetRows:
 
     Attributes:
       path: of the file.
-      digest: of its bytes, as ``blocks_digest`` gives it.
-      bytes_read: of the records that were read so far; not known of a compressed file, so 0.
+      digest: of its bytes, as ``blocks_digest`` gives it; the file is read once for it.
 
     Raises:
       DataError: a file that is missing, unreadable or damaged.
@@ -32,10 +31,10 @@ class ParquetRows:
     def __init__(self, path: Path, *, columns: Collection[str] = RECORD_FIELDS) -> None:
         import pyarrow.parquet as pq  # slow to import
 
-        self.path, self.bytes_read = path, 0
+        self.path = path
         self._lock = threading.Lock()
         with reading(path), arrow_errors(path):
-            self.digest = blocks_digest(scan_blocks(path, lines=False))
+            self.digest = blocks_digest(block.digest for block in scan_blocks(path))
             self._file = pq.ParquetFile(path)
             groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
             self._columns = chosen_columns(self._file.schema_arrow.names, columns, str(path))

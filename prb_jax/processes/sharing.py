@@ -6,6 +6,7 @@ One process is the normal case, and costs nothing here: JAX is asked only where
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -76,10 +77,16 @@ def fetch(array: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
+def parts_of(count: int) -> list[range]:
+    """So many items divided into equal parts in order, one for each process."""
+    processes = process_count()
+    ends = [index * count // processes for index in range(processes + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(ends)]
+
+
 def own_part(count: int) -> range:
     """Which of so many items are this process's, of a division into equal parts in order."""
-    first, last = (index * count // process_count() for index in (process_index(), process_index() + 1))
-    return range(first, last)
+    return parts_of(count)[process_index()]
 
 
 def on_first_process(action: Callable[[], Any]) -> Any:

@@ -5,6 +5,7 @@
                   each time that the run was started; they may differ, results do not depend on them.
 ``scores.jsonl``  one row for each comparison. Appended in the order of completion, a whole row at a
                   time; when the last one is there, rewritten once in the order of the input.
+``blocks.jsonl``  while data larger than memory is read: the digests of what was read, see `prb_jax.runs.open_inputs`.
 ``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed;
                   their sum then stands in ``run.json``.
 ``summary.json``  written last: a folder that has it is finished.
@@ -30,6 +31,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.processes.agreement import differences
+from prb_jax.runs.open_inputs import filled, is_open, read_blocks, remove_blocks
 
 RUN = "run.json"
 SCORES = "scores.jsonl"
@@ -47,18 +49,25 @@ _LARGEST_COUNT = 1 << 62
 class RunFolder:
     """An open run folder, locked against a second writer.
 
-    ``rows`` holds the finished rows by id, in the order in which they lie on disk.
+    ``rows`` holds the finished rows by id, in the order in which they lie on disk; ``blocks``, for each file of data
+    that is not read to its end, the digests of the blocks that the rows may be of.
     """
 
     path: Path
     rows: RowTable
+    blocks: list[list[bytes]]
     _scores: int = field(repr=False)
     _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
 
 @contextlib.contextmanager
 def open_run(
-    out: str | Path, *, inputs: Mapping[str, Any], session: Mapping[str, Any], notes: Mapping[str, Any]
+    out: str | Path,
+    *,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    by_blocks: bool = False,
 ) -> Iterator[RunFolder]:
     """Creates the folder of a run, or opens it to continue.
 
@@ -67,6 +76,7 @@ def open_run(
       inputs: everything that decides the result; compared with the folder's own when the run is continued.
       session: how it is run this time; added to ``sessions`` when there is anything left to score.
       notes: what else should stand in ``run.json``; written once, not compared.
+      by_blocks: whether the caller compares the data with ``RunFolder.blocks`` where the folder leaves it open.
 
     Raises:
       RunError: ``out`` is a file or cannot be written; another process is writing to it; it holds another run
@@ -78,19 +88,59 @@ def open_run(
         wanted = as_recorded(inputs)
         found = _read_run(path)
         rows = _read_scores(path / SCORES)
-        if found is not None and found["inputs"] != wanted:
-            if rows:
-                check_same_inputs(path, found["inputs"], wanted)
+        blocks: list[list[bytes]] = []
+        if found is not None and rows:
+            known = found["inputs"]
+            check_same_inputs(path, filled(known, wanted), filled(wanted, known))
+            if is_open(known):
+                if not by_blocks:
+                    raise RunError(
+                        f"{path} holds a run that stopped before its data was read to the end, so that nothing tells "
+                        "whether a prepared copy has the same contents: continue it with the files that it began "
+                        "with, or give --out another folder"
+                    )
+                blocks = read_blocks(path)
+        elif found is not None and found["inputs"] != wanted:
             found = None  # it stopped before its first score: there is nothing to keep
             with writing(path / COMPUTED):
                 (path / COMPUTED).unlink(missing_ok=True)
+        if not blocks:
+            remove_blocks(path)
         record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
         with writing(path / SCORES):
             scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            yield RunFolder(path=path, rows=rows, _scores=scores)
+            yield RunFolder(path=path, rows=rows, blocks=blocks, _scores=scores)
         finally:
             os.close(scores)
+
+
+def is_settled(out: str | Path) -> bool:
+    """Whether a folder holds scores of data that is known as a whole, with which that at hand has to be compared first.
+
+    Raises:
+      RunError: the folder holds something else.
+    """
+    path = Path(out)
+    try:
+        scored = (path / SCORES).stat().st_size > 0
+    except OSError:
+        return False
+    found = _read_run(path) if scored else None
+    return found is not None and not is_open(found["inputs"])
+
+
+def settle_inputs(run: RunFolder, inputs: Mapping[str, Any]) -> None:
+    """Say in ``run.json`` what the data is, now that it was read to its end.
+
+    Raises:
+      RunError: it says something else already.
+    """
+    found, wanted = _read_run(run.path) or {"inputs": {}}, as_recorded(inputs)
+    check_same_inputs(run.path, filled(found["inputs"], wanted), wanted)
+    if found["inputs"] != wanted:
+        write_json(run.path / RUN, {**found, "inputs": wanted})
+    remove_blocks(run.path)
 
 
 def check_folder(out: str | Path) -> None:

@@ -64,10 +64,12 @@ class Speed:
 
 @dataclass
 class Count:
-    """How many are done, of how many, and how fast."""
+    """How many are done, of how many, and how fast; ``about`` where the total is not known for certain yet, and 0
+    where nothing of it is."""
 
     total: int
     done: int = 0
+    about: bool = field(default=False, kw_only=True)
     unit: str = "pairs"
     speed: Speed = field(default_factory=Speed)
 
@@ -82,9 +84,12 @@ class Count:
 
     def head(self) -> list[str]:
         """Return the time left, once it is known, and how many are done."""
+        if self.about and not self.total:
+            return [f"{self.done:,} {self.unit}"]
         rate, share = self.speed.rate(self.unit), self.done / self.total if self.total else 1.0
         left = [f"{duration((self.total - self.done) / rate)} left"] if rate else []
-        return [*left, f"{self.done:,} of {self.total:,} {self.unit} ({share:.0%})"]
+        of = "of about" if self.about else "of"
+        return [*left, f"{self.done:,} {of} {self.total:,} {self.unit} ({share:.0%})"]
 
     def speeds(self, *names: str) -> list[str]:
         """Return each of these speeds that is known."""

@@ -80,11 +80,11 @@ def choose_controls(
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
-    if asked == NONE:
-        return []
+    if asked == NONE or (asked is None and reader is None):
+        return []  # without a look at the data
     sees = _sees_users(comparisons, reader, view, judge=judge)
     if asked is None:
-        asked = BLIND if reader is not None and sees else NONE
+        asked = BLIND if sees else NONE
     names = {NONE: (), ALL: (BLIND, SWAP)}.get(asked, (asked,))
     if names and not sees:
         raise RunError(

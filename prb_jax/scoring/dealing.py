@@ -56,12 +56,12 @@ class Dealt:
 class Dealer(Protocol):
     """Deals window after window of trees into batches; what it does depends on the input and options alone."""
 
-    def sample(self, count: int, first_window: range) -> Sequence[int]:
-        """Return the comparisons, of ``count``, whose trees decide the shapes."""
+    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
+        """Return the comparisons whose trees decide the shapes; ``count``, of all, reads large files to their ends."""
         ...
 
-    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
-        """Choose the shapes from the trees of the sample, which speak for ``count`` in so many windows."""
+    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
+        """Choose the shapes from the trees of the sample, which speak for ``count``; a window may be the whole."""
         ...
 
     def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
@@ -90,11 +90,11 @@ class _Streams:
         self.options = options
         self.shape = StreamShape(options.tokens, options.tokens)
 
-    def sample(self, count: int, first_window: range) -> Sequence[int]:
+    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
         return first_window
 
-    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
-        self.shape = choose_stream_shape(trees, self.options, whole=windows == 1)
+    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
+        self.shape = choose_stream_shape(trees, self.options, whole=whole)
 
     def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
         for dealt in deal_streams(trees, self.shape, self.options):
@@ -129,16 +129,16 @@ class _Buckets:
     def __init__(self, options: ShapeOptions, shapes: Shapes) -> None:
         self.options, self.shapes = options, shapes
 
-    def sample(self, count: int, first_window: range) -> Sequence[int]:
-        return sample_indices(count)
+    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
+        return sample_indices(count())
 
-    def begin(self, trees: Sequence[Tree], *, count: int, windows: int) -> None:
+    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
         # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-        repeat = max(1, count // len(trees))
+        repeat = max(1, count() // len(trees))
         self.shapes = choose_shapes(
             [tree.shape for tree in trees] * repeat,
             options=self.options,
-            together=[range(len(trees))] if windows == 1 else (),
+            together=[range(len(trees))] if whole else (),
         )
 
     def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:

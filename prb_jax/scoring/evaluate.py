@@ -16,6 +16,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.runs.folder import is_settled
 from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
@@ -133,10 +134,13 @@ def run_evaluation(
     if process_index() == 0:
         for remark in remarks:
             print(f"prb: {remark}", file=sys.stderr)
+    if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
+        inputs.complete()  # compared with what the folder knows before anything is added
+    given = inputs
     identity = RunIdentity(
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         model=model or {"name": known_as},
-        data=inputs.to_json(),
+        data=inputs.to_json(whole=False),
         view=view,
         limit=options.limit,
         seed=options.seed,
@@ -181,10 +185,17 @@ def run_evaluation(
     facts = Facts(comparisons) if stored is None else stored.facts()
     with contextlib.ExitStack() as stack:
         kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
-        run = stack.enter_context(open_scored_run(kept, inputs=identity.to_json(), **recorded))
+        run = stack.enter_context(
+            open_scored_run(kept, inputs=identity.to_json(), by_blocks=bool(given.reading), **recorded)
+        )
+        for file, digests in zip(given.reading, run.blocks, strict=False):
+            file.expect(digests)
         controlled, placed = dict[str, ScoredRun](), dict[str, Scorer]()
         try:
-            run.score(scorer, comparisons, facts, label=name, **scoring)
+            run.score(scorer, comparisons, facts, label=name, reading=given.reading, **scoring)
+            if given.reading:
+                identity = replace(identity, data=given.to_json())
+                run.settle(identity.to_json())
             for control in controls:
                 opened = stack.enter_context(
                     open_scored_run(
@@ -263,7 +274,7 @@ def _check_processes(inputs: Inputs, contents: Callable[[], Any], options: Evalu
             "quantize": loading.quantize,
             "controls": options.controls,
             "batch_tokens": options.batch_tokens,
-            "data": inputs.to_json(),
+            "data": inputs.to_json(whole=False),
             "model": contents(),
             "versions": computing_versions(plain=False),
         }

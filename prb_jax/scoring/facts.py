@@ -22,9 +22,9 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import Lists, Names
-from prb_jax.processes.sharing import gather_int32, own_part, process_count, process_index
+from prb_jax.processes.sharing import gather_int32, process_count, process_index
 from prb_jax.scoring.baselines import BASELINES, score_baseline
-from prb_jax.sources.large import LargeComparisons, Read
+from prb_jax.sources.large import LargeComparisons, Read, reach, shares
 
 _AT_A_TIME: Final = 4096
 _RANDOM: Final = "baseline:random"
@@ -189,15 +189,18 @@ class Facts:
             for name in BASELINES
         }
 
-    def advance(self, stop: int) -> None:
-        """Make sure that the first comparisons are known; a collective.
+    def advance(self, stop: int | None = None) -> None:
+        """Make sure that the first comparisons are known, or all of them; a collective.
 
         Raises:
           DataError: a record that cannot be read, or an id that was used before, naming file and line.
         """
-        while len(self) < stop:
+        while stop is None or len(self) < stop:
             start = len(self)
-            indices = range(start, min(start + _AT_A_TIME, stop))
+            end = start + _AT_A_TIME if stop is None else min(start + _AT_A_TIME, stop)
+            indices = range(start, reach(self._comparisons, end))
+            if not indices:
+                return
             self.extend(_gathered(self._own_facts, indices))
             with self._lock:
                 for index in [index for index in self._noted if index < len(self)]:
@@ -222,7 +225,7 @@ class Facts:
         for process, read in reversed(list(enumerate(gather_int32(noted)))):
             owner.update(dict.fromkeys(read.tolist(), process))
         unread = [index for index, process in owner.items() if process < 0]
-        taken = [unread[place] for place in own_part(len(unread))]
+        taken = list(shares(self._comparisons, unread)[process_index()])
         for index in taken:
             self._comparisons.read(index)
         own = sorted(taken + [index for index, process in owner.items() if process == process_index()])
@@ -255,7 +258,7 @@ class Facts:
         if not fact.baselines:
             return replace(fact, id=name, named=True)
         assert isinstance(self._comparisons, LargeComparisons)
-        row = {**self._comparisons[len(self)].to_row(), "id": name}
+        row = {**self._comparisons.read(len(self)).comparison.to_row(), "id": name}
         renamed = Comparison.from_row(row, where="")
         scores = dict(zip(BASELINES, fact.baselines)) | {_RANDOM: _baseline(_RANDOM, [renamed])}
         return replace(fact, id=name, named=True, baselines=list(scores.values()))

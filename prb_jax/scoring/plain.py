@@ -15,6 +15,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
 from prb_jax.scoring.hints import UPPER_BOUND
 from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.sources.large import windows
 from prb_jax.trees.tree import Truncation
 
 _BATCH = 4096
@@ -67,8 +68,7 @@ class PlainScorer:
     def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
         """Score large batches, or each comparison as a batch of its own."""
         size = 1 if self.one_by_one else _BATCH
-        for start in range(0, len(comparisons), size):
-            indices = range(start, min(start + size, len(comparisons)))
+        for indices in windows(comparisons, first=size, size=size):
             if not skip(indices):
                 scores = self.compute([comparisons[index] for index in indices])
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.sources.large import LargeComparisons, stamp
 from prb_jax.sources.reading import (
+    Opened,
     benchmark_of,
     describe_source,
     large_files,
@@ -52,7 +54,7 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         comparisons, places = [each.comparison for each in found], [each.where for each in found]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
-        sources, parts, count = {}, [], 0
+        sources, parts = {}, []
         for name in names:
             if not large_files(name, split=SPLIT):
                 # Described first: a file that changes while it is read is then found out at the end.
@@ -60,13 +62,13 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
             with _no_garbage_collection():
                 opened = open_comparisons(name, subset=subset, limit=limit)
             if opened.stamp:
-                sources[name] = describe_source(name, digests=opened.digests)
+                sources[name] = describe_source(name, digests=_unread(opened))
                 stamps[name] = opened.stamp
             if (benchmark := benchmark_of(name)) is not None:
-                positions = range(count, count + len(opened.comparisons))
+                before = sum(len(part) for _, part in parts)
+                positions = range(before, before + len(opened.comparisons))
                 benchmarks.setdefault(benchmark, []).extend(positions)
             parts.append((name, opened.comparisons))
-            count += len(opened.comparisons)
         if stamps:
             comparisons, places = LargeComparisons.joined(parts), []
         else:
@@ -86,6 +88,11 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         stamps=stamps,
         stamp=lambda name: stamp(large_files(name, split=SPLIT)),
     )
+
+
+def _unread(opened: Opened) -> dict[Path, Any]:
+    """In place of the digests of files those files that are not read to their ends yet."""
+    return {path: rows if isinstance(rows, JsonLines) else rows.digest for path, rows in opened.files.items()}
 
 
 @contextlib.contextmanager

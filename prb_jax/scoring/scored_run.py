@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.lines import JsonLines
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
 from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
-from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run
+from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run, settle_inputs
+from prb_jax.runs.open_inputs import append_blocks
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.facts import Facts
 from prb_jax.scoring.scored import Scorer
+from prb_jax.sources.large import LargeComparisons
 from prb_jax.trees.tree import Truncation
 
 _SHARED = 10_000
@@ -31,10 +34,12 @@ class ScoredRun:
     Attributes:
       folder: on process 0, which alone writes; None elsewhere.
       rows: finished rows by id, the same in every process.
+      blocks: of the folder, the same in every process.
     """
 
     folder: RunFolder | None
     rows: RowTable
+    blocks: Sequence[Sequence[bytes]] = ()
 
     __repr__ = short_repr
 
@@ -51,10 +56,11 @@ class ScoredRun:
         label: str,
         progress: bool,
         options: Mapping[str, Any],
+        reading: Sequence[JsonLines] = (),
     ) -> None:
         """Score what is missing; every batch is on disk before the next one is waited for.
 
-        All facts are known afterwards.
+        All facts are known afterwards. Of files that are read meanwhile the folder knows a block before its scores.
         """
         batches = _batches(
             scorer, comparisons, facts, self.rows, label=label, progress=progress, options=options
@@ -63,14 +69,29 @@ class ScoredRun:
             if self.folder is not None:
                 if batch.computed is not None:
                     append_computed(self.folder, member=batch.first, tokens=batch.computed)
+                if reading:
+                    append_blocks(self.folder.path, self.folder.blocks, [file.digests for file in reading])
                 append_rows(self.folder, batch.rows)
             self.rows.update((row.id, row) for row in batch.rows)
-        facts.advance(len(comparisons))
+        facts.advance()
+
+    def settle(self, inputs: Mapping[str, Any]) -> None:
+        """Record what the data is, as it was read to its end; a collective.
+
+        Raises:
+          RunError: the folder says something else.
+        """
+        on_first_process(lambda: None if self.folder is None else settle_inputs(self.folder, inputs))
 
 
 @contextlib.contextmanager
 def open_scored_run(
-    out: str | Path, *, inputs: Mapping[str, Any], session: Mapping[str, Any], notes: Mapping[str, Any]
+    out: str | Path,
+    *,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    by_blocks: bool = False,
 ) -> Iterator[ScoredRun]:
     """Opens the folder on process 0 and tells every process what is in it; a collective.
 
@@ -80,7 +101,8 @@ def open_scored_run(
         opened: list[RunFolder] = []
 
         def open_folder() -> int:
-            opened.append(stack.enter_context(open_run(out, inputs=inputs, session=session, notes=notes)))
+            run = open_run(out, inputs=inputs, session=session, notes=notes, by_blocks=by_blocks)
+            opened.append(stack.enter_context(run))
             return len(opened[0].rows)
 
         count = on_first_process(open_folder)
@@ -93,7 +115,9 @@ def open_scored_run(
             for _ in range(0, count, _SHARED):
                 for row in share_json(None):
                     rows[row["id"]] = ScoredRow(**row)
-        yield ScoredRun(opened[0] if opened else None, rows)
+        kept = [[digest.hex() for digest in file] for file in opened[0].blocks] if opened else None
+        blocks = [[bytes.fromhex(digest) for digest in file] for file in share_json(kept)]
+        yield ScoredRun(opened[0] if opened else None, rows, blocks)
 
 
 @dataclass(frozen=True)
@@ -121,13 +145,20 @@ def _batches(
     def is_finished(index: int) -> bool:
         if not before:
             return False
-        facts.advance(index + 1)
         place = known.place(facts.id(index))
         return place is not None and place < before
 
-    batches = scorer.stream(comparisons, skip=lambda indices: all(map(is_finished, indices)), **options)
+    def are_finished(indices: Sequence[int]) -> bool:
+        if not before:
+            return False
+        facts.advance(max(indices, default=-1) + 1)
+        return all(map(is_finished, indices))
+
+    batches = scorer.stream(comparisons, skip=are_finished, **options)
     shown = progress and process_index() == 0
-    with show_progress(label, Count(len(comparisons), before), enabled=shown) as display:
+    count = Count(0, before)
+    _estimate(count, comparisons)
+    with show_progress(label, count, enabled=shown) as display:
         for batch in batches:
             facts.advance(max(batch.indices, default=-1) + 1)
             rows = [
@@ -138,7 +169,17 @@ def _batches(
                 if not is_finished(index)
             ]
             yield _Batch(rows, facts.id(batch.indices[0]), batch.computed)
+            _estimate(count, comparisons)
             display.advance(len(rows), sum(row.tokens for row in rows))
+
+
+def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
+    """Say how many comparisons there are, or about how many while that is not known."""
+    count.about = isinstance(comparisons, LargeComparisons) and not comparisons.complete
+    if count.about and isinstance(comparisons, LargeComparisons):
+        count.total = round(comparisons.about())
+    else:
+        count.total = len(comparisons)
 
 
 def scored_row(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import jax
 import numpy as np
@@ -20,7 +21,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.dealing import Batch, Dealer, Dealt, dealer_of
 from prb_jax.scoring.scored import ScoredBatch
-from prb_jax.scoring.tokenising import Encode, Part, encode_part, encode_pieces, gather_parts
+from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts, whole_part
+from prb_jax.sources.large import reach, read_ahead, windows
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree
@@ -43,12 +45,6 @@ class _Pending:
     dealt: Dealt
     trees: list[Tree]
     scores: Callable[[], np.ndarray]
-
-
-def windows(count: int) -> list[range]:
-    """The input in consecutive parts; each is tokenised while the one before it is scored."""
-    starts = [0, *range(FIRST_WINDOW, count, WINDOW)]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], count]) if start < stop]
 
 
 def stream_scores(
@@ -77,9 +73,10 @@ def stream_scores(
     Raises:
       PrbError: as `encode`.
     """
-    if not comparisons:
+    parts = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
+    first = next(parts, None)
+    if first is None:
         return
-    parts = windows(len(comparisons))
     waiting: deque[_Pending] = deque()
     # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
     with (
@@ -90,18 +87,24 @@ def stream_scores(
 
         def part_of(indices: Sequence[int]) -> Part:
             if not divide:
-                return encode_pieces(comparisons, indices, encode)
+                return whole_part(comparisons, indices, encode)
             return encode_part(comparisons, indices, encode)
 
+        upcoming = (part for part in chain([first], parts) if not skip(part))  # asked for one after another
+        following = next(upcoming, None)
+        if following is None:
+            return
+        upcoming = chain([following], upcoming)
         dealer = dealer_of(options)
-        known = _choose_shapes(dealer, parts, part_of, skip)
-        upcoming = (part for part in parts if not skip(part))  # asked for one after another
+        known = _choose_shapes(dealer, comparisons, first, part_of)
         encoded: deque[tuple[range, Future[Part]]] = deque()
 
         def prepare() -> None:
-            part = next(upcoming, None)
-            if part is not None:
+            """Begin to tokenise the next window, and those after it of which this process has the text already."""
+            for part in upcoming:
                 encoded.append((part, pool.submit(part_of, _missing(part, known))))
+                if part.stop + WINDOW > read_ahead(comparisons, encoded[0][0].start):
+                    return
 
         try:
             prepare()
@@ -153,15 +156,19 @@ def _start(
 
 
 def _choose_shapes(
-    dealer: Dealer, parts: Sequence[range], part_of: Callable[[Sequence[int]], Part], skip: Skip
+    dealer: Dealer,
+    comparisons: Sequence[Comparison],
+    first: range,
+    part_of: Callable[[Sequence[int]], Part],
 ) -> dict[int, Tree]:
     """Let the dealer choose shapes from a sample; returns the sample's trees, which need not be encoded again."""
-    count = parts[-1].stop
-    if skip(range(count)):
-        return {}
-    sample = dealer.sample(count, parts[0])
+    sample = dealer.sample(lambda: len(comparisons), first)
     trees = gather_parts(part_of(sample))
-    dealer.begin(trees, count=min(count, WINDOW), windows=len(parts))
+    dealer.begin(
+        trees,
+        count=lambda: min(len(comparisons), WINDOW),
+        whole=reach(comparisons, first.stop + 1) == first.stop,
+    )
     return dict(zip(sample, trees, strict=True))
 
 

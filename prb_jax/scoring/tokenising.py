@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from prb_jax import errors
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
-from prb_jax.processes.sharing import gather_int32, own_part, process_count, process_index
+from prb_jax.processes.sharing import gather_int32, process_count, process_index
+from prb_jax.sources.large import shares
 from prb_jax.trees.tree import Tree, Truncation
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
@@ -24,8 +26,22 @@ _HELD = 256
 _FACTS = 5
 _ERROR = -1
 
-Part = list[Tree] | np.ndarray
-"""What one process has tokenised: trees, or of several processes what it has to send to the others."""
+
+@dataclass(frozen=True)
+class Part:
+    """What this process has tokenised of some comparisons.
+
+    Attributes:
+      trees: of all of them, where it did them alone.
+      sent: of several processes, what it sends to the others.
+      indices: which comparisons they are.
+      shares: which of them each process did.
+    """
+
+    trees: list[Tree]
+    sent: np.ndarray | None = None
+    indices: Sequence[int] = ()
+    shares: Sequence[Sequence[int]] = ()
 
 
 def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
@@ -40,13 +56,22 @@ def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], enc
 def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Part:
     """Tokenises this process's part of the comparisons at ``indices``; nothing is exchanged yet."""
     if process_count() == 1:
-        return encode_pieces(comparisons, indices, encode)
+        return whole_part(comparisons, indices, encode)
+    divided = shares(comparisons, indices)
+    own = divided[process_index()]
     try:
-        trees = encode_pieces(comparisons, [indices[place] for place in own_part(len(indices))], encode)
+        trees = encode_pieces(comparisons, own, encode)
     except PrbError as error:
         text = json.dumps([type(error).__name__, str(error)])
-        return np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
-    return _packed(trees)
+        sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
+    else:
+        sent = _packed(trees)
+    return Part([], sent, indices, divided)
+
+
+def whole_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Part:
+    """Tokenises the comparisons at ``indices``, as every other process does, too."""
+    return Part(encode_pieces(comparisons, indices, encode))
 
 
 def gather_parts(part: Part) -> list[Tree]:
@@ -55,15 +80,15 @@ def gather_parts(part: Part) -> list[Tree]:
     Raises:
       PrbError: what :func:`encode_part` met in one of the processes, in all of them.
     """
-    if isinstance(part, list):
-        return part
-    trees: list[Tree] = []
-    for process, vector in enumerate(gather_int32(part)):
+    if part.sent is None:
+        return part.trees
+    found: dict[int, Tree] = {}
+    for process, vector in enumerate(gather_int32(part.sent)):
         if len(vector) and vector[0] == _ERROR:
             kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
             raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
-        trees += _unpacked(vector)
-    return trees
+        found.update(zip(part.shares[process], _unpacked(vector), strict=True))
+    return [found[index] for index in part.indices]
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, overload
+from typing import Final, Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from prb_jax.data.hub import short_name
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.row_groups import ParquetRows
 from prb_jax.errors import DataError, quote
+from prb_jax.processes.sharing import parts_of, process_count
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 """Kinds of files that are read by windows."""
@@ -30,6 +33,21 @@ class Rows(Protocol):
     def row(self, index: int) -> Row:
         """Return one record; raises DataError where it cannot be read."""
         ...
+
+
+@runtime_checkable
+class GrowingRows(Rows, Protocol):
+    """Records that become known while their file is read; attributes and methods as of `JsonLines`."""
+
+    @property
+    def known(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+    def reach(self, stop: int) -> int: ...
+    def owner(self, index: int) -> int | None: ...
+    def ahead(self, index: int) -> int: ...
+    def about(self) -> float: ...
+    def where(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +90,77 @@ class HeldRows:
 class LargeComparisons(Sequence[Comparison]):
     """Labelled comparisons that are read, and checked, when they are asked for; none of them is held.
 
+    How many there are is known when the files were read to their ends: a reader who goes forward asks :meth:`reach`,
+    and not for the length, which reads all that is left. With several processes both are collectives.
+
     Ids are not compared with each other here, and equal records without an id have equal ids: a reader of the whole
     looks after both (`prb_jax.scoring.facts`).
 
     Args:
       parts: the records, one file after another.
       chosen: int64, which of them; all if not given.
+      limit: at most so many of them.
     """
 
-    def __init__(self, parts: Sequence[Rows], *, chosen: np.ndarray | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Rows], *, chosen: np.ndarray | None = None, limit: int | None = None
+    ) -> None:
         self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-        self._chosen = chosen
+        self._growing = [part if isinstance(part, GrowingRows) else None for part in parts]
+        self._starts = [0]  # of each part whose beginning is known
+        self._chosen = chosen if chosen is None else chosen[:limit]
+        self._limit = limit
         self.listeners: list[Callable[[Read], None]] = []
         """Called with each comparison that is read, in the thread that reads it."""
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._chosen is None else len(self._chosen)
+        if self._chosen is not None:
+            return len(self._chosen)
+        if self._limit is not None and self._reach(self._limit) >= self._limit:
+            return self._limit
+        return sum(map(len, self._parts))
+
+    def __bool__(self) -> bool:
+        return self.reach(1) > 0
+
+    def reach(self, stop: int) -> int:
+        """Make sure that so many comparisons are known, if there are as many, and return how many are; a collective.
+
+        Raises:
+          DataError: a file cannot be read.
+        """
+        if self._chosen is not None:
+            return len(self._chosen)
+        found = self._reach(stop if self._limit is None else min(stop, self._limit))
+        return found if self._limit is None else min(found, self._limit)
+
+    @property
+    def known(self) -> int:
+        """How many comparisons are known."""
+        if self._chosen is not None:
+            return len(self._chosen)
+        last = len(self._starts) - 1
+        growing = self._growing[last]
+        found = self._starts[-1] + (len(self._parts[last]) if growing is None else growing.known)
+        return found if self._limit is None else min(found, self._limit)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is known how many there are."""
+        if self._chosen is not None or all(part is None or part.complete for part in self._growing):
+            return True
+        return self._limit is not None and self.known >= self._limit
+
+    def about(self) -> float:
+        """Return about how many there are, by what was read so far; 0 where nothing was."""
+        if self.complete:
+            return len(self)
+        found = [
+            len(part) if growing is None else growing.about()
+            for part, growing in zip(self._parts, self._growing, strict=True)
+        ]
+        about = sum(found) if all(found) else 0.0
+        return about if self._limit is None else min(about, self._limit)
 
     @property
     def places(self) -> np.ndarray:
@@ -101,8 +173,17 @@ class LargeComparisons(Sequence[Comparison]):
     def __getitem__(self, index: slice) -> list[Comparison]: ...
     def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
         if isinstance(index, slice):
-            return [self.read(each).comparison for each in range(len(self))[index]]
-        return self.read(range(len(self))[index]).comparison
+            stop = index.stop
+            if stop is None or stop < 0 or (index.start or 0) < 0:
+                count = len(self)
+            else:
+                count = min(self.reach(stop), stop)
+            return [self.read(each).comparison for each in range(count)[index]]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < self.reach(index + 1):
+            raise IndexError("comparison index out of range")
+        return self.read(index).comparison
 
     def read(self, index: int) -> Read:
         """Return one comparison and where it stands.
@@ -129,7 +210,22 @@ class LargeComparisons(Sequence[Comparison]):
 
     def where(self, index: int) -> str:
         """Return the place of one comparison in its file."""
-        return self.row(index).where
+        part, inside = self._part(index)
+        growing = self._growing[part]
+        return self._parts[part].row(inside).where if growing is None else growing.where(inside)
+
+    def owner(self, index: int) -> int | None:
+        """Return the process that has read the block in which a comparison lies; None where every process may."""
+        part, inside = self._part(index)
+        growing = self._growing[part]
+        return None if growing is None else growing.owner(inside)
+
+    def ahead(self, index: int) -> int:
+        """Return up to which comparison the blocks go of which each process reads its own; 0 where there are none."""
+        part, inside = self._part(index)
+        growing = self._growing[part]
+        found = 0 if growing is None or self._chosen is not None else growing.ahead(inside)
+        return min(self._starts[part] + found, self.known) if found else 0
 
     def only(self, source: str, *, subset: str | None, limit: int | None) -> LargeComparisons:
         """Return the first so many comparisons of a subset; all records are read once to find a subset.
@@ -142,35 +238,99 @@ class LargeComparisons(Sequence[Comparison]):
         Raises:
           DataError: there are none.
         """
-        chosen = np.arange(len(self)) if self._chosen is None else self._chosen
-        if subset is not None:
-            kept, others = [], set()
-            for index, own in enumerate(self._subsets()):
-                if own is not None and short_name(own) == short_name(subset):
-                    kept.append(index)
-                    if len(kept) == limit:
-                        break
-                else:
-                    others.add(own or "(none)")
-            if not kept:
-                expected = ", ".join(sorted(others))
-                raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
-            chosen = chosen[np.asarray(kept, np.int64)]
-        return LargeComparisons(self._parts, chosen=chosen[:limit])
+        if subset is None:
+            return LargeComparisons(self._parts, chosen=self._chosen, limit=limit)
+        kept, others = [], set()
+        for index in self.indices():
+            own = self.read(index).comparison.subset
+            if own is not None and short_name(own) == short_name(subset):
+                kept.append(index)
+                if len(kept) == limit:
+                    break
+            else:
+                others.add(own or "(none)")
+        if not kept:
+            expected = ", ".join(sorted(others))
+            raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
+        return self.at(kept)
 
     def at(self, indices: Sequence[int]) -> LargeComparisons:
         """Return the comparisons at these places."""
         places = np.asarray(indices, np.int64)
         return LargeComparisons(self._parts, chosen=places if self._chosen is None else self._chosen[places])
 
-    def _subsets(self) -> Iterator[str | None]:
-        return (self.read(index).comparison.subset for index in range(len(self)))
+    def indices(self) -> Iterator[int]:
+        """Yield the place of one comparison after another, while the files are read."""
+        return itertools.takewhile(lambda index: self.reach(index + 1) > index, itertools.count())
 
     def row(self, index: int) -> Row:
         """Return the undecoded record of one comparison."""
+        part, inside = self._part(index)
+        return self._parts[part].row(inside)
+
+    def _reach(self, stop: int) -> int:
+        """As :meth:`reach`, of all records."""
+        while True:
+            part, start = len(self._starts) - 1, self._starts[-1]
+            growing = self._growing[part]
+            if growing is None:
+                found = len(self._parts[part])
+            else:
+                found = growing.reach(stop - start) if stop > start else growing.known
+            if start + found >= stop or len(self._starts) == len(self._parts):
+                return start + found
+            self._starts.append(start + found)  # this part is read to its end
+
+    def _part(self, index: int) -> tuple[int, int]:
+        """The number of the part in which a comparison lies, and its place there."""
         place = index if self._chosen is None else int(self._chosen[index])
-        part = int(np.searchsorted(self._starts, place, side="right")) - 1
-        return self._parts[part].row(place - int(self._starts[part]))
+        last = self._growing[len(self._starts) - 1]
+        if last is None or place >= self._starts[-1] + last.known:
+            self._reach(place + 1)
+        part = bisect_right(self._starts, place) - 1
+        return part, place - self._starts[part]
+
+
+def reach(comparisons: Sequence[Comparison], stop: int) -> int:
+    """Return how many of the first so many comparisons there are; of large files no more are read. A collective."""
+    if isinstance(comparisons, LargeComparisons):
+        return min(stop, comparisons.reach(stop))
+    return min(stop, len(comparisons))
+
+
+def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[range]:
+    """Yield the places of comparisons in consecutive parts; of large files no more is read than the next part."""
+    start, end = 0, first
+    while (stop := reach(comparisons, end)) > start:
+        yield range(start, stop)
+        start, end = stop, end + size
+
+
+def shares(comparisons: Sequence[Comparison], indices: Sequence[int]) -> list[Sequence[int]]:
+    """Return which of these comparisons each process reads: those in the blocks that it has, and a part of the others.
+
+    Every process returns the same.
+    """
+    count = process_count()
+    if count == 1 or not isinstance(comparisons, LargeComparisons):
+        return [[indices[place] for place in part] for part in parts_of(len(indices))]
+    found: list[list[int]] = [[] for _ in range(count)]
+    free: list[int] = []
+    for index in indices:
+        owner = comparisons.owner(index)
+        (free if owner is None else found[owner]).append(index)
+    for own, part in zip(found, parts_of(len(free)), strict=True):
+        own += [free[place] for place in part]
+        own.sort()
+    return list(found)
+
+
+def read_ahead(comparisons: Sequence[Comparison], index: int) -> int:
+    """Return up to which comparison this process should be tokenising when the one at ``index`` is asked for: it does
+    its own blocks while others do theirs. 0 where there is one process, or they share each window equally."""
+    if process_count() == 1 or not isinstance(comparisons, LargeComparisons):
+        return 0
+    return comparisons.ahead(index)
 
 
 class Changed(Sequence[Comparison]):

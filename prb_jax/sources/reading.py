@@ -16,7 +16,9 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
 from prb_jax.data.folders import folder_files, folder_layout, read_folder
 from prb_jax.data.hub import read_hub, short_name
+from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Placed, Records, given_rows, read_records
+from prb_jax.data.row_groups import ParquetRows
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.large import SUFFIXES as LARGE_SUFFIXES
@@ -117,13 +119,18 @@ class Opened:
 
     Attributes:
       comparisons: a list where they fit memory, else `prb_jax.sources.large.LargeComparisons`.
-      digests: of the large files, which were found while they were opened.
+      files: the large files.
       stamp: of the large files, which changes with them; empty where there are none.
     """
 
     comparisons: Sequence[Comparison]
-    digests: Mapping[Path, str] = field(default_factory=dict)
+    files: Mapping[Path, JsonLines | ParquetRows] = field(default_factory=dict)
     stamp: Sequence[Any] = ()
+
+    @property
+    def digests(self) -> dict[Path, str]:
+        """The digests of the large files, which are read to their ends for it; a collective."""
+        return {path: rows.digest for path, rows in self.files.items()}
 
 
 def open_comparisons(
@@ -145,14 +152,14 @@ def open_comparisons(
     found = stamp(files)
     resolved = _resolve(source, split=split)
     if resolved.kind is _Kind.PREPARED:
-        whole, digests = LargeComparisons([PreparedComparisons(Path(resolved.name), split=split)]), {}
+        whole, opened = LargeComparisons([PreparedComparisons(Path(resolved.name), split=split)]), {}
     else:
         parts = [open_rows(file) for file in files]
         whole = LargeComparisons(parts)
-        digests = {part.path: part.digest for part in parts if is_large(part.path)}
+        opened = {part.path: part for part in parts if is_large(part.path)}
     if not whole:
         raise DataError(f"{source}: no comparisons in it")
-    return Opened(whole.only(str(source), subset=subset, limit=limit), digests, found)
+    return Opened(whole.only(str(source), subset=subset, limit=limit), opened, found)
 
 
 def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
@@ -165,7 +172,7 @@ def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
     if not isinstance(found, LargeComparisons):
         yield from found
         return
-    yield from _distinct(read_records(found.row(index) for index in range(len(found))))
+    yield from _distinct(read_records(map(found.row, found.indices())))
 
 
 def large_files(source: str | Path, *, split: str) -> list[Path]:
@@ -212,7 +219,7 @@ def source_rows(source: str | Path) -> list[Row]:
 
 
 def describe_source(
-    source: str | Path, *, split: str = "test", digests: Mapping[Path, str] = MappingProxyType({})
+    source: str | Path, *, split: str = "test", digests: Mapping[Path, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """What ``source`` is made of, JSON-ready: equal now and later only if its contents are.
 
@@ -223,14 +230,16 @@ def describe_source(
     Args:
       source: as of ``read_comparisons``.
       split: likewise.
-      digests: of files that were read already.
+      digests: of files that need not be read for it: their digests, or anything else that is to stand in their places.
 
     Raises:
       DataError: for a source that does not exist or cannot be read.
     """
 
-    def digest(file: Path) -> str:
-        return digests.get(file) or (blocks.large_digest(file) if is_large(file) else file_digest(file))
+    def digest(file: Path) -> Any:
+        if file in digests:
+            return digests[file]
+        return blocks.large_digest(file) if is_large(file) else file_digest(file)
 
     resolved = _resolve(source, split=split)
     # The paper's data set needs no mark: it is read alike with and without its name.

@@ -102,16 +102,20 @@ def read_training_data(
                 )
             found = read_comparisons(given, subset=subset, limit=limit)
             described[role] = [{"kind": "records", "sha256": digest(found)}]
-        parts: list[tuple[str, Sequence[Comparison]]] = []
-        for name in sources(text):
-            opened = open_comparisons(name, subset=subset, limit=limit, split=split)
+        every = [
+            (name, open_comparisons(name, subset=subset, limit=limit, split=split)) for name in sources(text)
+        ]
+        parts = [(name, opened.comparisons) for name, opened in every]
+        large = None
+        if any(isinstance(part, LargeComparisons) for _, part in parts):
+            large = _large_part(parts, split=split)
+        for name, opened in every:  # afterwards, for large files are read to their ends by then
             about = describe_source(name, split=split, digests=opened.digests)
             if not about.get("files"):  # only its name is known without reading it
                 about["sha256"] = digest(opened.comparisons)
             described.setdefault(role, []).append(about)
-            parts.append((name, opened.comparisons))
-        if any(isinstance(part, LargeComparisons) for _, part in parts):
-            return _large_part(parts, split=split)
+        if large is not None:
+            return large
         found += [comparison for _, part in parts for comparison in part]
         _refuse_repeated_ids(found, role)
         return Part(found, found)
@@ -137,12 +141,13 @@ def _large_part(parts: Sequence[tuple[str, Sequence[Comparison]]], *, split: str
     if len(parts) > 1 or not isinstance(joined, LargeComparisons):
         joined = LargeComparisons.joined(parts)
     folder = prepared_tokens(name) if len(parts) == 1 else None
-    facts, places = None, np.arange(len(joined))
-    if folder is not None and (facts := stored_facts(folder, split=split)) is not None:
+    facts = None if folder is None else stored_facts(folder, split=split)
+    if facts is not None:
         places = joined.places
-    if facts is None:
+    else:
         facts = Facts(joined, baselines=False)
-        facts.advance(len(joined))
+        facts.advance()
+        places = np.arange(len(joined))
     return Part(joined, KnownRows(facts, places), None if folder is None else (folder, split))
 
 

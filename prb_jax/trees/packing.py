@@ -41,7 +41,6 @@ class StreamOptions:
       share: beginnings that comparisons have in common are computed once.
       fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: what a server
         has compiled before its first request.
-      even: all streams are about as full as each other; otherwise the last ones are the emptiest.
     """
 
     tokens: int
@@ -52,7 +51,6 @@ class StreamOptions:
     kernel: KernelLayout | None = None
     share: bool = True
     fixed: tuple[StreamShape, ...] = ()
-    even: bool = False
 
     def sort(self, trees: Sequence[Tree]) -> SortedTrees:
         """Put trees in the order in which they are packed."""
@@ -122,8 +120,8 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     largest, needed = int(usual.max(initial=1)), int((found.tokens - found.shared).sum())
     lengths = _lengths(largest, options)
     least = options.tokens
-    if whole:  # few trees fill shorter streams
-        least = max(min(options.tokens // 2, needed), largest)
+    if whole:  # few trees fill shorter streams, and two of them where two cores compute one each
+        least = max(min(options.tokens // 2, -(-needed // 2)), largest)
     lengths = [length for length in lengths if length >= least] or lengths[-1:]
     best: tuple[int, int, int] | None = None
     for length in lengths:
@@ -132,6 +130,8 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
         units = divide(found, most_tokens=length, most_reads=length)
         units = [unit for unit in units if unit.tokens <= length]
         bins = first_fit(units, StreamShape(length, length))
+        if whole and length >= options.tokens // 2:  # lengths are tried in steps of two blocks there
+            length = cut_to_fullest([units], [bins], length, options.block)
         cost = _cost(len(bins), length)
         reads = max((sum(units[number].reads for number in each) for each in bins), default=1)
         if bins and (best is None or cost < best[0]):
@@ -164,7 +164,7 @@ def deal_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
             )
             by_shape.setdefault(own, []).append(_packed(found, [unit]))
     bins = first_fit(fitting, shape)
-    if options.even:
+    if len(options.fixed) <= 1:  # otherwise one that is left nearly empty may be a shorter one
         bins = evened(fitting, bins, shape)
     for numbers in bins:
         used = [fitting[number] for number in numbers]
@@ -244,6 +244,34 @@ def evened(units: Sequence[Unit], bins: list[list[int]], shape: StreamShape) -> 
         found[place].append(number)
         room[place] -= need
     return found
+
+
+def cut_to_fullest(
+    units: Sequence[Sequence[Unit]], bins: Sequence[list[list[int]]], length: int, block: int
+) -> int:
+    """The length of streams, cut to the fullest of them once they are evened, if they are not more of them then.
+
+    Args:
+      units: what is packed together, once or several times.
+      bins: of each, by :func:`first_fit` with this length.
+      length: tokens of a stream.
+      block: a length is a multiple of this.
+    """
+    shape = StreamShape(length, length)
+    fullest = max(
+        (
+            sum(each[number].tokens for number in one)
+            for each, found in zip(units, bins, strict=True)
+            for one in evened(each, found, shape)
+        ),
+        default=1,
+    )
+    cut = min(length, round_up(fullest, block))
+    kept = all(
+        len(first_fit(each, StreamShape(cut, length))) == len(found)
+        for each, found in zip(units, bins, strict=True)
+    )
+    return cut if kept else length
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit]) -> PackedStream:

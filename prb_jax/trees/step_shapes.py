@@ -15,8 +15,8 @@ from prb_jax.trees.packing import (
     StreamOptions,
     StreamShape,
     coarse_length,
+    cut_to_fullest,
     deal_streams,
-    evened,
     first_fit,
 )
 from prb_jax.trees.shapes import round_up
@@ -69,31 +69,28 @@ def choose_step_shapes(
     best: tuple[float, tuple[int, ...]] | None = None
     reads = 1
     for tried in _lengths(largest, most, options.block):
-        shape = StreamShape(tried, tried)
-        filled: dict[bool, list[np.ndarray]] = {True: [], False: []}
-        for each in found:
-            units = [
-                unit for unit in divide(each, most_tokens=tried, most_reads=tried) if unit.tokens <= tried
-            ]
-            bins = first_fit(units, shape)
-            for even, used in ((True, evened(units, bins, shape)), (False, bins)):
-                tokens_of = [sum(units[number].tokens for number in one) for one in used]
-                filled[even].append(np.asarray(tokens_of, np.int64))
-                reads = max(reads, *(sum(units[number].reads for number in one) for one in used), 1)
+        units = [
+            [unit for unit in divide(each, most_tokens=tried, most_reads=tried) if unit.tokens <= tried]
+            for each in found
+        ]
+        bins = [first_fit(each, StreamShape(tried, tried)) for each in units]
+        filled: list[np.ndarray] = []
+        for own, each in zip(units, bins, strict=True):
+            filled.append(np.asarray([sum(own[number].tokens for number in one) for one in each], np.int64))
+            reads = max(reads, *(sum(own[number].reads for number in one) for one in each), 1)
         for small in (0, *_lengths(1, tried, options.block)[:-1]) if most_shapes > 1 else (0,):
-            streams = filled[not small]
-            # Lengths are tried in coarse steps: the longest is cut to the fullest of these streams.
-            length = min(tried, round_up(max(int(bins.max(initial=1)) for bins in streams), options.block))
+            # Lengths are tried in coarse steps.
+            length = tried if small else cut_to_fullest(units, bins, tried, options.block)
             # A stream with little in it is a short one, where there is a shorter shape.
-            short = [int((bins <= small).sum()) for bins in streams]
+            short = [int((each <= small).sum()) for each in filled]
             cost = sum(
-                time(batches(len(bins) - few), length + _STREAM_COST, batches(few), small + _STREAM_COST)
-                for few, bins in zip(short, streams, strict=True)
+                time(batches(len(each) - few), length + _STREAM_COST, batches(few), small + _STREAM_COST)
+                for few, each in zip(short, filled, strict=True)
             )
             total = cost / len(found) * options.streams * count + compile_cost * (2 if small else 1)
-            if small < length and (best is None or total < best[0]):
+            if best is None or total < best[0]:
                 best = total, (small, length) if small else (length,)
-        if all(len(bins) <= options.streams for bins in filled[False]):
+        if all(len(each) <= options.streams for each in filled):
             break  # longer ones would only be emptier
     assert best is not None
     places = round_up(_SPARE_READS * reads, READS_STEP)
@@ -134,8 +131,7 @@ def deal_step(
       shapes: of :func:`choose_step_shapes`; a tree that fits none gets one of its own.
       options: as given there.
     """
-    packing = replace(options, streams=1, fixed=tuple(shapes), even=len(shapes) == 1)
-    dealt = deal_streams(trees, shapes[-1], packing)
+    dealt = deal_streams(trees, shapes[-1], replace(options, streams=1, fixed=tuple(shapes)))
     batches: list[DealtStreams] = []
     for shape in dict.fromkeys(each.shape for each in dealt):
         streams = [each.streams[0] for each in dealt if each.shape == shape]

@@ -55,6 +55,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
     assert prb(["bench", "score", *arguments]) == 0
     rows = json.loads(report.read_text())
     assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
+    assert rows[0]["compiles"] >= 1  # the second workload may find its program there
     for row in rows:
         assert row["quantize"] is None
         numbers = [value for value in row.values() if isinstance(value, int | float)]
@@ -63,7 +64,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
         assert 0 < row["peak_share"] < 1
         assert 0 <= row["padding_waste"] < 1
         assert 0 <= row["against_padding_waste"] < 1
-        assert row["compiles"] >= 1
+        assert row["compiles"] >= 0
         assert row["speedup"] == pytest.approx(row["pairs_per_second"] / row["against_pairs_per_second"])
         assert row["tokens_per_second"] > row["pairs_per_second"] * 60
     shown = capsys.readouterr().out

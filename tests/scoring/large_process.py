@@ -9,34 +9,43 @@ import json
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prb_jax import cli
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import Row
 from prb_jax.data.lines import JsonLines
 from prb_jax.sources.large import LargeComparisons, Read
 
 
 @dataclass
 class Counts:
-    """What was read: records, the bytes of their lines, and most comparisons that were there at a time."""
+    """What was read: records, the files of JSON lines, and most comparisons that were there at a time."""
 
     records: int = 0
-    bytes: int = 0
     held: int = 0
+    files: list[JsonLines] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files of JSON lines."""
+        return sum(file.bytes_read for file in self.files)
+
+    def to_json(self) -> dict[str, int]:
+        return {"records": self.records, "bytes": self.bytes, "held": self.held}
 
 
-def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr) -> Counts:
+def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, block: int = 1 << 16) -> Counts:
     """Every file is large from here on, and what is read of it is counted.
 
     Args:
       replace: sets an attribute, as ``monkeypatch.setattr`` does until the end of a test.
+      block: bytes of a block.
     """
     counts, there = Counts(), set[int]()
-    read, row = LargeComparisons.read, JsonLines.row
+    read, begin = LargeComparisons.read, JsonLines.__init__
 
     def counted(self: LargeComparisons, index: int) -> Read:
         found = read(self, index)
@@ -45,19 +54,17 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr) -> Cou
         counts.held = max(counts.held, len(there))
         return found
 
-    def counted_row(self: JsonLines, index: int) -> Row:
-        before = self.bytes_read
-        found = row(self, index)
-        counts.bytes += self.bytes_read - before
-        return found
+    def begun(self: JsonLines, path: Path) -> None:
+        begin(self, path)
+        counts.files.append(self)
 
     def gone(self: Comparison) -> None:
         there.discard(id(self))
 
     replace(blocks, "LARGE", 1)
-    replace(blocks, "BLOCK", 1 << 16)
+    replace(blocks, "BLOCK", block)
     replace(LargeComparisons, "read", counted)
-    replace(JsonLines, "row", counted_row)
+    replace(JsonLines, "__init__", begun)
     replace(Comparison, "__del__", gone)
     return counts
 
@@ -66,5 +73,5 @@ if __name__ == "__main__":
     found = read_by_windows()
     status = cli.main(sys.argv[1:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; of this process alone
-    print(json.dumps({**asdict(found), "peak": peak}))
+    print(json.dumps({**found.to_json(), "peak": peak}))
     sys.exit(status)

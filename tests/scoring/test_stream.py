@@ -20,14 +20,19 @@ from prb_jax.scoring.stream import (
     WAITING,
     WINDOW,
     stream_scores,
-    windows,
 )
+from prb_jax.sources.large import windows
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 OPTIONS = ShapeOptions(tokens_per_batch=2048)
+
+
+def windows_of(count: int) -> list[range]:
+    some: Any = range(count)
+    return list(windows(some, first=FIRST_WINDOW, size=WINDOW))
 
 
 def comparison(number: int) -> Comparison:
@@ -109,7 +114,7 @@ def test_nothing_to_score_asks_nobody() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 4608, 4609, 16_953])
 def test_windows_cover_the_input_in_order(count: int) -> None:
-    parts = windows(count)
+    parts = windows_of(count)
     assert [index for part in parts for index in part] == list(range(count))
     assert all(1 <= len(part) <= WINDOW for part in parts)
     if count > FIRST_WINDOW:
@@ -200,7 +205,7 @@ def test_lanes_compute_side_by_side_and_keep_the_order() -> None:
 def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
     """In a thread: the first result of a window comes although the next window waits to be encoded."""
     count = 1500
-    first, second = (len(part) for part in windows(count)[:2])
+    first, second = (len(part) for part in windows_of(count)[:2])
     machine, started, go_on = Machine(), threading.Event(), threading.Event()
     calls = 0
 
@@ -223,7 +228,7 @@ def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
     go_on.set()
     batches += stream
     assert_scored(batches, range(count))
-    assert calls == 1 + len(windows(count))
+    assert calls == 1 + len(windows_of(count))
     assert {name.rpartition("_")[0] for name in machine.threads} == {"", "tokenise"}
     assert second > first
 
@@ -273,7 +278,7 @@ def test_the_rest_of_a_run_has_the_same_batches() -> None:
 def test_finished_windows_are_not_tokenised_again() -> None:
     """But for the sample, on which the shapes of all batches depend."""
     count = 10_000
-    first = windows(count)[:2]
+    first = windows_of(count)[:2]
     done = {index for part in first for index in part}
     machine = Machine()
     rest = machine.run(count, skip=lambda indices: all(index in done for index in indices))

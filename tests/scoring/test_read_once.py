@@ -1,0 +1,217 @@
+"""Runs that read a large file while they score it: what the folder says meanwhile, after a kill, and at the end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prb_jax import DataError, RunError, evaluate
+from prb_jax.data import blocks
+from prb_jax.runs.folder import append_rows
+from prb_jax.runs.open_inputs import BLOCKS
+from prb_jax.scoring import plain, scored_run
+from prb_jax.sources.prepare import prepare
+from tests.scoring.large_process import Counts, read_by_windows
+from tests.scoring.test_large import COUNT, data, files, row  # noqa: F401 - a fixture
+
+AT_A_TIME = 64
+BLOCK = 1 << 13
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """Every file is large, with many blocks, and scored some rows at a time."""
+    monkeypatch.setattr(plain, "_BATCH", AT_A_TIME)
+    return read_by_windows(partial(monkeypatch.setattr, raising=False), block=BLOCK)
+
+
+@pytest.fixture
+def copy(data: Path, tmp_path: Path) -> Path:  # noqa: F811
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(data.read_bytes())
+    return path
+
+
+def score(path: Path, out: Path, **options: Any) -> Any:
+    return evaluate("baseline:length", str(path), out=out, progress=False, **options)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    """Kill runs after so many batches, when these are on disk."""
+    written = 0
+
+    def append(*arguments: Any) -> None:
+        nonlocal written
+        append_rows(*arguments)
+        written += 1
+        if written == batches:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(scored_run, "append_rows", append)
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, path: Path, out: Path, *, batches: int = 3) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, batches)
+        with pytest.raises(KeyboardInterrupt):
+            score(path, out)
+
+
+def record(out: Path) -> Any:
+    return json.loads((out / "run.json").read_text())
+
+
+def data_of(out: Path) -> Any:
+    return record(out)["inputs"]["data"]
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
+    copy, seen, tmp_path, monkeypatch, packed
+):
+    score(copy, tmp_path / "held")
+    path, size = copy, copy.stat().st_size
+    if packed:
+        path = tmp_path / "data.jsonl.gz"
+        path.write_bytes(gzip.compress(copy.read_bytes()))
+        monkeypatch.setattr(blocks, "BLOCK", BLOCK // 16)
+        monkeypatch.setattr("prb_jax.data.inflated._PIECE", BLOCK // 16)
+        size = path.stat().st_size
+    seen.files.clear()
+    out, told = tmp_path / "run", []
+
+    def append(folder: Any, rows: Any) -> None:
+        told.append((seen.bytes, data_of(out), lines(out / BLOCKS)))
+        append_rows(folder, rows)
+
+    monkeypatch.setattr(scored_run, "append_rows", append)
+    score(path, out)
+    first_bytes, first_data, first_blocks = told[0]
+    assert first_bytes < size / 2
+    assert first_data["comparisons"] is None
+    assert first_data["sources"][0]["files"] == {path.name: None}
+    assert 1 <= first_blocks < blocks.block_count(size) / 2
+    # Equal records without an id are read again, one by one.
+    assert size <= seen.bytes < 1.02 * size or packed
+    assert files(out) == files(tmp_path / "held")
+    assert not (out / BLOCKS).exists()
+    assert data_of(out)["comparisons"] == COUNT
+    assert data_of(out)["sources"][0]["files"] == {path.name: blocks.large_digest(path)}
+    assert set(record(out)) == set(record(tmp_path / "held"))
+    again = score(path, out)
+    assert again.summary["n"] == COUNT
+
+
+def test_a_kill_in_the_middle_of_reading_leaves_no_trace(copy, seen, tmp_path, monkeypatch):
+    score(copy, tmp_path / "whole")
+    out = tmp_path / "run"
+    killed(monkeypatch, copy, out)
+    assert lines(out / "scores.jsonl") == 3 * AT_A_TIME
+    assert 1 <= lines(out / BLOCKS) < blocks.block_count(copy.stat().st_size)
+    killed(monkeypatch, copy, out, batches=2)
+    assert lines(out / "scores.jsonl") == 5 * AT_A_TIME
+    with (out / BLOCKS).open("ab") as file:
+        file.write(b'{"file": 0, "bl')  # torn
+    score(copy, out)
+    assert files(out) == files(tmp_path / "whole")
+    assert record(out)["inputs"] == record(tmp_path / "whole")["inputs"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+
+
+def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp_path, monkeypatch):
+    score(copy, tmp_path / "whole")
+    out, contents = tmp_path / "run", copy.read_bytes()
+    killed(monkeypatch, copy, out)
+    before = (out / "scores.jsonl").read_bytes()
+    for other in (contents.replace(b"yes 5", b"yes 6", 1), contents[:BLOCK]):
+        copy.write_bytes(other)
+        with pytest.raises(DataError, match=r"data.jsonl: changed since it was scored .* put those back"):
+            score(copy, out)
+        assert (out / "scores.jsonl").read_bytes() == before
+    copy.write_bytes(contents)
+    (out / BLOCKS).rename(tmp_path / "kept")
+    with pytest.raises(RunError, match=r"blocks.jsonl: No such file .* put it back"):
+        score(copy, out)
+    (out / BLOCKS).write_text('{"file": 0, "block": 1, "sha256": ""}\n')
+    with pytest.raises(RunError, match=r"blocks.jsonl:1: not the digest of the next block"):
+        score(copy, out)
+    (tmp_path / "kept").replace(out / BLOCKS)
+    score(copy, out)
+    assert files(out) == files(tmp_path / "whole")
+    copy.write_bytes(contents.replace(b"yes 799", b"yes 798"))
+    with pytest.raises(RunError, match=r"data\.sources\[0\]\.files\.data\.jsonl: \"sha256-blocks:"):
+        score(copy, out)
+
+
+@pytest.mark.parametrize("place", ["read", "unread"])
+def test_data_that_changes_during_a_run(copy, seen, tmp_path, monkeypatch, place):
+    """What was read already is compared at the end; what was not is scored as it is when it is read."""
+    contents = copy.read_bytes()
+    old, new = (b"yes 5", b"yes 6") if place == "read" else (b"yes 799", b"yes 798")
+    other = contents.replace(old, new, 1)
+    written: list[int] = []
+
+    def append(folder: Any, rows: Any) -> None:
+        append_rows(folder, rows)
+        written.append(len(rows))
+        if len(written) == 3:
+            with copy.open("r+b") as file:
+                file.write(other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scored_run, "append_rows", append)
+        if place == "read":
+            with pytest.raises(DataError, match=r"data.jsonl: changed while it was being scored"):
+                score(copy, tmp_path / "run")
+            assert lines(tmp_path / "run" / "scores.jsonl") == COUNT
+            return
+        score(copy, tmp_path / "run")
+    score(copy, tmp_path / "new")
+    assert files(tmp_path / "run") == files(tmp_path / "new")
+    assert data_of(tmp_path / "run") == data_of(tmp_path / "new")
+
+
+def test_a_prepared_copy_continues_a_run_whose_data_is_known(copy, seen, tmp_path, monkeypatch):
+    score(copy, tmp_path / "whole")
+    prepared = prepare([str(copy)], out=tmp_path / "prepared").folder
+    killed(monkeypatch, copy, tmp_path / "run")
+    with pytest.raises(
+        RunError, match=r"stopped before its data was read to the end.*continue it with the files"
+    ):
+        score(prepared, tmp_path / "run")
+    score(copy, tmp_path / "run")
+    score(prepared, tmp_path / "run")
+    killed(monkeypatch, prepared, tmp_path / "begun")
+    score(copy, tmp_path / "begun")
+    assert files(tmp_path / "begun") == files(tmp_path / "run") == files(tmp_path / "whole")
+    assert record(tmp_path / "begun")["inputs"] == record(tmp_path / "whole")["inputs"]
+
+
+def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypatch):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(row(n) | {"id": f"other {n}"}) + "\n" for n in range(300)))
+    several = [str(copy), str(other)]
+    whole = evaluate("baseline:length", several, out=tmp_path / "whole", limit=200, progress=False)
+    assert whole.summary["n"] == 400
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("baseline:length", several, out=tmp_path / "run", limit=200, progress=False)
+    assert {json.loads(line)["file"] for line in (tmp_path / "run" / BLOCKS).open()} == {0, 1}
+    evaluate("baseline:length", several, out=tmp_path / "run", limit=200, progress=False)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    found = [source["files"] for source in data_of(tmp_path / "run")["sources"]]
+    assert found == [{path.name: blocks.large_digest(path)} for path in (copy, other)]
+    rare = evaluate("baseline:length", str(copy), subset="rare", out=tmp_path / "rare", progress=False)
+    assert rare.summary["n"] == len(range(0, COUNT, 97))
