@@ -1,4 +1,5 @@
-"""Which trees go into which stream: whole ones first, the largest first, each where it first fits.
+"""Which trees go into which stream: how many streams there are says first fit, the largest tree first; then all are
+made about as full as each other.
 
 All choices are functions of the lengths, the ids of the prefixes and the options alone. So a continued run forms
 the same streams and gives the same bytes. How many streams a batch has decides nothing about them: they are the same on
