@@ -19,7 +19,7 @@ from prb_jax.commands.arguments import (
 from prb_jax.commands.process import prepare_jax
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
-from prb_jax.models import DTYPES, REMAT_POLICIES
+from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
 from prb_jax.training import TUNINGS
 
 Measure = Callable[[argparse.Namespace], list[Any]]
@@ -64,7 +64,7 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--against", choices=("trl",), help="also time TRL's RewardTrainer, and compare")
     train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
     train.add_argument(
-        "--remat", choices=REMAT_POLICIES, default="dots", help="what our backward pass computes again"
+        "--remat", choices=REMAT_POLICIES, default=REMAT, help="what our backward pass computes again"
     )
     train.add_argument(
         "--against-pairs",

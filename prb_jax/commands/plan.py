@@ -10,7 +10,7 @@ from prb_jax.commands.arguments import Verbs, add_attention, add_quantize, add_v
 from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
-from prb_jax.models import DTYPES, REMAT_POLICIES
+from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
 from prb_jax.training import TUNINGS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add(verbs: Verbs) -> None:
     sub.add_argument(
         "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
     )
-    sub.add_argument("--remat", choices=REMAT_POLICIES, help="with --train or --ppo (default: dots)")
+    sub.add_argument("--remat", choices=REMAT_POLICIES, help=f"with --train or --ppo (default: {REMAT})")
     sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
     sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
     sub.add_argument(
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         "questions_per_user": options.questions_per_user,
         "spread": options.spread,
         "dtype": options.dtype,
-        "remat": options.remat or "dots",
+        "remat": options.remat or REMAT,
         "quantize": options.quantize,
         "attention": options.attention,
     }

@@ -6,6 +6,7 @@ import json
 from prb_jax.commands.arguments import Parser
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
+from prb_jax.models import REMAT
 
 
 def add_policy_arguments(sub: Parser) -> None:
@@ -70,7 +71,7 @@ def run_policy(options: argparse.Namespace) -> int:
         response_length=options.response_length,
         batch=options.batch,
         dtype=options.dtype,
-        remat=options.remat or "dots",
+        remat=options.remat or REMAT,
     )
     if options.json:
         print(json.dumps(found.to_json()))

@@ -17,6 +17,9 @@ TrainedAttention = Literal["auto", "blockwise", "kernel"]
 Remat = Literal["none", "dots", "full"]
 """What the backward pass computes again: see :func:`prb_jax.models.decoder_layer.rematerialised`."""
 
+REMAT: Remat = "dots"
+"""What training computes again if nobody says."""
+
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 REMAT_POLICIES: tuple[Remat, ...] = get_args(Remat)

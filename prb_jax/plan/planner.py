@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError, quote
-from prb_jax.models import REMAT_POLICIES
+from prb_jax.models import REMAT, REMAT_POLICIES
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import Chip, Slice, describe_slice
@@ -105,7 +105,7 @@ def plan(
     spread: float = 0.0,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "dots",
+    remat: str = REMAT,
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Plan:

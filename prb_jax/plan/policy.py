@@ -19,6 +19,7 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.load import make_program
 from prb_jax.generation.programs import choose_shape, program_shardings
 from prb_jax.generation.steps import empty_prompts, empty_rows
+from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
@@ -95,7 +96,7 @@ def plan_policy(
     response_length: int = 128,
     batch: int | None = None,
     dtype: str = "bfloat16",
-    remat: str = "dots",
+    remat: str = REMAT,
 ) -> PolicyPlan:
     """Compile what a step of `prb ppo` with a value function runs, for a slice of TPUs.
 

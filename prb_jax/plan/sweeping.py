@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import MeshError
+from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
@@ -50,7 +51,7 @@ def sweep(
     questions_per_user: int = 1,
     spread: float = 0.0,
     dtype: str = "bfloat16",
-    remat: str = "dots",
+    remat: str = REMAT,
     quantize: str | None = None,
     attention: str = "auto",
     report: Callable[[Plan], None] = lambda found: None,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from prb_jax.errors import DataError, RunError
-from prb_jax.models import Dtype, Remat, TrainedAttention
+from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.rl.algorithms import GROUPED, LABELLED, Algorithm, check_used
 from prb_jax.rl.sections import (
@@ -81,7 +81,7 @@ class PpoSettings:
     revision: str | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
-    remat: Remat = "dots"
+    remat: Remat = REMAT
     attention: TrainedAttention = "auto"
     export_dtype: Dtype | None = None
     rollout: RolloutSettings = field(default_factory=RolloutSettings)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.writing import writing
+from prb_jax.data.writing import json_line, writing
 from prb_jax.errors import RunError
 
 BLOCKS: Final = "blocks.jsonl"
@@ -95,7 +95,7 @@ def append_blocks(folder: Path, known: list[list[bytes]], read: Sequence[Sequenc
             known.append([])
         for block in range(len(known[number]), len(digests)):
             row = {"file": number, "block": block, "sha256": digests[block].hex()}
-            lines += json.dumps(row).encode() + b"\n"
+            lines += json_line(row)
             known[number].append(digests[block])
     if not lines:
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
-from prb_jax.models import Dtype, Remat, TrainedAttention
+from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
@@ -297,7 +297,7 @@ class TrainSettings:
     tokenizer: str | None = None
     chat_template: str | None = None
     batch_by: Literal["comparison", "user"] = "comparison"
-    remat: Remat = "dots"
+    remat: Remat = REMAT
     attention: TrainedAttention = "auto"
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)

@@ -268,7 +268,7 @@ def cut_to_fullest(
         default=1,
     )
     cut = min(length, round_up(fullest, block))
-    kept = all(
+    kept = cut == length or all(
         len(first_fit(each, StreamShape(cut, length))) == len(found)
         for each, found in zip(units, bins, strict=True)
     )

@@ -12,14 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from prb_jax.sharding import RULES
+from prb_jax.models.attention.each_stream import one_by_one, over_mesh
+from prb_jax.trees.kernel_tables import LANES
 from prb_jax.trees.stream_pages import PageTable
-
-LANES = 128  # heads are filled up to a multiple of it: the width of a TPU's vector registers
 
 QUERIES = 64
 """Queries of a block. Every block reads all keys of its conversations, so few queries wait for memory; with many, a
@@ -54,18 +52,8 @@ def paged_attention(
         softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
         mesh: over which streams and heads are split; None for one device.
     """
-    attend: Any = functools.partial(_attend, window=window, softcap=softcap)
-    if mesh is not None and mesh.size > 1:
-        rows = PartitionSpec(RULES["batch"])
-        split = PartitionSpec(RULES["batch"], None, RULES["heads"])
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=(split, split, split, rows),
-            out_specs=split,
-            check_vma=False,  # the kernel does not say over which axes its results vary
-        )
-    return attend(q, k, v, table)
+    attend = functools.partial(_attend, window=window, softcap=softcap)
+    return over_mesh(attend, mesh)(q, k, v, table)
 
 
 def kernel_arguments(
@@ -76,7 +64,7 @@ def kernel_arguments(
     They are the queries, the pages of keys and values, and of the sequences the lengths of the keys, the pages, the
     first queries and the number.
     """
-    tokens, columns = q.shape[0], -q.shape[-1] % LANES
+    tokens, columns = q.shape[0], -q.shape[-1] % LANES  # heads fill whole registers
     q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, columns))) if columns else x for x in (q, k, v))
     # Of each kv head, keys and values stand side by side.
     both = jnp.stack([k, v], axis=2).reshape(tokens, -1, q.shape[-1])
@@ -120,6 +108,4 @@ def _attend(
         real = jnp.arange(tokens) < jnp.asarray(table.starts)[-1]
         return jnp.where(real[:, None, None], out[..., :head_dim], 0)
 
-    if len(q) == 1:
-        return stream(jax.tree.map(lambda x: x[0], (q, k, v, table)))[None]
-    return lax.map(stream, (q, k, v, table))
+    return one_by_one(stream, (q, k, v, table))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -92,7 +93,28 @@ def _attend(
     return jax.vmap(one)(q, k, v, query_segments, key_segments)
 
 
-class _KernelMask(masks._ComputableMask):
+class KeyedMask(masks._ComputableMask):
+    """A mask that is computed in the kernel; equal where what it is made of is.
+
+    Args:
+        key: what it is made of.
+        sees: of (numbers of queries, places of keys), bool: the query sees the key.
+        queries: int32 [T], the number of each query.
+    """
+
+    def __init__(self, key: Hashable, sees: Callable[[Any, Any], Any], queries: np.ndarray) -> None:
+        self.key = key
+        super().__init__((len(queries), len(queries)), sees)
+        self.q_sequence = queries
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class _KernelMask(KeyedMask):
     """A tree's mask as the kernel wants it; tokens that were appended to fill the last block see themselves.
 
     For each query the kernel hands one number to the mask's function, so index and place inside the
@@ -100,7 +122,6 @@ class _KernelMask(masks._ComputableMask):
     """
 
     def __init__(self, mask: TreeMask, tokens: int) -> None:
-        self.key = (mask, tokens)
         layout = mask.layout
         index = np.arange(tokens, dtype=np.int32)
         inside = np.where(index < layout.tokens, layout.inside(index), index - layout.tokens)
@@ -120,14 +141,7 @@ class _KernelMask(masks._ComputableMask):
                 else visible & ((query < layout.tokens) | (key >= layout.tokens))
             )
 
-        super().__init__((tokens, tokens), sees)
-        self.q_sequence = (index | inside << low).astype(np.int32)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _KernelMask) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+        super().__init__((mask, tokens), sees, (index | inside << low).astype(np.int32))
 
 
 @functools.lru_cache(maxsize=256)
@@ -136,7 +150,22 @@ def _kernel(
 ) -> Any:
     """The kernel with its tables of blocks to visit, which depend on shapes only."""
     tokens = _tokens(mask.layout.tokens, block, shards)
-    each = _KernelMask(mask, tokens)
+    return make_kernel(_KernelMask(mask, tokens), heads, softcap, block, shards=shards, interpret=interpret)
+
+
+def make_kernel(
+    mask: KeyedMask, heads: int, softcap: float | None, block: int, *, shards: int, interpret: bool
+) -> Any:
+    """Return JAX's kernel, with tables of the blocks of this mask.
+
+    Args:
+        mask: of every head.
+        heads: of queries.
+        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
+        block: queries, and keys, of a step.
+        shards: parts into which a mesh splits the queries.
+        interpret: run the kernel's steps by XLA, on any machine, to test it.
+    """
     sizes = splash.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -148,7 +177,7 @@ def _kernel(
     # The tables are data, not part of whatever is being traced.
     with jax.ensure_compile_time_eval():
         return splash.make_splash_mha(
-            masks.MultiHeadMask([each] * heads),
+            masks.MultiHeadMask([mask] * heads),
             block_sizes=sizes,
             head_shards=1,
             q_seq_shards=shards,

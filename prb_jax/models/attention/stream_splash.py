@@ -13,14 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.sharding import RULES
+from prb_jax.models.attention.each_stream import one_by_one, over_mesh
+from prb_jax.models.attention.splash import KeyedMask, make_kernel
 from prb_jax.trees.kernel_tables import KernelLayout, KernelTable
 
 
@@ -48,18 +46,8 @@ def splash_stream_attention(
         mesh: over which streams and heads are split; None for one device.
         interpret: run the kernel's steps by XLA, on any machine, to test it.
     """
-    attend: Any = functools.partial(_attend, window=window, softcap=softcap, interpret=interpret)
-    if mesh is not None and mesh.size > 1:
-        rows = PartitionSpec(RULES["batch"])
-        split = PartitionSpec(RULES["batch"], None, RULES["heads"])
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=(split, split, split, rows),
-            out_specs=split,
-            check_vma=False,  # the kernel does not say over which axes its results vary
-        )
-    return attend(q, k, v, table)
+    attend = functools.partial(_attend, window=window, softcap=softcap, interpret=interpret)
+    return over_mesh(attend, mesh)(q, k, v, table)
 
 
 def _attend(
@@ -95,9 +83,7 @@ def _attend(
         out: Any = kernel(*by_head, splash.SegmentIds(trees, trees))
         return out.transpose(1, 0, 2).astype(q.dtype)
 
-    if len(q) == 1:
-        return stream(jax.tree.map(lambda x: x[0], (q, k, v, table)))[None]
-    return lax.map(stream, (q, k, v, table))
+    return one_by_one(stream, (q, k, v, table))
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,42 +91,16 @@ def _kernel_options(
     layout: KernelLayout, tokens: int, heads: int, window: int | None, softcap: float | None, interpret: bool
 ) -> dict[str, Any]:
     """All that a kernel is told but its tables: those of a kernel for a single block."""
-    size = layout.block
-    sizes = splash.BlockSizes(
-        block_q=size,
-        block_kv=size,
-        block_q_dkv=size,
-        block_kv_dkv=size,
-        block_q_dq=size,
-        block_kv_dq=size,
-    )
     mask = _Mask(layout, tokens, window)
-    with jax.ensure_compile_time_eval():
-        one = splash.make_splash_mha(
-            masks.MultiHeadMask([mask] * heads),
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=1,
-            attn_logits_soft_cap=softcap,
-            residual_checkpoint_name=ATTENTION_RESULTS[0],
-            interpret=interpret,
-        )
-    return one.kwargs
+    return make_kernel(mask, heads, softcap, layout.block, shards=1, interpret=interpret).kwargs
 
 
-class _Mask(masks._ComputableMask):
+class _Mask(KeyedMask):
     """Who sees whom within a tree, as the kernel wants it; trees are told apart by their numbers."""
 
     def __init__(self, layout: KernelLayout, tokens: int, window: int | None) -> None:
-        self.key = (layout, tokens, window)
-        super().__init__((layout.block, layout.block), tree_sight(layout, tokens, window))
-        self.q_sequence = np.arange(layout.block, dtype=np.int32)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Mask) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+        places = np.arange(layout.block, dtype=np.int32)
+        super().__init__((layout, tokens, window), tree_sight(layout, tokens, window), places)
 
 
 def tree_sight(layout: KernelLayout, tokens: int, window: int | None) -> Callable[[Any, Any], Any]:

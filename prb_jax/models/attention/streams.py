@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
+from prb_jax.models.attention.each_stream import over_mesh
 from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
 from prb_jax.models.layers import matmul_precision
-from prb_jax.sharding import RULES
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.streams import BlockTable, StreamBatch
 
@@ -57,19 +57,8 @@ def stream_attention(
     table = batch.blocks if window is None else batch.window_blocks
     if not isinstance(table, BlockTable):
         raise ValueError(f"these streams have no table of blocks for a window of {window}")
-    attend = partial(_attend, window, softcap)
-    if mesh is not None and mesh.size > 1:
-        rows, heads = RULES["batch"], RULES["heads"]
-        states, facts = PartitionSpec(rows, None, heads), PartitionSpec(rows)
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=(states, states, states, Facts(facts, facts, facts, facts)),  # pyright: ignore[reportArgumentType]
-            out_specs=states,
-            check_vma=False,
-        )
     given = (table.keys, table.counts, batch.until, batch.positions)
-    return attend(q, k, v, Facts(*map(jnp.asarray, given)))
+    return over_mesh(partial(_attend, window, softcap), mesh)(q, k, v, Facts(*map(jnp.asarray, given)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
