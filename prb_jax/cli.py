@@ -45,6 +45,7 @@ from prb_jax.commands.process import Terminated
 from prb_jax.commands.terminal import drop_output, open_streams, replace_unknown_letters, warnings_as_lines
 from prb_jax.errors import PrbError, printable
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
+from prb_jax.runs.command_line import set_command_line
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -84,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(not argument or (argument.startswith("--") and argument.endswith("=")) for argument in arguments):
         parser().error("an argument is empty: expected a value (is a variable of the shell not set?)")
     options = parser().parse_args(arguments)
-    options.command = ["prb", *arguments]
+    options.words = arguments
+    set_command_line(["prb", *arguments])
     options.own_process = argv is None
     replace_unknown_letters()
     try:
@@ -112,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = f"error: cannot write to standard output: {error.strerror}; run folders and files are complete"
             return _ended(EXIT_USER_ERROR, text)
         raise
+    finally:
+        set_command_line(())
 
 
 def _in_a_folder() -> bool:

@@ -26,6 +26,7 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.generation.endpoint import REPLIES
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -68,7 +69,6 @@ def build(
     overrides: Sequence[str] = (),
     relax: Sequence[str] = (),
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> Build:
     """Build a personalised benchmark: write pairs, send them through the gates, and write what is kept.
 
@@ -81,7 +81,6 @@ def build(
       overrides: `key=value` with dotted keys.
       relax: gates that may fail, beside those of the config.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       DataError: a record that nothing can be built from.
@@ -111,7 +110,7 @@ def build(
     with held_folder(folder):
         done = (folder / SUMMARY).exists()
         session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
-        RUNS.start(folder, inputs, notes={"command": list(command), "data": settings.data}, session=session)
+        RUNS.start(folder, inputs, notes={"command": command_line(), "data": settings.data}, session=session)
         run = RUNS.read(folder) or {}
         relaxed = sorted({name for each in run["sessions"] for name in each["relax"]})
         if done:

@@ -70,7 +70,6 @@ def run(options: argparse.Namespace) -> int:
             subset=options.subset,
             limit=options.limit,
             progress=not options.no_progress,
-            command=options.command,
         )
     print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")
     print(f"written to {result.out}")

@@ -90,7 +90,6 @@ def run(options: argparse.Namespace) -> int:
             protocol=options.protocol,
             max_length=options.max_length,
             progress=not options.no_progress,
-            command=options.command,
         )
     curves = result.summary["curves"]
     sizes = [point["k"] for point in next(iter(curves.values()))]

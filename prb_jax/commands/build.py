@@ -62,7 +62,6 @@ def run(options: argparse.Namespace) -> int:
             overrides=overrides,
             relax=options.relax,
             progress=not options.no_progress,
-            command=options.command,
         )
     found = result.summary
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")

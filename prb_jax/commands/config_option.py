@@ -9,6 +9,7 @@ from typing import Any
 
 from prb_jax.data.config_files import read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
+from prb_jax.runs.command_line import set_command_line
 
 _NOT_IN_FILES = ("help", "config")
 
@@ -26,10 +27,10 @@ def add_config(sub: argparse.ArgumentParser) -> None:
 def with_config(
     options: argparse.Namespace, sub: argparse.ArgumentParser, *, required: tuple[str, ...]
 ) -> argparse.Namespace:
-    """Return the options of a command line with those of its config file, and `command` as if it had said all.
+    """Return the options of a command line with those of its config file, recorded as if it had said all.
 
     Args:
-      options: as `sub` parsed them, with the words of the command line in `command`.
+      options: as `sub` parsed them, with the words of the command line in `words`.
       sub: the parser of the verb.
       required: the options that must be given in one place or the other.
 
@@ -43,12 +44,12 @@ def with_config(
         # Lists would be added to, and a positional argument that is absent would overwrite.
         late = {name: value for name, value in given.items() if _is_late(actions[name])}
         early = {name: value for name, value in given.items() if name not in late}
-        parsed, _ = sub.parse_known_args(options.command[2:], argparse.Namespace(**early))
+        parsed, _ = sub.parse_known_args(options.words[1:], argparse.Namespace(**early))
         options = argparse.Namespace(**{**vars(options), **vars(parsed), "model": options.model})
         for name, value in late.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
-        options.command = [*options.command[:2], *_words(options, actions)]
+        set_command_line(["prb", options.words[0], *_words(options, actions)])
     missing = [_shown(actions[name]) for name in required if getattr(options, name) is None]
     if missing:
         sub.error(f"the following arguments are required: {', '.join(missing)}")

@@ -148,7 +148,6 @@ def run(options: argparse.Namespace) -> int:
             "attention": options.attention,
             "batch_tokens": options.batch_tokens,
             "progress": not options.no_progress,
-            "command": options.command,
             **model_options(options),
         }
         result = score(

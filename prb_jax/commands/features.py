@@ -84,7 +84,6 @@ def run(options: argparse.Namespace) -> int:
             subset=options.subset,
             limit=options.limit,
             progress=not options.no_progress,
-            command=options.command,
         )
     facts = store.facts
     cut = facts["truncated"]

@@ -134,7 +134,6 @@ def run(options: argparse.Namespace) -> int:
             policy_loading=LoadOptions(**shared, **policy_options(options)),
             loading=LoadOptions(**shared),
             progress=not options.no_progress,
-            command=options.command,
         )
     found = result.summary
     facts = [(name, interval(one["value"], one["ci95"])) for name, one in found["text"].items()]

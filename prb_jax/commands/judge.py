@@ -153,7 +153,6 @@ def run(options: argparse.Namespace) -> int:
             subset=options.subset,
             limit=options.limit,
             progress=not options.no_progress,
-            command=options.command,
         )
     print_table(render_summary({result.summary["model"]: result.summary}, title=" ".join(options.data)))
     for name, value in result.summary["judge"].items():

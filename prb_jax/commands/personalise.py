@@ -117,7 +117,6 @@ def run(options: argparse.Namespace) -> int:
             limit=options.limit,
             mesh=options.mesh,
             progress=not options.no_progress,
-            command=options.command,
         )
     print_table(render_study(study.results, study.summary, title=" ".join(options.data)))
     print(f"written to {study.out}")

@@ -115,7 +115,6 @@ def run(options: argparse.Namespace) -> int:
             policy_loading=LoadOptions(**shared, **policy_options(options)),
             loading=LoadOptions(**shared),
             progress=not options.no_progress,
-            command=options.command,
         )
     _print(result.summary)
     print(f"written to {result.out}")

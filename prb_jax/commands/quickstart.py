@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     from prb_jax.quickstart import quickstart, quickstart_table
 
     with until_terminated(options):
-        result = quickstart(out=options.out, progress=not options.no_progress, command=options.command)
+        result = quickstart(out=options.out, progress=not options.no_progress)
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
     if result.stopped_by is not None:

@@ -118,7 +118,6 @@ def run(options: argparse.Namespace) -> int:
             limit=options.limit,
             rows=options.rows,
             progress=not options.no_progress,
-            command=options.command,
         )
     found = result.summary
     ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))

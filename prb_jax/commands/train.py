@@ -48,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             overrides=overrides,
             progress=not options.no_progress,
-            command=options.command,
         )
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from prb_jax.generation.sample import SampleRun
 from prb_jax.generation.speakers import EndpointSpeaker, Speaker, all_fitted, local_speaker
 from prb_jax.generation.verdicts import shown_texts
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
@@ -51,7 +52,6 @@ def plan_aspects(
     subset: str | None = None,
     limit: int | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> SampleRun:
     """Write for every comparison what its user wants from an answer, as a language model infers it.
 
@@ -59,7 +59,7 @@ def plan_aspects(
 
     Args:
       model: folder or hub id of a causal language model; None for an endpoint.
-      data, subset, limit, progress, command: as of :func:`prb_jax.evaluate`; responses and labels are not looked at.
+      data, subset, limit, progress: as of :func:`prb_jax.evaluate`; responses and labels are not looked at.
       out: the run folder.
       endpoint: what is asked instead of a model on this machine.
       loading: how a model on this machine is opened.
@@ -92,7 +92,7 @@ def plan_aspects(
         "instruction": INSTRUCTION,
         "versions": computing_versions(plain=endpoint is not None),
     }
-    notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
+    notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
     comparisons = list(inputs.comparisons)
     with held_folder(path):
         ASPECT_RUNS.start(path, decided, notes=notes)

@@ -29,6 +29,7 @@ from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -87,7 +88,6 @@ def best_of_n(
     protocol: str | None = None,
     max_length: int | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> BestOfN:
     """Score samples with reward models, and write how good the best of k is for each of them.
 
@@ -106,7 +106,6 @@ def best_of_n(
       judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
       profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       DataError: samples of other data, a quality that is missing, or a sample that a model cannot read.
@@ -141,7 +140,7 @@ def best_of_n(
         "versions": computing_versions(plain=False),
     }
     with held_folder(path):
-        RUNS.start(path, decided, notes={"command": list(command), "samples": str(samples)})
+        RUNS.start(path, decided, notes={"command": command_line(), "samples": str(samples)})
         with open_rows(path / REWARDS, what="rewards", key=_key, fields=("scorer", "id", "scores")) as file:
             for name, scorer in opened.items():
                 _score(file, name, scorer, found, view=view, progress=progress)

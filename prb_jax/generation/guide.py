@@ -62,7 +62,6 @@ def guide(
     policy_loading: LoadOptions | None = None,
     loading: LoadOptions | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> SampleRun:
     """Write guided texts for every comparison's prompt, and how near they are to the preferred responses.
 
@@ -87,7 +86,6 @@ def guide(
         is a figure of behaviour, too. Texts without a letter are left out of it and counted.
       policy_loading, loading: how policy and reward model are opened.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       PrbError: models, data, choices or folder cannot be used.
@@ -119,7 +117,6 @@ def guide(
         rows=rows,
         guide=guiding,
         progress=progress,
-        command=command,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
     samples = read_rows(result.out / SAMPLES, what="samples", key=row_key, fields=FIELDS)

@@ -34,13 +34,12 @@ def judge(
     limit: int | None = None,
     name: str | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> Evaluation:
     """Judge comparisons, and write a run folder as `prb_jax.evaluate` does, with the judgements beside the scores.
 
     Args:
       model: folder or hub id of a causal language model; None for an endpoint.
-      data, out, subset, limit, name, progress, command: as of `prb_jax.evaluate`.
+      data, out, subset, limit, name, progress: as of `prb_jax.evaluate`.
       options: how they are judged.
       endpoint: what is asked instead of a model on this machine.
       loading: how a model on this machine is opened.
@@ -82,7 +81,6 @@ def judge(
         controls=options.controls,
         seed=options.seed,
         progress=progress,
-        command=command,
     )
     judged = result.summary["judge"]
     replies = judged.get("ratings", judged["n"])

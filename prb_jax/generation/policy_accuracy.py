@@ -34,6 +34,7 @@ from prb_jax.metrics.policy_scores import (
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -81,7 +82,6 @@ def policy_accuracy(
     policy_loading: LoadOptions | None = None,
     loading: LoadOptions | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> PolicyAccuracy:
     """Score given responses under a policy that is guided by each reward model, and write how often it is right.
 
@@ -105,7 +105,6 @@ def policy_accuracy(
       seed: of the split of users, and of the other users of the control.
       policy_loading, loading: how the policy and the reward models are opened.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       PrbError: models, data, choices or folder cannot be used.
@@ -144,7 +143,7 @@ def policy_accuracy(
     }
     reader = PolicyReader(opened, comparisons, profile_posts, candidates, longest)
     with held_folder(path):
-        notes = {"command": list(command), "policy": called, "data": list(inputs.sources)}
+        notes = {"command": command_line(), "policy": called, "data": list(inputs.sources)}
         RUNS.start(path, decided, notes=notes)
         swapped, why_not = _swapped(comparisons, seed=seed)
         shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})

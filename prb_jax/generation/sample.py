@@ -21,6 +21,7 @@ from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -68,7 +69,6 @@ def sample_data(
     rows: int | None = None,
     guide: Guide | ChunkGuide | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> SampleRun:
     """Draw samples for every comparison's prompt, and write them to a run folder.
 
@@ -87,7 +87,6 @@ def sample_data(
       rows: samples that are drawn at a time.
       guide: a reward model that guides every token or chunk, for `prb guide`.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       PrbError: model, data, choices or folder cannot be used.
@@ -115,7 +114,7 @@ def sample_data(
         **({} if guide is None else {"guide": guide.identity()}),
         "versions": computing_versions(plain=False),
     }
-    notes = {"command": list(command), "model": name, "data": list(inputs.sources)}
+    notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
     with held_folder(path):
         RUNS.start(path, decided, session=_session(policy, rows), notes=notes)
         with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:

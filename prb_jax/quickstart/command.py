@@ -84,9 +84,7 @@ class Quickstart:
         return self.out / SUMMARY
 
 
-def quickstart(
-    *, out: str | Path, recipe: Recipe | None = None, progress: bool = True, command: Sequence[str] = ()
-) -> Quickstart:
+def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool = True) -> Quickstart:
     """Trains a user-blind and a persona-conditioned reward model on the generated benchmark and evaluates both.
 
     Everything goes through `prb_jax.train` and `prb_jax.evaluate`, whose run folders stay in `out`; the same
@@ -100,7 +98,6 @@ def quickstart(
       out: the folder.
       recipe: sizes, data and schedules; those of `prb quickstart` if not given.
       progress: shows progress on standard error.
-      command: the command line, for the records.
 
     Raises:
       RunError: `out` holds another run, is a file, or cannot be written.
@@ -111,7 +108,7 @@ def quickstart(
         summary = read_finished(folder)
         if summary is not None:
             return Quickstart(folder, summary)
-        return _Steps(folder, chosen, progress, command).run()
+        return _Steps(folder, chosen, progress).run()
 
 
 @dataclass
@@ -119,7 +116,6 @@ class _Steps:
     folder: Path
     recipe: Recipe
     progress: bool
-    command: Sequence[str]
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Quickstart:
@@ -139,7 +135,6 @@ class _Steps:
                     self.folder / f"{name}.py",
                     out=self.folder / name,
                     progress=self.progress,
-                    command=self.command,
                 )
             if result.stopped_by is not None:
                 return Quickstart(self.folder, stopped_by=result.stopped_by)
@@ -209,7 +204,6 @@ class _Steps:
             name=name if name == LINEAR else None,
             limit=self.recipe.limit,
             progress=self.progress,
-            command=self.command,
         )
         rows = {row.id: row for row in result.rows}
         return {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}

@@ -99,7 +99,6 @@ def ppo(
     gold: Model | None = None,
     overrides: Sequence[str] = (),
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> PpoResult:
     """Train a policy by a reward and write it to `out`; the same call continues a run that was killed.
 
@@ -115,7 +114,6 @@ def ppo(
       gold: a second reward, in place of the config's `watch.gold`: it is measured and never trained on.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a reward that fails
@@ -153,7 +151,7 @@ def ppo(
 
         def open_folder() -> dict[str, Any] | None:
             stack.enter_context(held_folder(path))
-            open_ppo_run(path, inputs, learner, command=command, reward=opened)
+            open_ppo_run(path, inputs, learner, reward=opened)
             return read_object(path / SUMMARY, error=RunError) if (path / SUMMARY).is_file() else None
 
         summary = on_first_process(open_folder)

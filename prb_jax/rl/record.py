@@ -18,6 +18,7 @@ from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.rl.step_rows import ROLLOUTS
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.training.config import flat_settings
@@ -130,7 +131,6 @@ def open_ppo_run(
     inputs: Mapping[str, Any],
     learner: Learner,
     *,
-    command: Sequence[str],
     reward: Reward | None,
 ) -> None:
     """Write to ``train.json`` that the run is started once more.
@@ -155,7 +155,7 @@ def open_ppo_run(
         },
     }
     names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}
-    notes = {"command": list(command), **names}
+    notes = {"command": command_line(), **names}
     record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
 
 

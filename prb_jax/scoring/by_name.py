@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import check_folder
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.evaluate import EvaluateOptions, Evaluation, run_evaluation
@@ -49,7 +49,6 @@ def evaluate(
     batch_tokens: int | None = None,
     progress: bool = True,
     wandb: str | None = None,
-    command: Sequence[str] = (),
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
@@ -89,7 +88,6 @@ def evaluate(
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
       wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.
-      command: the command line, for the record.
 
     Raises:
       RunError: `out` cannot be used, is full, or holds another run; wandb is asked for and cannot be used.
@@ -116,7 +114,6 @@ def evaluate(
         seed=seed,
         batch_tokens=batch_tokens,
         progress=progress,
-        command=command,
     )
     logs: list[Any] = []
 
@@ -148,5 +145,5 @@ def evaluate(
 def _start_wandb(project: str, options: EvaluateOptions) -> Any:
     if options.out is None:
         raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
-    settings = {"command": shlex.join(options.command), **asdict(options.view), "limit": options.limit}
+    settings = {"command": shlex.join(command_line()), **asdict(options.view), "limit": options.limit}
     return start_wandb(project, options.out, settings, option=f"--wandb {project}")

@@ -16,6 +16,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import is_settled
 from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
@@ -79,7 +80,6 @@ class EvaluateOptions:
     seed: int
     batch_tokens: int | None
     progress: bool
-    command: Sequence[str]
 
     def __post_init__(self) -> None:
         choose_view(None, self.view)
@@ -169,7 +169,7 @@ def run_evaluation(
     recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
-            "command": list(options.command),
+            "command": command_line(),
             "model": name,
             "data": list(inputs.sources),
             **({"overrides": chosen.overrides} if chosen.overrides else {}),

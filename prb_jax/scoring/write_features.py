@@ -30,6 +30,7 @@ from prb_jax.personal.features import (
     shown_key,
 )
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.embedder import Advance, Embedded, Embedder, open_embedder
@@ -94,7 +95,6 @@ def write_features(
     subset: str | None = None,
     limit: int | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> FeatureStore:
     """Write the features of every distinct response and post of a data set.
 
@@ -108,7 +108,6 @@ def write_features(
       options: how features are made.
       subset, limit: as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       PrbError: model, data or folder cannot be used, or the folder holds other features: the field is named.
@@ -141,7 +140,7 @@ def write_features(
         if found is not None:
             check_same_inputs(folder, found["inputs"], wanted)
         if not (folder / FEATURES).is_file():
-            notes = {"command": list(command), "model": embedder.name, "data": list(inputs.sources)}
+            notes = {"command": command_line(), "model": embedder.name, "data": list(inputs.sources)}
             record_session(folder / RUN, found, kind=KIND, inputs=wanted, session={}, notes=notes)
             _write_tables(embedder, inputs, folder, chosen, wanted, progress=progress)
     return open_features(folder)

@@ -57,7 +57,6 @@ def features_of(
     *,
     limit: int | None,
     progress: bool,
-    command: Sequence[str],
 ) -> FeatureStore:
     """Return the features of a study: those of a folder, or of a model, which are then written to ``folder/features``.
 
@@ -81,7 +80,6 @@ def features_of(
         options=options,
         limit=limit,
         progress=progress,
-        command=command,
     )
 
 

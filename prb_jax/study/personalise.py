@@ -21,6 +21,7 @@ from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.personal.few_shot.registry import METHODS
 from prb_jax.personal.fitted import Standard, save_fitted
 from prb_jax.personal.states import UserStates, save_states
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Inputs, check_unchanged
@@ -92,7 +93,6 @@ def personalise(
     limit: int | None = None,
     mesh: str | Mesh | None = None,
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> Study:
     """Compare methods of personalisation on the same people and the same features of a frozen backbone.
 
@@ -114,7 +114,6 @@ def personalise(
       subset, limit: as of :func:`prb_jax.evaluate`.
       mesh: as of :func:`prb_jax.load`: people and comparisons are split over its devices.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       PrbError: data, backbone, a method or a choice cannot be used; the data fall into a published trap (the wrapping
@@ -131,7 +130,7 @@ def personalise(
     _read_record(folder)
     check_backbone(backbone, asked.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
-    store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress, command=command)
+    store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
@@ -151,7 +150,7 @@ def personalise(
         if found is not None:
             check_same_inputs(folder, found["inputs"], decided)
         else:
-            notes = {"command": list(command), "data": list(inputs.sources), "backbone": str(backbone)}
+            notes = {"command": command_line(), "data": list(inputs.sources), "backbone": str(backbone)}
             record_session(folder / RUN, None, kind=KIND, inputs=decided, session={}, notes=notes)
         saved = saved_splits(population, splits, by=split)
         for each in saved["splits"]:

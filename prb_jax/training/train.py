@@ -16,6 +16,7 @@ from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, short_repr
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.runs.command_line import command_line
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.stored import StoredComparisons, stored_comparisons
@@ -77,7 +78,6 @@ def train(
     validation: Records | None = None,
     overrides: Sequence[str] = (),
     progress: bool = True,
-    command: Sequence[str] = (),
 ) -> TrainResult:
     """Trains a reward model and writes it to `out`; the same call continues a run that was killed.
 
@@ -94,7 +94,6 @@ def train(
         files and data sets.
       overrides: `key=value`, as on the command line.
       progress: shows progress on standard error.
-      command: the command line, for the record.
 
     Raises:
       RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a loss that is
@@ -118,7 +117,7 @@ def train(
         def open_folder() -> bool:
             session = run_session(settings, mesh)
             view = TrainedView(settings.view, settings.method)
-            notes = {"command": list(command), "model": start.name, "view": view.to_json()}
+            notes = {"command": command_line(), "model": start.name, "view": view.to_json()}
             stack.enter_context(open_training(path, inputs=inputs, session=session, notes=notes))
             return is_finished(path)
 
