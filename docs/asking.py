@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import prb_jax as prb
+from prb_jax.personal.embedder import Advance, Embedded
 from prb_jax.personal.fitted import read_fitted
-from prb_jax.scoring.embedder import Advance, Embedded
-from prb_jax.scoring.personalised import PersonalisedModel
-from prb_jax.scoring.write_features import write_features
+from prb_jax.personal.model import PersonalisedModel
+from prb_jax.study.write_features import write_features
 
 WIDTH, RESPONSES, ANSWERS, POOL, KEPT = 6, 400, (1, 2, 4, 7, 10), 40, 60
 RULES = ("at random", "rule of PReF", "expected information")

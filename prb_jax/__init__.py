@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
     from prb_jax.rl.ppo import PpoResult, ppo
-    from prb_jax.scoring.ask import Question, ask
     from prb_jax.scoring.by_name import evaluate
     from prb_jax.scoring.evaluate import Evaluation
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
-    from prb_jax.scoring.write_features import write_features
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import split
+    from prb_jax.study.ask import Question, ask
     from prb_jax.study.personalise import Study, personalise
+    from prb_jax.study.write_features import write_features
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -59,8 +59,8 @@ _HOMES = {
     "MeshError": "prb_jax.errors",
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
-    "Question": "prb_jax.scoring.ask",
-    "ask": "prb_jax.scoring.ask",
+    "Question": "prb_jax.study.ask",
+    "ask": "prb_jax.study.ask",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.by_name",
     "PostsSweep": "prb_jax.scoring.posts",
@@ -88,7 +88,7 @@ _HOMES = {
     "ppo": "prb_jax.rl.ppo",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
-    "write_features": "prb_jax.scoring.write_features",
+    "write_features": "prb_jax.study.write_features",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Rank the questions, and print the first ones."""
     start(options)
     from prb_jax.reports.questions import render_questions
-    from prb_jax.scoring.ask import ask, write_questions
+    from prb_jax.study.ask import ask, write_questions
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)
     print_table(render_questions(questions, top=options.top))

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.scoring.write_features import FeatureOptions, write_features
+        from prb_jax.study.write_features import FeatureOptions, write_features
         from prb_jax.text.view import ViewOptions
 
         store = write_features(

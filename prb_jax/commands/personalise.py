@@ -94,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
         start(options)
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.study import render_study
-        from prb_jax.scoring.write_features import FeatureOptions
         from prb_jax.study.personalise import personalise
         from prb_jax.study.settings import read_settings
+        from prb_jax.study.write_features import FeatureOptions
 
         loading = LoadOptions(dtype=options.dtype, **model_options(options))
         study = personalise(

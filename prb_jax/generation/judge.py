@@ -15,7 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
 from prb_jax.generation.endpoint import Reply
 from prb_jax.runs.rows import open_rows, read_rows
-from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 JUDGEMENTS = "judgements.jsonl"

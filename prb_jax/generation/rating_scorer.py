@@ -23,8 +23,8 @@ from prb_jax.generation.judge_ratings import ExpectedRatings
 from prb_jax.generation.judge_ways import RUBRIC, SCORE, JudgeOptions, local_way, spoken_way
 from prb_jax.generation.speakers import EndpointSpeaker
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.text.protocol import TextProtocol
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}

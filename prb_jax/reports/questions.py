@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.reports.style import new_table
-from prb_jax.scoring.ask import Question
+from prb_jax.study.ask import Question
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,6 +15,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
 from prb_jax.generation.rating_scorer import RatingScorer, is_judge
 from prb_jax.personal.folder import is_personalised
+from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.rl.judged import open_judge_reward, used_by_judge
@@ -23,7 +24,6 @@ from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.open_scorer import Model, open_scorer, read_history
-from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.plain import PlainScorer
 from prb_jax.scoring.scored import AdaptsToUsers, Scorer
 from prb_jax.training.config import flat_settings

@@ -1,4 +1,4 @@
-"""A model as a source of features: the state at each response and at each post, without any profile.
+"""Open a model as a source of features, and a fitted method with the model that its features come from.
 
 A decoder is asked for the state at the position where a reward would be read; its scorer of trees is used, with a head
 that gives the state itself, and for a reward model its reward too. An encoder of single texts gives its vector of the
@@ -8,10 +8,10 @@ text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,15 @@ import numpy as np
 
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
+from prb_jax.models.lora import merge_lora
+from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
+from prb_jax.personal.few_shot.backbone import TRAINS, Adapter, unstacked
+from prb_jax.personal.fitted import read_fitted
+from prb_jax.personal.model import PersonalisedModel
+from prb_jax.processes.agreement import differences
 from prb_jax.readouts.heads import Pooled
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
@@ -29,136 +35,18 @@ from prb_jax.readouts.open_model import open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
 from prb_jax.readouts.score_fn import StateFns, make_state_fns
-from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
+from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.load_opened import load_opened
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.text.visible import visible
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.batches import ScoredBatch, TreeBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """What a post answers to where a model reads conversations: a post then stands in the place of a response."""
-
-Advance = Callable[[int, int], object]
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Features of texts.
-
-    Attributes:
-      features: float32 [n, D].
-      truncated: how many texts lost a part because they are too long for the model.
-      rewards: float32 [n], the model's own reward of each text; None for a model that gives none.
-    """
-
-    features: np.ndarray
-    truncated: int
-    rewards: np.ndarray | None = None
-
-
-class Embedder(Protocol):
-    """A source of features."""
-
-    @property
-    def name(self) -> str:
-        """The folder or hub id of the model."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """D, the length of a row."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return everything about the model and its reading that decides the features, JSON-ready."""
-        ...
-
-    def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
-        """Return the features of the one response of each comparison, with its prompt.
-
-        Args:
-          comparisons: with one response each; profiles are not looked at.
-          advance: is told of texts and tokens done.
-        """
-        ...
-
-    def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """Return the features of texts that a user wrote; arguments as of :meth:`answers`."""
-        ...
-
-    @property
-    def gives_rewards(self) -> bool:
-        """Whether the model is a reward model, so that :meth:`answers` and :meth:`shown` know rewards."""
-        ...
-
-    def shown(
-        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        """Return the reward of the one response of each comparison when the profile stands in the prompt, float32 [n],
-        and how many comparisons were cut.
-
-        Args:
-          comparisons: with one response each.
-          profile_posts: at most so many posts of each profile are shown.
-          advance: as of :meth:`answers`.
-        """
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class TextFeatures:
-    """Features of an encoder of single texts."""
-
-    encoder: TextEncoder
-    source: Mapping[str, Any]
-    responses_alone: bool
-
-    @property
-    def name(self) -> str:
-        """The folder or hub id of the model."""
-        return self.encoder.name
-
-    @property
-    def width(self) -> int:
-        """D."""
-        return self.encoder.config.hidden_size
-
-    def identity(self) -> dict[str, Any]:
-        """As of :class:`Embedder`."""
-        return {
-            **self.source,
-            "reads": "the response alone" if self.responses_alone else "prompt and response as one text",
-            "max_length": self.encoder.max_length,
-            "dtype": self.encoder.dtype,
-        }
-
-    def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
-        texts = []
-        for comparison in comparisons:
-            shown = visible(comparison, profile_posts=0, protocol=TextProtocol.DEFAULT)
-            before = [] if self.responses_alone else [m.content for m in shown.prefix_messages]
-            texts.append("\n\n".join([*before, shown.responses[0]]))
-        return self.posts(texts, advance=advance)
-
-    def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
-        found = self.encoder.embed(texts, advance=advance)
-        return Embedded(found.vectors, int(found.truncated.sum()))
-
-    gives_rewards = False
-
-    def shown(
-        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        """Refused: an encoder of texts gives no reward."""
-        raise RunError(f"{self.name}: an encoder of single texts gives no reward, with or without a profile")
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,6 +131,83 @@ class StateFeatures:
             return self.fns.stream(self.model.params, placed)
 
 
+@dataclass(frozen=True, eq=False)
+class AdaptedRewards:
+    """The rewards of C adapters, one forward pass for each.
+
+    An adapter is merged into a copy of the weights, in their dtype, while its rewards are computed.
+
+    Attributes:
+      base: the backbone as it is.
+      adapters: trees with the factors under "layers" and the head under "score".
+      scale: of the updates, alpha / rank.
+    """
+
+    base: StateFeatures = field(repr=False)
+    adapters: Sequence[Adapter] = field(repr=False)
+    scale: float
+
+    gives_rewards = False
+
+    @property
+    def name(self) -> str:
+        """The folder or hub id of the backbone."""
+        return self.base.name
+
+    @property
+    def width(self) -> int:
+        """C."""
+        return len(self.adapters)
+
+    def identity(self) -> dict[str, Any]:
+        """As of :class:`Embedder`: that of the backbone."""
+        return self.base.identity()
+
+    def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
+        """As of :class:`Embedder`: float32 [n, C]."""
+        found, truncated = np.empty((len(comparisons), self.width), np.float32), 0
+        for number, (head, embedder) in enumerate(self._adapted()):
+            last = number == self.width - 1
+            embedded = embedder.answers(comparisons, advance=advance if last else lambda done, tokens: None)
+            found[:, number] = embedded.features @ head
+            truncated = embedded.truncated
+        return Embedded(found, truncated)
+
+    def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
+        """As of :class:`Embedder`: zeros, since methods on adapters read no posts."""
+        return Embedded(np.zeros((len(texts), self.width), np.float32), 0)
+
+    def shown(
+        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
+    ) -> tuple[np.ndarray, int]:
+        """Refused: adapters are trained without profiles."""
+        raise RunError(f"{self.name}: adapters of people were trained without profiles")
+
+    def _adapted(self) -> Iterator[tuple[np.ndarray, StateFeatures]]:
+        """The head, float32 [D], and the backbone with the weights of each adapter."""
+        params = self.base.model.params
+        for adapter in self.adapters:
+            factors = {name: jax.numpy.asarray(leaf) for name, leaf in adapter["layers"].items()}
+            merged = merge_lora({**params, "layers": {**params["layers"], **factors}}, scale=self.scale)
+            model = replace(self.base.model, params=merged)
+            yield np.asarray(adapter["score"], np.float32)[:, 0], replace(self.base, model=model)
+
+
+def check_trainable(embedder: Embedder) -> StateFeatures:
+    """Return the backbone that adapters fit on.
+
+    Raises:
+      RunError: it is an encoder, or its weights are quantised.
+    """
+    if not isinstance(embedder, StateFeatures) or not hasattr(embedder.model.config, "num_key_value_heads"):
+        raise RunError(f"{embedder.name}: is an encoder; adapters of people need a decoder")
+    if embedder.model.quantize is not None:
+        raise RunError(
+            f"{embedder.name}: quantize: adapters are trained on weights that are not quantised: leave it out"
+        )
+    return embedder
+
+
 def open_embedder(
     model: str | Path,
     options: LoadOptions,
@@ -323,3 +288,47 @@ def _text_features(
         revision=options.revision,
     )
     return TextFeatures(encoder, describe(folder), responses_alone)
+
+
+SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items", TRAINS})
+"""What a method may need that can be known of new comparisons."""
+
+
+def load_personalised(folder: str | Path, options: LoadOptions | None = None) -> PersonalisedModel:
+    """Load a fitted method with its backbone.
+
+    Args:
+      folder: of the method, as ``prb personalise`` writes it.
+      options: ``mesh`` alone; the backbone is opened as it was when the method was fitted.
+
+    Raises:
+      RunError: another option, a damaged folder, a method that needs what new comparisons do not have, or a backbone
+        that is another model now: the field is named.
+      CheckpointError: the backbone cannot be loaded.
+    """
+    given = (options or LoadOptions()).given
+    if unused := [name for name in given if name != "mesh"]:
+        raise RunError(f"{', '.join(unused)}: decided where {folder} was fitted; leave out here")
+    fitted = read_fitted(Path(folder).expanduser())
+    if lacking := set(fitted.method.needs) - SUPPORTED:
+        raise RunError(
+            f"{folder}: the method {fitted.method.name} needs {min(lacking)}, which no new comparison has"
+        )
+    backbone = fitted.facts["backbone"]
+    opened = dict(backbone["opened_with"])
+    alone = bool(opened.pop("responses_alone", False))
+    view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
+    loading = LoadOptions(**opened, mesh=given.get("mesh"))
+    embedder = open_embedder(backbone["model"], loading, view=view, responses_alone=alone)
+    changed = differences(backbone["identity"], embedder.identity())
+    if changed:
+        name, (before, now) = next(iter(changed.items()))
+        raise RunError(
+            f"{folder}: fitted on features of another model than {backbone['model']} is now: {name}: expected "
+            f"{quote(before)}, found {quote(now)}"
+        )
+    if TRAINS in fitted.method.needs:
+        own = fitted.fitted
+        adapters = unstacked(own.arrays["adapters"])
+        embedder = AdaptedRewards(check_trainable(embedder), adapters, own.settings.scale)
+    return PersonalisedModel(fitted, embedder)

@@ -16,9 +16,9 @@ from typing import Any, Final
 from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.history import by_user, chosen_before
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.read_inputs import Data, read_inputs
 

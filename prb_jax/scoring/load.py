@@ -15,7 +15,7 @@ from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
 from prb_jax.scoring.reward_model import RewardModel
 
 if TYPE_CHECKING:
-    from prb_jax.scoring.personalised import PersonalisedModel
+    from prb_jax.personal.model import PersonalisedModel
 
 
 @overload
@@ -51,7 +51,7 @@ def load(
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
         as "baseline:length", gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
-        :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
+        :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
@@ -87,9 +87,7 @@ def load(
     if str(model).startswith("baseline:"):
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
-        from prb_jax.scoring.load_personalised import (
-            load_personalised,  # it loads its backbone with this module
-        )
+        from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
 
         return load_personalised(model, options)
     return load_opened(open_model(model, options))

@@ -14,8 +14,8 @@ from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
 from prb_jax.scoring.hints import UPPER_BOUND
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.sources.large import windows
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 _BATCH = 4096

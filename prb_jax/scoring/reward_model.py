@@ -19,13 +19,12 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
 from prb_jax.scoring.dealing import Batch
 from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import batch_sharding, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.batches import ScoredBatch, TreeBatch, make_batch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import Bucket, ShapeOptions, round_up
 from prb_jax.trees.tree import Tree

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import short_repr
 from prb_jax.text.view import View
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.batches import ScoredBatch
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """The scores of some of the comparisons given to ``Scorer.stream``.
-
-    Attributes:
-      indices: positions in the list of comparisons, without the padding of the batch.
-      scores: one float32 array [K] for each index, in the order of the comparison's responses.
-      tokens: tokens of each index: the shared prefix once, and every response.
-      truncation: what was cut from each index to make it fit.
-      computed: tokens computed for all of them together, without padding; less than the sum of their own where
-        several begin alike. None where a scorer does not tell.
-    """
-
-    indices: Sequence[int]
-    scores: Sequence[np.ndarray]
-    tokens: Sequence[int]
-    truncation: Sequence[Truncation]
-    computed: int | None = None
-
-    __repr__ = short_repr
 
 
 class Scorer(Protocol):

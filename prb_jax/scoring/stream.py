@@ -20,9 +20,9 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.dealing import Batch, Dealer, Dealt, dealer_of
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.tokenising import Encode, Part, encode_part, gather_parts, whole_part
 from prb_jax.sources.large import reach, read_ahead, windows
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree

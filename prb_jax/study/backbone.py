@@ -19,8 +19,8 @@ from prb_jax.personal.few_shot.backbone import TRAINS, Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.runs.folder import as_recorded
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.write_features import FeatureOptions, write_features
 from prb_jax.study.population import Population
+from prb_jax.study.write_features import FeatureOptions, write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:

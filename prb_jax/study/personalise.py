@@ -27,7 +27,6 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
-from prb_jax.scoring.write_features import FeatureOptions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.asked import ALL, Asked, asked_methods
 from prb_jax.study.backbone import check_backbone, features_of, trainable
@@ -46,6 +45,7 @@ from prb_jax.study.picture import draw_curves
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import DEFINITIONS, results, subset_results
 from prb_jax.study.splits import Split, check_split, make_splits, posts_of_split, saved_splits
+from prb_jax.study.write_features import FeatureOptions
 
 RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"

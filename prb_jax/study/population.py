@@ -14,8 +14,8 @@ from prb_jax.errors import DataError, short_repr
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.features import FeatureStore, post_key, read_post
 from prb_jax.personal.few_shot.choices import Choices
+from prb_jax.personal.history import CONTRADICTED, IDENTICAL
 from prb_jax.scoring.clusters import clusters_of
-from prb_jax.scoring.history import CONTRADICTED, IDENTICAL
 
 NO_USER: Final[str] = "comparisons without a user"
 REPEATED: Final[str] = "a choice that the same user made before"

@@ -17,8 +17,7 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.few_shot.backbone import Adapter, AdapterSettings
 from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.adapted import AdaptedRewards, check_trainable
-from prb_jax.scoring.embedder import StateFeatures, open_embedder
+from prb_jax.scoring.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.data import Examples
 from prb_jax.training.microbatches import Microbatches, plan_microbatches

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax import Comparison, evaluate
-from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 

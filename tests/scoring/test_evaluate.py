@@ -17,8 +17,8 @@ import pytest
 from datasets import Dataset
 
 from prb_jax import Comparison, DataError, RunError, evaluate
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.text.view import DEFAULT_PROFILE_POSTS
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 

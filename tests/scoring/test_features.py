@@ -16,10 +16,10 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.personal.features import open_features
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring import write_features as writer
 from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.scoring.write_features import FeatureOptions, write_features
+from prb_jax.study import write_features as writer
+from prb_jax.study.write_features import FeatureOptions, write_features
 from prb_jax.text.view import ViewOptions
 from tests.scoring.records import TOLERANCE, record
 from tests.tiny_encoders import WORDS, write_encoder

@@ -14,7 +14,6 @@ import pytest
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.scoring.dealing import SAMPLE, sample_indices
-from prb_jax.scoring.scored import ScoredBatch
 from prb_jax.scoring.stream import (
     FIRST_WINDOW,
     WAITING,
@@ -22,7 +21,7 @@ from prb_jax.scoring.stream import (
     stream_scores,
 )
 from prb_jax.sources.large import windows
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.batches import ScoredBatch, TreeBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree

@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 
 import prb_jax as prb
-from prb_jax.scoring.write_features import write_features
 from prb_jax.sharding import make_mesh
 from prb_jax.study.settings import read_settings
+from prb_jax.study.write_features import write_features
 from tests.study.people import PlantedFeatures, planted_people
 
 MESHES = {"one": (1, "fsdp=1"), "four": (4, "data=2,fsdp=2"), "eight": (8, "fsdp=-1")}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import prb_jax as prb
-from prb_jax.scoring.embedder import Advance, Embedded
+from prb_jax.personal.embedder import Advance, Embedded
 
 WIDTH = 6
 

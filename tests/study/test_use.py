@@ -18,10 +18,10 @@ from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.personal.model import PersonalisedModel
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.scoring.personalised import PersonalisedModel
 from tests.tiny_encoders import WORDS, write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,9 +22,9 @@ from prb_jax.data.files import read_rows
 from prb_jax.data.records import Records, as_comparisons, read_records
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.scoring.history import that_tell
+from prb_jax.personal.history import that_tell
+from prb_jax.personal.model import PersonalisedModel
 from prb_jax.scoring.load import load
-from prb_jax.scoring.personalised import PersonalisedModel
 
 POOL: Final = 64
 """Other questions over which the information is averaged, evenly spaced in the candidates."""

@@ -15,14 +15,14 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
+from prb_jax.personal.embedder import Embedder
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.fitted import FittedMethod
+from prb_jax.personal.history import by_user, refuse_told, that_tell, without_told
 from prb_jax.personal.states import UserStates, read_states, save_states
-from prb_jax.scoring.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
-from prb_jax.scoring.embedder import Embedder
-from prb_jax.scoring.history import by_user, refuse_told, that_tell, without_told
-from prb_jax.scoring.scored import ScoredBatch
+from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 MOST: Final = 64

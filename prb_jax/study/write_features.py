@@ -12,6 +12,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
+from prb_jax.personal.embedder import Advance, Embedded, Embedder
 from prb_jax.personal.features import (
     DTYPES,
     FEATURES,
@@ -33,7 +34,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.embedder import Advance, Embedded, Embedder, open_embedder
+from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Inputs, check_unchanged
 from prb_jax.scoring.read_inputs import Data, read_inputs
 from prb_jax.scoring.run_identity import computing_versions
