@@ -5,14 +5,17 @@ Every reply is kept in a folder under the digest of its request, so that a comma
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import random
 import threading
 import time
+import weakref
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -37,6 +40,8 @@ RETRIED = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 60.0
 """Seconds between two tries, at most, whatever the endpoint asks for."""
 
+LARGEST_ANSWER = 16_000_000
+"""Bytes of an answer, at most; one of 4,096 tokens with 20 alternatives each has about 6,000,000."""
 
 HOPELESS: Final = frozenset({401, 403, 404})
 """Statuses that every further request would have too."""
@@ -82,7 +87,7 @@ class EndpointOptions:
       key: sent as a bearer token; None for none.
       concurrency: requests at a time.
       tries: of one request.
-      seconds: until a try is given up.
+      seconds: until a try is given up, from connecting to the last byte of its answer.
       backoff: seconds before the second try; twice as many before each further one.
       prices: dollars for a million tokens of prompts and of replies; None where nobody says.
     """
@@ -108,10 +113,22 @@ class Endpoint:
     def __init__(self, options: EndpointOptions, *, cache: Path) -> None:
         if not options.url.startswith(("http://", "https://")):
             raise RunError(f"--endpoint: expected a URL with http:// or https://, found {quote(options.url)}")
-        self.options, self.asked = options, 0
-        self._cache, self._over, self._lock = cache, threading.Event(), threading.Lock()
-        headers = {} if options.key is None else {"Authorization": f"Bearer {options.key}"}
-        self._client = httpx.Client(headers=headers, timeout=options.seconds)
+        key = options.key or ""
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise RunError(
+                f"{KEY}: expected printable ASCII characters without blanks; the key is not shown here"
+            )
+        self.options, self.asked, self._cache = options, 0, cache
+        # One thread runs every request: an answer has one deadline as a whole, which threads that read cannot have.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_run, args=(self._loop,), name="endpoint", daemon=True).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._slots = asyncio.Semaphore(options.concurrency)
+        self._client = httpx.AsyncClient(
+            headers={"Accept-Encoding": "gzip"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,
+            limits=httpx.Limits(max_connections=options.concurrency),
+        )
 
     def ask_all(
         self,
@@ -190,17 +207,17 @@ class Endpoint:
     def _gather(
         self, bodies: Sequence[Mapping[str, Any]], outcome: Callable[[Future[Reply]], Outcome]
     ) -> list[Outcome]:
-        self._over.clear()
         keys = [json.dumps(body, sort_keys=True) for body in bodies]
-        with ThreadPoolExecutor(self.options.concurrency) as pool:
-            distinct = dict(zip(keys, bodies, strict=True))
-            futures = {key: pool.submit(self._ask, body) for key, body in distinct.items()}
-            try:
-                return [outcome(futures[key]) for key in keys]
-            except BaseException:
-                self._over.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        distinct = dict(zip(keys, bodies, strict=True))
+        futures = {
+            key: asyncio.run_coroutine_threadsafe(self._ask(body), self._loop)
+            for key, body in distinct.items()
+        }
+        try:
+            return [outcome(futures[key]) for key in keys]
+        finally:
+            for future in futures.values():
+                future.cancel()
 
     def cost(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
         """Return the price of tokens in dollars; None where prices or tokens are not known."""
@@ -209,50 +226,77 @@ class Endpoint:
             return None
         return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6
 
-    def _ask(self, body: Mapping[str, Any]) -> Reply:
+    async def _ask(self, body: Mapping[str, Any]) -> Reply:
+        """The reply to a request: the one that is kept, or else a new one, which is kept."""
         request = json.dumps({"url": self.options.url, "body": body}, sort_keys=True, ensure_ascii=False)
         digest = hashlib.sha256(request.encode()).hexdigest()
         path = self._cache / digest[:2] / f"{digest}.json"
         if path.exists():
             known = read_object(path, error=RunError, hint="remove it, and it is asked again")
             return self._read(known, alternatives="logprobs" in body)
-        answer, tries = self._tried(body)
-        reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as file:
-                file.write(json.dumps({**answer, TRIES: tries}).encode())
+        async with self._slots:
+            answer, tries = await self._tried(body)
+            reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
+            await asyncio.to_thread(_keep, path, json.dumps({**answer, TRIES: tries}).encode())
         return reply
 
-    def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    async def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
         """The answer of the endpoint, after as many tries as it takes, and how many it took."""
         options, wait, failure = self.options, self.options.backoff, ""
         for number in range(options.tries):
-            if number and self._over.wait(wait * (1 + random.random() / 4)):
-                raise RunError("another request failed")
-            with self._lock:
-                self.asked += 1
+            if number:
+                await asyncio.sleep(wait * (1 + random.random() / 4))
+            self.asked += 1
             wait = min(options.backoff * 2**number, LONGEST_WAIT)
             try:
-                answer = self._client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
+                async with asyncio.timeout(options.seconds):
+                    answer, data = await self._post(body)
+            except TimeoutError:
+                failure = f"no whole answer within {options.seconds:g} seconds"
+                continue
             except httpx.HTTPError as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
-            if answer.status_code in RETRIED or answer.status_code >= 500:
-                failure = f"status {answer.status_code}: {shown(answer)}"
-                wait = retry_after(answer, wait)
+            status, said = answer.status_code, without_key(data.decode("utf-8", "replace"), options.key)
+            if status in RETRIED or status >= 500:
+                failure, wait = f"status {status}: {said}", retry_after(answer, wait)
                 continue
-            if answer.status_code != 200:
-                hint = f"; set {KEY} to a key that it takes" if answer.status_code in (401, 403) else ""
-                kind = RunError if answer.status_code in HOPELESS else NoReplyError
-                raise kind(f"{options.url}: status {answer.status_code}: {shown(answer)}{hint}")
+            if status != 200:
+                hint = f"; set {KEY} to a key that it takes" if status in (401, 403) else ""
+                kind = RunError if status in HOPELESS else NoReplyError
+                raise kind(f"{options.url}: status {status}: {said}{hint}")
             try:
-                found = parse_json(answer.content, where=options.url, error=RunError)
+                found = parse_json(data, where=options.url, error=RunError)
                 self._read(found)
                 return found, number + 1
             except RunError as error:
                 failure = str(error)
         raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
+
+    async def _post(self, body: Mapping[str, Any]) -> tuple[httpx.Response, bytes]:
+        """The answer to one try, and its body.
+
+        Raises:
+          httpx.HTTPError: there is no answer.
+          NoReplyError: it is longer than any reply.
+        """
+        url, data = f"{self.options.url.rstrip('/')}/chat/completions", bytearray()
+        async with self._client.stream("POST", url, json=body) as answer:
+            zipped = answer.headers.get("content-encoding", "").lower() == "gzip"
+            unzip = zlib.decompressobj(wbits=31) if zipped else None
+            async for chunk in answer.aiter_raw():
+                try:
+                    # never more than the limit at once: a few bytes may stand for gigabytes
+                    data += (
+                        chunk if unzip is None else unzip.decompress(chunk, LARGEST_ANSWER + 1 - len(data))
+                    )
+                except zlib.error as error:
+                    raise httpx.DecodingError(str(error)) from error
+                if len(data) > LARGEST_ANSWER:
+                    raise NoReplyError(
+                        f"{self.options.url}: an answer of more than {LARGEST_ANSWER:,} bytes, which is no reply"
+                    )
+        return answer, bytes(data)
 
     def _read(self, answer: Any, *, alternatives: bool = False) -> Reply:
         """The reply in an answer, with the alternatives of its tokens if they were asked for.
@@ -265,7 +309,8 @@ class Endpoint:
         message = first.get("message") if isinstance(first, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(message.get("content", 0), str | None):
             raise RunError(
-                f"{self.options.url}: expected an answer with choices[0].message.content, found {quote(answer)}"
+                f"{self.options.url}: expected an answer with choices[0].message.content, found "
+                f"{without_key(answer, self.options.key)}"
             )
         usage = answer.get("usage")
         usage = usage if isinstance(usage, Mapping) else {}
@@ -281,8 +326,8 @@ class Endpoint:
             if found is None:
                 raise RunError(
                     f"{self.options.url}: expected choices[0].logprobs.content with a token and its top_logprobs for "
-                    f"each place, found {quote(first.get('logprobs'))}: leave out --top-logprobs, and the number is "
-                    "read from the reply"
+                    f"each place, found {without_key(first.get('logprobs'), self.options.key)}: leave out "
+                    "--top-logprobs, and the number is read from the reply"
                 )
         finish = first.get("finish_reason") if isinstance(first, Mapping) else None
         tries = answer.get(TRIES, 1)
@@ -335,9 +380,29 @@ def _alternatives(found: Any) -> list[tuple[str, list[tuple[str, float]]]] | Non
         return None
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The work of an endpoint's thread, until the endpoint is gone."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _keep(path: Path, data: bytes) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(data)
+
+
+def without_key(value: object, key: str | None) -> str:
+    """Return an answer, or a part of it, for a message; one that holds the key that was sent is not shown."""
+    return "an answer that holds the key (not shown)" if key and key in str(value) else quote(value)
+
+
 def shown(answer: httpx.Response) -> str:
     """Return the text of an answer for a message."""
-    return quote(answer.text)
+    return without_key(answer.text, answer.request.headers.get("authorization", "").removeprefix("Bearer "))
 
 
 def retry_after(answer: httpx.Response, default: float) -> float:
@@ -350,4 +415,4 @@ def retry_after(answer: httpx.Response, default: float) -> float:
             seconds = parsedate_to_datetime(given).timestamp() - time.time()
         except (ValueError, TypeError):
             return default
-    return min(max(seconds, 0.0), LONGEST_WAIT)
+    return min(max(0.0, seconds), LONGEST_WAIT)  # in this order "nan" is 0

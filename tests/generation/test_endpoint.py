@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,8 @@ def test_nobody_there_and_nobody_answers(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="no reply after 2 tries; the last one: ConnectError"):
             ask(client(url, tmp_path, tries=2), "a")
         silent.listen()
-        with pytest.raises(RunError, match="no reply after 2 tries; the last one: ReadTimeout"):
+        expected = r"no reply after 2 tries; the last one: no whole answer within 0\.05 seconds"
+        with pytest.raises(RunError, match=expected):
             ask(client(url, tmp_path, tries=2, seconds=0.05), "a")
 
 
@@ -110,3 +114,89 @@ def test_a_reply_without_text_and_its_price(tmp_path: Path) -> None:
         assert ask(endpoint, "a") == [Reply("", 10, 2)]
     assert endpoint.cost(1_000_000, 2_000_000) == 7.0
     assert endpoint.cost(None, 2) is None
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def endless(send: Callable[[bytes], None]) -> None:
+    send(OK + b"\r\n")
+    while True:
+        send(b" " * 1_000_000)
+
+
+def dripping(*starts: bytes) -> Callable[[Callable[[bytes], None]], None]:
+    def answer(send: Callable[[bytes], None]) -> None:
+        for start in starts:
+            send(start)
+        while True:
+            time.sleep(0.02)
+            send(b"a")
+
+    return answer
+
+
+def bomb(send: Callable[[bytes], None]) -> None:
+    send(OK + b"Content-Encoding: gzip\r\n\r\n")
+    squeeze = zlib.compressobj(wbits=31)
+    while True:
+        send(squeeze.compress(b" " * 1_000_000))
+
+
+def zipped(send: Callable[[bytes], None]) -> None:
+    data = gzip.compress(completion("small"))
+    send(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (endless, r"an answer of more than 3,000,000 bytes, which is no reply"),
+        (bomb, r"an answer of more than 3,000,000 bytes, which is no reply"),
+        (dripping(OK, b"\r\n"), "no whole answer within 0.3 seconds"),
+        (dripping(OK, b"X: "), "no whole answer within 0.3 seconds"),
+        (zipped, None),
+    ],
+)
+def test_an_answer_has_one_deadline_and_one_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Callable[[bytes], None]], None],
+    message: str | None,
+) -> None:
+    monkeypatch.setattr("prb_jax.generation.endpoint.LARGEST_ANSWER", 3_000_000)
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(100_000)
+            try:
+                answer(connection.sendall)
+            except OSError:
+                return  # the client has left
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url, begun = f"http://127.0.0.1:{listening.getsockname()[1]}/v1", time.monotonic()
+        endpoint = client(url, tmp_path, tries=1, seconds=0.3 if "within" in str(message) else 30)
+        if message is None:
+            assert ask(endpoint, "a") == [Reply("small", 10, 2)]
+        else:
+            with pytest.raises(RunError, match=message):
+                ask(endpoint, "a")
+        thread.join(20)
+        assert not thread.is_alive()
+        assert time.monotonic() - begun < 15
+
+
+def test_the_key_is_in_no_message(tmp_path: Path) -> None:
+    for answer in ((401, b"no such key: sk-secret", {}), (200, b'{"error": "sk-secret is not known"}', {})):
+        with stand_in(lambda text, _, answer=answer: answer) as server:
+            with pytest.raises(RunError, match=r"an answer that holds the key \(not shown\)") as error:
+                ask(client(server.url, tmp_path, key="sk-secret", tries=1), "a")
+            assert "sk-secret" not in str(error.value)
+    for key in ("sk-secret\n", "sk-s\u00e9cret", "sk secret"):
+        with pytest.raises(RunError, match="PRB_ENDPOINT_KEY: expected printable ASCII") as error:
+            client("http://localhost", tmp_path, key=key)
+        assert "secret" not in str(error.value)
