@@ -143,13 +143,13 @@ def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
         if head.bias:
             leaves.append(LeafMap(path=("score_bias",), key=head.bias_key, shape=shape[1:]))
         return leaves
+    key, shape = OUTPUT_EMBEDDING_KEY, (width, config.vocab_size)
+    whole = LeafMap(path=("lm_head",), key=key, shape=shape, transposed=True)
     if isinstance(head, LanguageHead):
-        if head.tied:
-            return []
-        key, shape = OUTPUT_EMBEDDING_KEY, (width, config.vocab_size)
-        return [LeafMap(path=("lm_head",), key=key, shape=shape, transposed=True)]
+        return [] if head.tied else [whole]
     if isinstance(head, Vocabulary):
         return [
+            *([whole] if head.with_mass and head.key == OUTPUT_EMBEDDING_KEY else []),
             LeafMap(
                 path=("score",),
                 key=head.key,
@@ -157,7 +157,7 @@ def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
                 transposed=True,
                 pieces=tuple((token, token + 1) for token in head.tokens),
                 file_rows=config.vocab_size,
-            )
+            ),
         ]
     return [
         LeafMap(

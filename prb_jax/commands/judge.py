@@ -72,6 +72,13 @@ def add(verbs: Verbs) -> None:
         "instead of the number in the reply",
     )
     sub.add_argument(
+        "--min-mass",
+        metavar="P",
+        type=float,
+        help="with --protocol default and a MODEL without --reason: no verdict where A and B together are less "
+        "probable than this among all tokens (default: 0.1)",
+    )
+    sub.add_argument(
         "--prompts",
         metavar="DIR",
         help="with the paper's protocols: the prompts in a checkout of its scripts",
@@ -134,6 +141,7 @@ def run(options: argparse.Namespace) -> int:
 
         names = (
             "protocol", "reason", "prompts", "template", "system", "top_logprobs", "profile_posts", "max_length",
+            "min_mass",
         )  # fmt: skip
         result = judge(
             options.judge,

@@ -79,15 +79,7 @@ def read_candidates(
             left_out.append(each.id)
             continue
         assert each.labels is not None
-        candidates = Comparison(
-            id=each.id,
-            prompt=each.prompt,
-            responses=[text for _, text in own],
-            user_id=each.user_id,
-            profile=each.profile,
-            subset=each.subset,
-            rubric_aspects=each.rubric_aspects,  # no model is shown them, but for a judge of rubrics
-        )
+        candidates = replace(each, responses=[text for _, text in own], labels=None)
         best = each.responses[int(np.argmax(each.labels))]
         found.append(Candidates(candidates, tuple(number for number, _ in own), best, each.user_id))
     if not found:

@@ -150,7 +150,7 @@ class ChunkGuide:
             for place, own, (_, spoken), values in zip(growing, tried, asked, rewards, strict=True):
                 text = texts[place]
                 noise = np.random.default_rng([options.seed, numbers[place], length]).gumbel(size=len(own))
-                best = int(np.argmax(self.weight * values + noise))
+                best = self.best(values, noise)
                 kept = own[best]
                 text.chunks.append(kept)
                 at = None if cut is None else cut(text.tokens)
@@ -166,6 +166,10 @@ class ChunkGuide:
                         judge.choose(place, row)
             if goes_on:
                 caches.keep(goes_on)
+
+    def best(self, rewards: np.ndarray, noise: np.ndarray) -> int:
+        """Return which candidate is kept, by rewards and Gumbel noise float64 [C]; none whose reward is -inf."""
+        return int(np.argmax(np.where(np.isfinite(rewards), self.weight * rewards + noise, -np.inf)))
 
     def _rewards(
         self,

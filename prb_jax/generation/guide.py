@@ -38,8 +38,8 @@ from prb_jax.runs.rows import read_rows
 from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
 from prb_jax.scoring.read_inputs import Data, read_inputs
 
-FIGURE: Final = "rougeL"
-"""The figure that stands for the behaviour."""
+FIGURES: Final = ("rouge1", "rougeL")
+"""The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""
 
 
 def guide(
@@ -165,8 +165,9 @@ def guide(
         setting |= chosen_by
         figures_of = [
             figure_of(
-                [one[FIGURE] for one in found], clusters, name=f"guided {FIGURE}", setting=setting, **shared
+                [one[name] for one in found], clusters, name=f"guided {name}", setting=setting, **shared
             )
+            for name in FIGURES
         ]
         if judge is not None and judged is not None:
             by = {"quality": reward_identity(judge.identity())}

@@ -111,7 +111,7 @@ class Guide:
 
     Attributes:
       model: the reward model.
-      weight: w; 0 is the policy alone, restricted to the candidates.
+      weight: w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary.
       candidates: C, most likely tokens of each step that are tried.
     """
 
@@ -166,6 +166,9 @@ class Guide:
             raise DataError(
                 "guided tokens are chosen among the candidates: expected no rule beside the temperature"
             )
+        if self.weight == 0:
+            yield from policy.draw(prompts, options, rows=rows, skip=skip)
+            return
         if not prompts:
             return
         view = self.model.reader.view(ViewOptions())

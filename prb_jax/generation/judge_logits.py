@@ -13,6 +13,8 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.generation.judge import Judgement
 from prb_jax.generation.verdicts import better, default_figures, default_messages
+from prb_jax.models.head import Vocabulary
+from prb_jax.readouts.labels import ALL_VALUES
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
@@ -25,6 +27,9 @@ from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
 
+MIN_MASS = 0.1
+"""Least probability of A and B together that makes a verdict, where it is not said."""
+
 _PROBE = (Message("user", "A or B?"),)
 
 
@@ -32,18 +37,21 @@ _PROBE = (Message("user", "A or B?"),)
 class LogitsWay:
     """Reads the probability of A against B where the reply would begin, in both orders.
 
-    A response's score is the mean of its probabilities in the two orders.
+    A response's score is the mean of its probabilities in the two orders. Where A and B together are less probable than
+    ``min_mass`` in one of the orders, the model would reply with something else: that is no verdict, and a tie.
 
     Attributes:
-      model: a language model whose score is the probability of A among A and B.
+      model: a language model whose values are the probability of A among A and B, and that of both among all tokens.
       max_length: longest conversation in tokens.
+      min_mass: least probability of A and B together that makes a verdict.
     """
 
     model: RewardModel
     max_length: int | None = None
+    min_mass: float = MIN_MASS
 
     def identity(self) -> Mapping[str, Any]:
-        return {**self.model.identity(), "judge": "default", "way": "logits"}
+        return {**self.model.identity(), "judge": "default", "way": "logits", "min_mass": self.min_mass}
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
         for each in comparisons:
@@ -62,12 +70,37 @@ class LogitsWay:
             read.append(fitted_tree(self.model, each, asked, posts=profile_posts, max_length=self.max_length))
         found = tree_scores(self.model, [tree for tree, _ in read])
         return [
-            _judgement(comparison, tree, dropped, values)
+            self._judgement(comparison, tree, dropped, values)
             for comparison, (tree, dropped), values in zip(comparisons, read, found, strict=True)
         ]
 
     def figures(self, rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        return default_figures(rows, [better(each) for each in comparisons])
+        masses = [mass for row in rows for mass in row["letter_mass"]]
+        return default_figures(rows, [better(each) for each in comparisons]) | {
+            "mean_letter_mass": float(np.mean(masses)),
+            "low_letter_mass": sum(min(row["letter_mass"]) < self.min_mass for row in rows),
+        }
+
+    def _judgement(self, comparison: Comparison, tree: Tree, dropped: int, values: np.ndarray) -> Judgement:
+        if not np.isfinite(values).all():
+            raise DataError(
+                f"comparison {quote(comparison.id)}: the judge's probabilities are {values.tolist()}"
+            )
+        of_a, masses = values.T
+        letters = [
+            None if mass < self.min_mass or value == 0.5 else "A" if value > 0.5 else "B"
+            for value, mass in zip(of_a.tolist(), masses.tolist(), strict=True)
+        ]
+        share = (np.float32(of_a[0]) + (1 - np.float32(of_a[1]))) / 2
+        if (masses < self.min_mass).any():
+            share = np.float32(0.5)
+        kept = {
+            "first": 0,
+            "verdicts": letters,
+            "probability_of_a": of_a.astype(float).tolist(),
+            "letter_mass": masses.astype(float).tolist(),
+        }
+        return Judgement(np.asarray([share, 1 - share], np.float32), tree.tokens, kept, dropped)
 
 
 def fitted_tree(
@@ -108,7 +141,7 @@ def fitted_tree(
 
 
 def tree_scores(model: RewardModel, trees: Sequence[Tree]) -> list[np.ndarray]:
-    """Return the scores float32 [K] of each tree."""
+    """Return the values float32 [K, n] of each tree, all that the head of the model gives."""
     found: list[np.ndarray] = [np.zeros(0)] * len(trees)
     for batch in stream_scores(
         cast(Sequence[Comparison], trees),
@@ -121,20 +154,9 @@ def tree_scores(model: RewardModel, trees: Sequence[Tree]) -> list[np.ndarray]:
     return found
 
 
-def _judgement(comparison: Comparison, tree: Tree, dropped: int, values: np.ndarray) -> Judgement:
-    if not np.isfinite(values).all():
-        raise DataError(f"comparison {quote(comparison.id)}: the judge's probabilities are {values.tolist()}")
-    letters = ["A" if value > 0.5 else "B" if value < 0.5 else None for value in values.tolist()]
-    share = (np.float32(values[0]) + (1 - np.float32(values[1]))) / 2
-    return Judgement(
-        np.asarray([share, 1 - share], np.float32),
-        tree.tokens,
-        {"first": 0, "verdicts": letters, "probability_of_a": values.astype(float).tolist()},
-        dropped,
-    )
-
-
-def load_logits_way(model: str | Path, options: LoadOptions, *, max_length: int | None = None) -> LogitsWay:
+def load_logits_way(
+    model: str | Path, options: LoadOptions, *, max_length: int | None = None, min_mass: float | None = None
+) -> LogitsWay:
     """Load a causal language model as a judge that is read at the logits of A and B.
 
     Raises:
@@ -148,7 +170,22 @@ def load_logits_way(model: str | Path, options: LoadOptions, *, max_length: int 
                 "--reason, which reads the reply as text"
             )
     readout = f"vocabulary:{tokens['A']},{tokens['B']}"
-    return LogitsWay(load_opened(open_model(model, replace(options, readout=readout))), max_length)
+    return LogitsWay(
+        load_token_model(model, options, readout), max_length, MIN_MASS if min_mass is None else min_mass
+    )
+
+
+def load_token_model(model: str | Path, options: LoadOptions, readout: str) -> RewardModel:
+    """Load a causal language model whose values are those of a read-out of tokens, and the probability of these tokens.
+
+    Raises:
+      CheckpointError: it cannot be loaded.
+    """
+    opened = open_model(model, replace(options, readout=readout))
+    config = opened.decoder.config
+    assert isinstance(config.head, Vocabulary)
+    config = replace(config, head=replace(config.head, with_mass=True))
+    return load_opened(replace(opened, body=replace(opened.decoder, config=config), labels=ALL_VALUES))
 
 
 def reply_tokens(model: str | Path, options: LoadOptions, texts: Sequence[str]) -> dict[str, int]:

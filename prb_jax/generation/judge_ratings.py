@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.generation.endpoint import Reply
 from prb_jax.generation.judge import Judgement, said, tokens_of
-from prb_jax.generation.judge_logits import fitted_tree, reply_tokens, tree_scores
+from prb_jax.generation.judge_logits import fitted_tree, load_token_model, reply_tokens, tree_scores
 from prb_jax.generation.judge_pairs import LETTER_TOKENS, REASON_TOKENS
 from prb_jax.generation.ratings import (
     RatingTemplate,
@@ -26,8 +26,6 @@ from prb_jax.generation.ratings import (
 )
 from prb_jax.generation.speakers import Speaker, all_fitted
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
-from prb_jax.scoring.load import load_opened
 from prb_jax.scoring.reward_model import RewardModel
 
 
@@ -178,7 +176,8 @@ class ExpectedRatings(_Ratings):
         ):
             if not np.isfinite(values).all():
                 raise DataError(f"comparison {quote(each.id)}: the judge's ratings are {values.tolist()}")
-            kept = self._kept(each, values.astype(float).tolist())
+            numbers, masses = values.astype(float).T.tolist()
+            kept = self._kept(each, numbers) | {"number_mass": masses}
             found.append(Judgement(np.asarray(kept["ratings"], np.float32), tree.tokens, kept, dropped))
         return found
 
@@ -205,5 +204,4 @@ def load_expected_ratings(
                 "numbers that have one (1 9), or --reason, which reads the reply as text"
             )
     readout = "vocabulary:" + ",".join(f"{tokens[text]}={text}" for text in texts)
-    loaded = load_opened(open_model(model, replace(options, readout=readout)))
-    return ExpectedRatings(loaded, template, scale, max_length)
+    return ExpectedRatings(load_token_model(model, options, readout), template, scale, max_length)

@@ -84,13 +84,19 @@ def judge(
     )
     judged = result.summary["judge"]
     replies = judged.get("ratings", judged["n"])
-    if judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies:
-        warnings.warn(
-            f"{result.summary['model']}: no comparison could be judged, for replies could not be read: see "
-            f"{folder / JUDGEMENTS}",
-            PrbWarning,
-            stacklevel=2,
+    unread = judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies
+    if unread and judged.get("low_letter_mass") == judged["n"]:
+        why = (
+            f"the model would reply with neither A nor B, whose probability is {judged['mean_letter_mass']:.2g} in the "
+            "mean (--min-mass, --reason)"
         )
+    else:
+        why = "replies could not be read"
+    if unread:
+        problem = f"no comparison could be judged, for {why}: see {folder / JUDGEMENTS}"
+        warnings.warn(f"{result.summary['model']}: {problem}", PrbWarning, stacklevel=2)
+    if "warning" in judged:
+        warnings.warn(f"{result.summary['model']}: {judged['warning']}", PrbWarning, stacklevel=2)
     return result
 
 

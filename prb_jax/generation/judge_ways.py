@@ -57,6 +57,8 @@ class JudgeOptions:
       profile_posts: at most this many posts of the user are shown; if not given 10, and 0 for pairs of the paper's
         protocol and for rubrics, which say what the user wants.
       max_length: longest conversation of a model on this machine, in tokens.
+      min_mass: of "default" with a model on this machine that is not asked to reason: the least probability of A and B
+        together, among all tokens, that makes a verdict; 0.1 if not given.
     """
 
     protocol: str = "default"
@@ -71,6 +73,7 @@ class JudgeOptions:
     seed: int = 0
     profile_posts: int | None = None
     max_length: int | None = None
+    min_mass: float | None = None
 
     @property
     def posts(self) -> int:
@@ -113,6 +116,14 @@ class JudgeOptions:
             raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
         if self.top_logprobs is not None and self.top_logprobs < 1:
             raise RunError(f"--top-logprobs: expected a number above 0, found {self.top_logprobs}")
+        if self.min_mass is not None:
+            if not local or self.reason or self.protocol != TextProtocol.DEFAULT:
+                raise RunError(
+                    "--min-mass: belongs to a MODEL that is read at the logits of A and B (--protocol default without "
+                    "--reason): leave it out"
+                )
+            if not 0 <= self.min_mass <= 1:
+                raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
         if self.max_length is not None and not local:
             raise RunError("--max-length: an endpoint has its own limit: leave it out")
         if self.max_length is not None and (paper or self.reason):
@@ -136,7 +147,7 @@ def local_way(model: str | Path, options: JudgeOptions, loading: LoadOptions) ->
         )
     from prb_jax.generation.judge_logits import load_logits_way
 
-    return load_logits_way(model, loading, max_length=options.max_length)
+    return load_logits_way(model, loading, max_length=options.max_length, min_mass=options.min_mass)
 
 
 def spoken_way(speaker: Speaker, options: JudgeOptions) -> Way:

@@ -22,7 +22,7 @@ from prb_jax.generation.judge import Judgement, said, tokens_of
 from prb_jax.generation.ratings import check_places, check_rateable, read_text
 from prb_jax.generation.rubrics import check_rubric
 from prb_jax.generation.speakers import Speaker, all_fitted
-from prb_jax.generation.verdicts import paper_question, read_paper_file
+from prb_jax.generation.verdicts import fill_places, paper_question, read_paper_file
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import render_profile
 
@@ -142,22 +142,19 @@ class PaperRatings:
         return LIST_TOKENS if self.rubric else NUMBER_TOKENS
 
     def _asked(self, comparison: Comparison, posts: int) -> list[tuple[Message, ...]]:
-        question = paper_question(comparison)
+        texts = {"question": paper_question(comparison)}
         if self.rubric:
             check_rubric(comparison)
-            last = {"{aspects}": ", ".join(one.aspect for one in comparison.rubric_aspects)}
-            before: dict[str, str] = {}
+            texts["aspects"] = ", ".join(one.aspect for one in comparison.rubric_aspects)
         else:
-            before = {"{profile}": render_profile(comparison.profile, posts, protocol=TextProtocol.PAPER)}
-            last = {}
-        found = []
-        for answer in comparison.responses:
-            # One after the other, as the scripts do: a place within a text is replaced too.
-            text = self.template
-            for place, given in {"{question}": question, **before, "{answer}": answer, **last}.items():
-                text = text.replace(place, given)
-            found.append((Message("system", self.system), Message("user", text)))
-        return found
+            texts["profile"] = render_profile(comparison.profile, posts, protocol=TextProtocol.PAPER)
+        return [
+            (
+                Message("system", self.system),
+                Message("user", fill_places(self.template, {**texts, "answer": answer})),
+            )
+            for answer in comparison.responses
+        ]
 
 
 def read_paper_ratings(

@@ -203,7 +203,7 @@ def policy_accuracy(
                         judged[name, ""], own, lambdas.index(found["scores"][own]["lambda"]), held_out
                     ),
                     [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
-                    name=f"policy accuracy ({score})",
+                    name=f"policy accuracy ({own})",
                     label=name,
                     identity=scorers[name].identity(),
                     setting={key: decided[key] for key in decided if key not in ("rewards", "versions")}

@@ -14,7 +14,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.verdicts import shown_texts
+from prb_jax.generation.verdicts import PLACE, fill_places, shown_texts
 
 ONE_NUMBER = (
     "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nHow well does this answer give this user what the user "
@@ -30,7 +30,6 @@ PLACES = ("prompt", "answer", "low", "high")
 NEEDED_PLACES = ("prompt", "answer")
 """Those of them that a rating depends on."""
 
-_PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")
 _SCORE = re.compile(r"(?:score|rating)\W{0,6}?([-+]?\d+(?:\.\d+)?)(?!\.?\w)(?:\s*/\s*(\d+))?", re.IGNORECASE)
 
@@ -146,13 +145,13 @@ class RatingTemplate:
 
     def filled(self, texts: Mapping[str, str]) -> tuple[Message, ...]:
         """Return the conversation with texts in all places at once, so that a place within a text stays."""
-        asked = Message("user", _PLACE.sub(lambda place: texts[place[1]], self.text))
+        asked = Message("user", fill_places(self.text, texts))
         return (asked,) if self.system is None else (Message("system", self.system), asked)
 
 
 def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequence[str]) -> None:
     """Raise RunError for a template without a place that is needed, or with one that is not known."""
-    found = set(_PLACE.findall(text))
+    found = set(PLACE.findall(text))
     for name in needed:
         if name not in found:
             raise RunError(f"{where}: expected a place {{{name}}}: the rating would not depend on the {name}")

@@ -28,6 +28,10 @@ AFTER_REASONING = (
     '"Verdict: A" or "Verdict: B".'
 )
 
+ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
+"""A judge is warned of that names one letter in this share of its verdicts, of which there are at least so many."""
+
+PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _LAST_VERDICT = re.compile(r"verdict\W+([ab])\b", re.IGNORECASE)
 
 
@@ -49,10 +53,18 @@ class PaperPrompts:
         Raises:
           DataError: a prompt of several turns, for which the paper has no place.
         """
-        text = self.user.replace("{question}", paper_question(comparison))
-        text = text.replace("{Response_A}", comparison.responses[first])
-        text = text.replace("{Response_B}", comparison.responses[1 - first])
-        return Message("system", self.system), Message("user", text)
+        a, b = comparison.responses[first], comparison.responses[1 - first]
+        texts = {"question": paper_question(comparison), "Response_A": a, "Response_B": b}
+        return Message("system", self.system), Message("user", fill_places(self.user, texts))
+
+
+def fill_places(template: str, texts: Mapping[str, str]) -> str:
+    """Return a template with texts in all places {name} at once.
+
+    A place within a text stays as it is, so that a response that contains ``{Response_B}`` is not given the other one.
+    The paper's scripts put in one text after another, and replace such a place too: this quirk is not copied.
+    """
+    return PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
 
 
 def paper_question(comparison: Comparison) -> str:
@@ -190,6 +202,7 @@ def paper_figures(rows: Sequence[Mapping[str, object]], right: Sequence[int]) ->
     first, second = part(True), part(False)
     a, b = first["accuracy"], second["accuracy"]
     return {
+        **one_letter(sum(said_a), len(said_a) - sum(said_a)),
         "n": len(rows),
         "correct": sum(hits),
         "accuracy": sum(hits) / len(hits),
@@ -209,6 +222,7 @@ def default_figures(rows: Sequence[Mapping[str, object]], right: Sequence[int]) 
     consistent = [same.get(pair) for pair in verdicts]
     read = [letter for pair in verdicts for letter in pair if letter is not None]
     return {
+        **one_letter(read.count("A"), read.count("B")),
         "n": len(rows),
         "order_consistent_accuracy": sum(found == good for found, good in zip(consistent, right, strict=True))
         / len(rows),
@@ -218,4 +232,20 @@ def default_figures(rows: Sequence[Mapping[str, object]], right: Sequence[int]) 
         "said_b": read.count("B"),
         "unparsable": sum(None in pair for pair in verdicts),
         "unparsable_verdicts": 2 * len(rows) - len(read),
+    }
+
+
+def one_letter(a: int, b: int) -> dict[str, object]:
+    """Return a warning about a judge that names nearly always one letter, whatever is shown under it; else nothing.
+
+    Args:
+      a, b: how often each letter was named.
+    """
+    often, total = max(a, b), a + b
+    if total < FEWEST_VERDICTS or often < ONE_LETTER_SHARE * total:
+        return {}
+    letter = "A" if a > b else "B"
+    return {
+        "warning": f"{letter} was named in {often:,} of {total:,} verdicts, whatever was shown as {letter}: the "
+        "accuracy says where the better responses stood, and nothing of the judge's taste"
     }

@@ -137,12 +137,15 @@ class Vocabulary(ReadsAnything):
       numbers: of the tokens; the value is the expected number, under the softmax over these tokens alone.
       key: the matrix they are rows of: the output embedding, or the input embedding that it is tied to.
       softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
+      with_mass: a second value beside the first: the probability of all these tokens together, in the softmax over
+        the whole vocabulary.
     """
 
     tokens: tuple[int, ...]
     numbers: tuple[float, ...] = ()
     key: str = OUTPUT_EMBEDDING_KEY
     softcap: float | None = None
+    with_mass: bool = False
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Vocabulary:
         key = OUTPUT_EMBEDDING_KEY
@@ -164,13 +167,24 @@ class Vocabulary(ReadsAnything):
         return ()
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        logits = dense(states.read(), params["score"])
+        normed = states.read()
+        logits = dense(normed, params["score"])
         if self.softcap is not None:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
         if self.numbers:
             expected = jax.nn.softmax(logits, axis=-1) * jnp.asarray(self.numbers, jnp.float32)
-            return expected.sum(axis=-1, keepdims=True)
-        return logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
+            value = expected.sum(axis=-1, keepdims=True)
+        else:
+            value = logits if len(self.tokens) == 1 else jax.nn.softmax(logits, axis=-1)[..., :1]
+        if not self.with_mass:
+            return value
+        whole = LanguageHead(self.key == EMBEDDING_KEY, self.softcap)
+        matrix = params["embed" if whole.tied else "lm_head"]
+        every = whole.next_token(params, normed.astype(matrix.dtype))
+        named = jax.nn.logsumexp(every[..., jnp.asarray(self.tokens)], axis=-1, keepdims=True)
+        return jnp.concatenate(
+            [value, jnp.exp(named - jax.nn.logsumexp(every, axis=-1, keepdims=True))], axis=-1
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from prb_jax.errors import CheckpointError, quote
 
 READOUTS = ("logit", "first-logit", "last-softmax")
+ALL_VALUES = "all-values"
+"""The rule of a caller that reads every value of the head itself; no user can name it."""
 PAPER_READOUT = "last-softmax"
 """How the paper protocol reads a head with several labels where no rule is named."""
 
@@ -41,7 +43,9 @@ def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
 
 
 def read_out(logits: jax.Array, readout: str) -> jax.Array:
-    """Rewards float32 [...] from logits float32 [..., num_labels]."""
+    """Rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all of them, as they are."""
+    if readout == ALL_VALUES:
+        return logits
     if readout == "last-softmax":
         return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)[..., -1]
     return logits[..., 0]

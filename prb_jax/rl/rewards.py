@@ -215,16 +215,7 @@ def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_As
     found = []
     for group in groups:
         places = {text: rollouts for same in group.values() for text, rollouts in same.items()}
-        asked = Comparison(
-            id=comparison.id,
-            prompt=comparison.prompt,
-            responses=list(places),
-            user_id=comparison.user_id,
-            profile=comparison.profile,
-            profile_order=comparison.profile_order,
-            subset=comparison.subset,
-            rubric_aspects=comparison.rubric_aspects,  # no model is shown them, but for a judge of rubrics
-        )
+        asked = replace(comparison, responses=list(places), labels=None)
         found.append(_Ask(prompt, asked, tuple(map(tuple, places.values()))))
     return found
 

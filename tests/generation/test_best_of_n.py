@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,13 @@ from rouge_score.rouge_scorer import RougeScorer
 
 import prb_jax as prb
 from prb_jax.generation.best_of_n import best_of_n
+from prb_jax.generation.candidates import read_candidates
+from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import sample_data
 from prb_jax.generation.settings import SampleOptions
 from prb_jax.metrics.best_of import best_of_first, best_of_k
+from prb_jax.rl.rewards import _asks
 from tests.scoring.records import write_model
 from tests.tiny_policies import write_policy
 
@@ -96,6 +102,51 @@ def test_curves_are_those_of_the_scores(samples: Path, tmp_path: Path) -> None:
         best_of_n(
             samples, [str(model), "baseline:length"], out=out, quality="baseline:length", progress=False
         )
+
+
+def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
+    """Every field but the responses and their labels: of samples, of rollouts and of guided texts."""
+    whole = {
+        "id": "q0", "prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What?"}],
+        "responses": ["Tea.", "No."], "labels": [1.0, 0.0], "user_id": "u", "profile_order": "bm25",
+        "profile": [{"id": "p", "category": "food", "text": "I like tea."}], "category": "drinks", "subset": "s",
+        "margin": 2.0, "rubric_aspects": [{"aspect": "tea", "evidence": "p", "reason": "liked"}],
+        "narrative": "A life.",
+    }  # fmt: skip
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps(whole) + "\n")
+    (comparison,) = prb.read_comparisons(str(data))
+    carried = [
+        field.name for field in fields(comparison) if field.name not in ("responses", "labels", "is_pair")
+    ]
+    assert all(getattr(comparison, name) for name in carried if name != "hints")  # which are of no record
+    write_policy(tmp_path / "policy", "qwen3", eos=3, num_hidden_layers=1)
+    options = SampleOptions(n=2, max_new_tokens=4, stop_ids=(), seed=1)
+    run = sample_data(
+        tmp_path / "policy", str(data), out=tmp_path / "run", options=options, progress=False
+    ).out
+    (candidates,), _, _ = read_candidates(run, SAMPLE_RUNS.read_finished(run), None)
+    hinted = replace(comparison, hints="Earlier choices.")
+    (rollouts,) = _asks(0, hinted, ["one", "two"])
+    guided: list[prb.Comparison] = []
+
+    class Noting:
+        def score(self, comparisons: Sequence[prb.Comparison]) -> list[np.ndarray]:
+            guided.extend(comparisons)
+            return [np.zeros(len(each.responses)) for each in comparisons]
+
+    policy = prb.load_policy(tmp_path / "policy")
+    prompts = policy.encode([hinted], profile_posts=1, limit=200)
+    list(
+        ChunkGuide(model=Noting(), weight=1.0, candidates=2, chunk=4).draw(policy, [hinted], prompts, options)
+    )
+    for source, shown in (
+        (comparison, candidates.comparison),
+        (hinted, rollouts.comparison),
+        (hinted, guided[0]),
+    ):
+        assert [getattr(shown, name) for name in carried] == [getattr(source, name) for name in carried]
+        assert shown.labels is None
 
 
 def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_the_best_chunk_is_kept_each_time(folder: Path) -> None:
         ChunkGuide(model=cast(RewardModel, model), weight=1.0, candidates=3, chunk=0).checked(policy)
 
 
+def test_a_negative_weight_keeps_no_chunk_without_a_word(folder: Path) -> None:
+    """Nothing is known of the reward of such a chunk, so that it is never the best one."""
+    policy = prb.load_policy(folder / "policy")
+    guide = ChunkGuide(model=Letters(), weight=-1e6, candidates=3, chunk=3)
+    values = np.asarray([-np.inf, 2.0, 1.0])
+    assert [guide.best(values, np.zeros(3)), replace(guide, weight=1e6).best(values, np.zeros(3))] == [2, 1]
+    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))[:1]
+    prompts = policy.encode(comparisons, profile_posts=0, limit=200)
+    found = [one for batch in guide.draw(policy, comparisons, prompts, OPTIONS) for one in batch]
+    assert all(policy.decode(one.tokens).strip() for one in found)
+
+
 class Noted:
     """Keeps the rewards of the responses of each text."""
 

@@ -158,6 +158,9 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         {"n": 4, "accuracy": 0.0},
     )
     assert (mute["judge"]["position_bias"], mute["judge"]["predicted_b"]) == (1.0, 0)
+    with pytest.warns(prb.PrbWarning, match="A was named in 10 of 10 verdicts, whatever was shown as A"):
+        always = judged(lambda text, _: "Result: A", "always")
+    assert always["judge"]["warning"].startswith("A was named in 10 of 10 verdicts")
 
     def right(text: str, tries: int) -> str:
         a, b = text.split("|")[1:]
@@ -165,6 +168,17 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     good = judged(right, "right")
     assert (good["accuracy"], good["ties"], good["judge"]["position_bias"]) == (1.0, 0, 0.0)
+    assert "warning" not in good["judge"]
+
+
+def test_a_response_that_names_a_place_is_shown_as_it_is() -> None:
+    """The paper's scripts would show the other response in its place."""
+    prompts = verdicts.PaperPrompts("Judge.", "{question}|{Response_A}|{Response_B}|{other}")
+    pair = prb.Comparison(
+        id="1", question="{Response_A}?", chosen="{Response_B} {question}", rejected="no {Response_A}"
+    )
+    _, asked = prompts.messages(pair, 0)
+    assert asked.content == "{Response_A}?|{Response_B} {question}|no {Response_A}|{other}"
 
 
 def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
@@ -172,25 +186,38 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "policy"
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
     data = pairs(3)
-    found = prb.judge(
-        str(folder), data, out=tmp_path / "run", options=JudgeOptions(profile_posts=1), progress=False
-    )
+    every = JudgeOptions(profile_posts=1, min_mass=0.0)
+    found = prb.judge(str(folder), data, out=tmp_path / "run", options=every, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
     chat = load_tokenizer(folder)
     letters = [int(chat.tokenize([letter])[0][0]) for letter in "AB"]
     for comparison, row, scored in zip(data, rows, found.rows, strict=True):
-        probabilities = []
+        probabilities, masses = [], []
         for first in (0, 1):
             messages = default_messages(comparison, first, profile_posts=1, reason=False)
             ids = chat.tokenize(prompt_texts(chat, [messages]))[0]
             with torch.no_grad():
-                logits = reference(torch.tensor(ids[None].astype(np.int64))).logits[0, -1, letters]
-            probabilities.append(float(torch.softmax(logits, -1)[0]))
+                logits = reference(torch.tensor(ids[None].astype(np.int64))).logits[0, -1]
+            probabilities.append(float(torch.softmax(logits[letters], -1)[0]))
+            masses.append(float(torch.softmax(logits, -1)[letters].sum()))
         assert row["probability_of_a"] == pytest.approx(probabilities, abs=1e-5)
+        assert row["letter_mass"] == pytest.approx(masses, abs=1e-6)
         share = (probabilities[0] + 1 - probabilities[1]) / 2
         assert list(scored.scores) == pytest.approx([share, 1 - share], abs=1e-5)
         assert row["verdicts"] == ["A" if p > 0.5 else "B" for p in probabilities]
     assert found.summary["judge"]["n"] == 3
+    mass = found.summary["judge"]["mean_letter_mass"]
+    assert (found.summary["judge"]["low_letter_mass"], mass < 0.1) == (0, True)
+    # A random model would reply with something else: no verdict, unless the user takes every one.
+    with pytest.warns(
+        prb.PrbWarning, match="no comparison could be judged, for the model would reply with neither"
+    ):
+        none = prb.judge(
+            str(folder), data, out=tmp_path / "none", options=JudgeOptions(profile_posts=1), progress=False
+        )
+    judged = none.summary["judge"]
+    assert (judged["unparsable"], judged["low_letter_mass"], none.summary["ties"]) == (3, 3, 3)
+    assert judged["mean_letter_mass"] == pytest.approx(mass)
 
 
 @pytest.mark.slow
@@ -236,6 +263,7 @@ def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
         ({"protocol": "paper", "prompts": str(tmp_path / "none")}, "pairwise_system.txt: cannot be read"),
         ({"protocol": "paper", "prompts": "p", "reason": True}, "--reason"),
         ({"max_length": 5}, "--max-length"),
+        ({"min_mass": 0.5}, "--min-mass: belongs to a MODEL"),
     )
     for given, message in cases:
         with pytest.raises(prb.PrbError, match=message):

@@ -157,6 +157,7 @@ def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) ->
             expected.append(float((torch.softmax(logits, -1) * torch.tensor(list(numbers))).sum()))
         assert list(row.scores) == pytest.approx(expected, abs=1e-5)
     assert found.summary["judge"]["unparsable"] == 0
+    assert 0 < found.summary["judge"]["mean_number_mass"] < 1  # of the nine numbers among all tokens
     model = json.loads((tmp_path / "run" / "run.json").read_text())["inputs"]["model"]
     assert (model["judge"], model["way"], model["scale"]) == ("score", "logits", [1, 9])
     options = JudgeOptions(protocol="score", scale=(1, 10))

@@ -158,6 +158,9 @@ def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path) -> None:
     figures = json.loads((out / "behaviour.json").read_text())["figures"]
     assert [figure["label"] for figure in figures] == [model, "baseline:length"]
     assert [sum(figure["counts"]) for figure in figures] == [6, 6]
+    # a model without rewards of tokens has another score, and a figure of another name
+    names = ["policy accuracy (seq_logprob)", "policy accuracy (seq_score)"]
+    assert [figure["name"] for figure in figures] == names
     best = summary["rewards"][model]["scores"]["seq_logprob"]
     assert sum(figures[0]["sums"]) / 6 == pytest.approx(best["policy_accuracy"])
     assert best["prefixes"]["1.0"] == pytest.approx(best["policy_accuracy"])

@@ -95,7 +95,7 @@ def judged(server: Any, out: Path, *, data: list[prb.Comparison] | None = None, 
 
 
 def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_path: Path) -> None:
-    """What cannot be read counts as 0 and as 0.5; texts are put in one after the other, so that a place is filled."""
+    """What cannot be read counts as 0 and as 0.5; unlike there, a place within a text stays as it is."""
     with stand_in(lambda text, _: "[2, 1]" if "then" in text else "well", whole=False) as server:
         found = judged(server, tmp_path / "rubric", protocol="paper-rubric", prompts=str(checkout))
         body = server.asked[0][1]
@@ -103,7 +103,7 @@ def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_p
         assert body["messages"][0] == {"role": "system", "content": "Be fair."}
         shown = {each["messages"][1]["content"] for _, each in server.asked}
         assert {
-            f"What now 0?|{answer}|tea, walks" for answer in ("tea, then walks", "tea tea, walks")
+            f"What now 0?|{answer}|tea, walks" for answer in ("tea, then walks", "tea {aspects}")
         } <= shown
     figures = found.summary["judge"]
     assert (figures["mean_rating"], figures["std"], figures["min"], figures["max"]) == (0.75, 0.75, 0.0, 1.5)
