@@ -3,43 +3,12 @@
 Nothing heavy is imported before it is known what to do: `prb --help` starts no JAX.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from prb_jax.commands import (
-    ask,
-    aspects,
-    audit,
-    bench,
-    best_of_n,
-    build,
-    compare,
-    completion,
-    convert,
-    correlate,
-    evaluate,
-    features,
-    guide,
-    inspect,
-    judge,
-    leaderboard,
-    past_texts,
-    personalise,
-    personas,
-    plan,
-    policy_accuracy,
-    ppo,
-    prepare,
-    push,
-    quickstart,
-    rank_profiles,
-    report,
-    sample,
-    serve,
-    split,
-    train,
-)
 from prb_jax.commands.arguments import Parser, with_dashes
 from prb_jax.commands.process import Terminated
 from prb_jax.commands.terminal import drop_output, open_streams, replace_unknown_letters, warnings_as_lines
@@ -51,22 +20,57 @@ from prb_jax.version import __version__
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
-_VERBS = (
-    evaluate, judge, aspects, features, personalise, ask, compare, leaderboard, report, push, train, ppo, sample,
-    best_of_n, guide, policy_accuracy, correlate, serve, audit, convert, inspect, personas, past_texts, build,
-    prepare, split,
-    rank_profiles, quickstart, bench, plan, completion,
-)  # fmt: skip
+VERBS = {
+    "evaluate": ("quickstart", "evaluate", "judge", "aspects"),
+    "train": ("train", "convert", "push"),
+    "personalise": ("features", "personalise", "methods", "ask", "rank-profiles"),
+    "behave": ("sample", "best-of-n", "guide", "policy-accuracy", "correlate", "ppo"),
+    "build": ("build", "personas", "past-texts", "prepare", "split", "audit"),
+    "serve": ("serve",),
+    "look": ("inspect", "compare", "leaderboard", "report", "plan", "bench", "completion"),
+}
+"""Every verb, by what it is for. The file `prb_jax/commands/VERB.py` adds its arguments and runs it."""
+
+_HELP = """\
+usage: prb VERB [options]
+
+{about}
+
+first steps:
+  prb quickstart                                          a first table, from nothing, in minutes
+  prb evaluate MODEL --data pairs.jsonl --out runs/first  how often does MODEL prefer what the user prefers?
+  prb report runs/first --out page.html                   a page to read
+  prb compare runs/first runs/second                      which of two models is better?
+  prb train bt_profile_context model=MODEL data=pairs.jsonl --out runs/mine
+
+{verbs}
+`prb VERB --help` explains the arguments of a verb; `prb --version` prints the version.
+"""
+
+
+class _AllVerbs(Parser):
+    """The parser of `prb` itself, whose help shows the verbs in groups."""
+
+    def format_help(self) -> str:
+        """Return the first steps and every verb."""
+        (verbs,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        lines = {line.dest: line for line in verbs._choices_actions}
+        formatter = self._get_formatter()
+        for group, names in VERBS.items():
+            formatter.start_section(group)
+            formatter.add_arguments([lines[name] for name in names])
+            formatter.end_section()
+        return _HELP.format(about=self.description, verbs=formatter.format_help())
 
 
 def parser() -> Parser:
     """The whole command line. Flags may be spelled with dashes or underscores."""
-    top = Parser(prog="prb", description="Evaluate and train reward models for individual people, on JAX.")
+    top = _AllVerbs(prog="prb", description="Evaluate and train reward models for individual people, on JAX.")
     top.add_argument("--version", action="version", version=f"prb {__version__}")
     top.set_defaults(command_line=top)
-    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in _VERBS:
-        verb.add(verbs)
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+    for name in (name for names in VERBS.values() for name in names):
+        import_module(f"prb_jax.commands.{name.replace('-', '_')}").add(verbs)
     return top
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,14 +14,20 @@ Verbs = argparse._SubParsersAction
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in our own spelling, and no abbreviated flags: a new flag must not change an old command."""
+    """Short usage, errors of one line, and no abbreviated flags: a new flag must not change an old command.
+
+    Attributes:
+      needed: names of options that are required, but may stand in a config file.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        self.needed: tuple[str, ...] = ()
         self._intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
+        self.usage = self.usage or self._short_usage()
         optional = any(action.nargs in ("?", "*") for action in self._get_positional_actions())
         if self._intermixed or not optional:
             return super().parse_known_args(args, namespace)
@@ -30,9 +37,45 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._intermixed = False
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse, and refuse unknown words with the nearest flag of the verb."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            verb: Parser = getattr(options, "parser", self)
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], verb._option_string_actions, n=1)
+            hint = f"; did you mean {near[0]}?" if near and unknown[0].startswith("-") else ""
+            verb.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(f"unknown verb {value!r}{hint}")
+        known = ", ".join(map(str, action.choices))
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
+
+    def _short_usage(self) -> str:
+        words = [self.prog]
+        for action in self._actions:
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest
+            if not action.option_strings:
+                optional = action.nargs in ("?", "*") and action.dest not in self.needed
+                words.append(f"[{shown}{' ...' if action.nargs == '*' else ''}]" if optional else shown)
+            elif action.required or action.dest in self.needed:
+                words.append(f"{action.option_strings[0]} {shown}{' ...' if action.nargs == '+' else ''}")
+        return " ".join([*words, "[options]"])
+
+    def require(self, missing: Sequence[str]) -> None:
+        """End the process with status 2 where arguments are missing, which are named as the user writes them."""
+        if missing:
+            self.error(f"the following arguments are required: {', '.join(missing)}")
+
     def error(self, message: str) -> NoReturn:
-        """End the process with status 2, after the usage and one line."""
-        self.exit(2, f"{self.format_usage()}prb: error: {printable(message)}\n")
+        """End the process with status 2, after one line."""
+        self.exit(2, f"prb: error: {printable(message)} (see `{self.prog} --help`)\n")
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:

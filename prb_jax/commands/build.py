@@ -18,7 +18,7 @@ def add(verbs: Verbs) -> None:
     )
     add_configured(
         sub,
-        config="configs/building/endpoint.py",
+        config="endpoint",
         overrides="data=FILE generator.endpoint=URL generator.name=NAME writing.candidates=8",
         out="run.json, rows.jsonl, pairs.jsonl, public, private",
     )

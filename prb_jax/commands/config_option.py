@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prb_jax.commands.arguments import Parser
 from prb_jax.data.config_files import read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.command_line import set_command_line
@@ -14,7 +15,7 @@ from prb_jax.runs.command_line import set_command_line
 _NOT_IN_FILES = ("help", "config")
 
 
-def add_config(sub: argparse.ArgumentParser) -> None:
+def add_config(sub: Parser) -> None:
     """Add the option to the parser of a verb."""
     sub.add_argument(
         "--config",
@@ -24,15 +25,12 @@ def add_config(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def with_config(
-    options: argparse.Namespace, sub: argparse.ArgumentParser, *, required: tuple[str, ...]
-) -> argparse.Namespace:
+def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
     """Return the options of a command line with those of its config file, recorded as if it had said all.
 
     Args:
       options: as `sub` parsed them, with the words of the command line in `words`.
-      sub: the parser of the verb.
-      required: the options that must be given in one place or the other.
+      sub: the parser of the verb; the options that it needs must be given in one place or the other.
 
     Raises:
       RunError: the file cannot be read, or has a key or value that the command line has not.
@@ -50,9 +48,7 @@ def with_config(
             if getattr(options, name) is None:
                 setattr(options, name, value)
         set_command_line(["prb", options.words[0], *_words(options, actions)])
-    missing = [_shown(actions[name]) for name in required if getattr(options, name) is None]
-    if missing:
-        sub.error(f"the following arguments are required: {', '.join(missing)}")
+    sub.require([_shown(actions[name]) for name in sub.needed if getattr(options, name) is None])
     return options
 
 

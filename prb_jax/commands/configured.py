@@ -17,7 +17,13 @@ def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> Non
       overrides: some keys with values, for the help.
       out: names of files in the run folder, for the help.
     """
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=f"Python, YAML or TOML file, as {config}")
+    sub.needed = ("config", "out")
+    sub.add_argument(
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help=f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}",
+    )
     sub.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=f"as {overrides}")
     sub.add_argument("--out", metavar="DIR", help=f"run folder: {out}")
     add_no_progress(sub)
@@ -37,6 +43,5 @@ def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
     is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
     config, overrides = given[0] if is_config else None, given[is_config:]
     wanted = () if options.show_config else (("CONFIG", config), ("--out", options.out))
-    if missing := [name for name, value in wanted if value is None]:
-        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    options.parser.require([name for name, value in wanted if value is None])
     return config, overrides

@@ -118,11 +118,12 @@ def add(verbs: Verbs) -> None:
     add_no_progress(sub)
     add_distributed(sub)
     add_config(sub)
+    sub.needed = ("model", "data", "out")
 
 
 def run(options: argparse.Namespace) -> int:
     """Evaluate, and print the summary."""
-    options = with_config(options, options.parser, required=("model", "data", "out"))
+    options = with_config(options, options.parser)
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)

@@ -20,7 +20,7 @@ def add(verbs: Verbs) -> None:
     )
     add_configured(
         sub,
-        config="configs/rl/profile_in_prompt.py",
+        config="profile_in_prompt",
         overrides="model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02",
         out="train.json, metrics.jsonl, rollouts.jsonl, model",
     )

@@ -21,7 +21,7 @@ def add(verbs: Verbs) -> None:
     )
     add_configured(
         sub,
-        config="configs/bt_user_blind.py",
+        config="bt_user_blind",
         overrides="model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4",
         out="train.json, metrics.jsonl, checkpoints, model",
     )

@@ -12,6 +12,29 @@ from prb_jax.errors import RunError, quote
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 
+_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def find_config(name: str | Path) -> Path:
+    """Return the file of a config: a path, or the name of a config of the package, as "bt_user_blind" or "rl/sft".
+
+    Raises:
+      RunError: there is no such file, and the package has no config of this name.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    wanted = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    shipped = {file.relative_to(_CONFIGS).with_suffix(""): file for file in sorted(_CONFIGS.rglob("*.py"))}
+    for config, file in shipped.items():
+        if wanted.with_suffix("") in (config, Path(config.name)) and wanted.suffix in ("", ".py"):
+            return file
+    near = difflib.get_close_matches(wanted.stem, [config.name for config in shipped], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise RunError(
+        f"{name}: no such config file, nor a config of prb_jax ({', '.join(map(str, shipped))}){hint}"
+    )
+
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """Return the keys and values of a YAML or TOML file, as nested dicts.

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from ml_collections import ConfigDict, config_dict
 
-from prb_jax.data.config_files import SUFFIXES, read_config_file, unknown_key
+from prb_jax.data.config_files import SUFFIXES, find_config, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.training.settings import TrainSettings
 
@@ -51,11 +51,7 @@ def read_config(path: str | Path) -> ConfigDict:
     Raises:
       RunError: no such file; it fails, has no `get_config`, or that returns something else.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise RunError(
-            f"{path}: no such config file; expected a Python file with get_config(), or a YAML or TOML file"
-        )
+    file = find_config(path)
     try:
         namespace = runpy.run_path(str(file))
     except Exception as error:
@@ -78,8 +74,8 @@ def load_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config: path of a config file, a ConfigDict, a mapping of dotted or nested keys, or settings; None for the
-        defaults.
+      config: path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
+        nested keys, or settings; None for the defaults.
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
         `mesh=none`, `lora.targets=q,v`. The last one wins.
       complete: a model and data must be given.
@@ -104,10 +100,12 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
       RunError: as :func:`load_settings`.
     """
     types_by_key = dict(_options(kind))
-    if isinstance(config, str | Path) and Path(config).suffix in SUFFIXES:
-        values = _read_values(Path(config), types_by_key)
+    if isinstance(config, str | Path):
+        config = find_config(config)
+    if isinstance(config, Path) and config.suffix in SUFFIXES:
+        values = _read_values(config, types_by_key)
     else:
-        if isinstance(config, str | Path):
+        if isinstance(config, Path):
             config = read_config(config)
         if isinstance(config, kind):
             config = to_config_dict(config)

@@ -1,7 +1,9 @@
 """The command line: spelling, exit statuses, start-up time, one whole run."""
 
+import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prb_jax import PrbError, cli
+from prb_jax.personal.few_shot.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -141,6 +144,63 @@ def test_a_command_line_that_cannot_be_is_status_2(arguments, capsys):
     assert "prb: error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evalute", "m"], "unknown verb 'evalute'; did you mean evaluate? (see `prb --help`)"),
+        (["bench", "skore"], "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
+        (
+            ["evaluate", "--limit", "3"],
+            "the following arguments are required: MODEL, --data, --out (see `prb evaluate --help`)",
+        ),
+        (
+            ["evaluate", "m", "--data", "d", "--profile-post", "3"],
+            "unrecognized arguments: --profile-post 3; did you mean --profile-posts? (see `prb evaluate --help`)",
+        ),
+        (
+            ["evaluate", "m", "--protocol", "papr"],
+            "argument --protocol: invalid choice: 'papr'; did you mean paper? (choose from default, paper) "
+            "(see `prb evaluate --help`)",
+        ),
+    ],
+)
+def test_a_word_that_is_wrong_is_one_line_with_the_nearest(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert capsys.readouterr().err == f"prb: error: {said}\n"
+
+
+def test_help_shows_the_first_steps_and_groups_every_verb(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    first = re.findall(r"^  prb (\S+)", shown, re.MULTILINE)
+    assert first == ["quickstart", "evaluate", "report", "compare", "train"]
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == list(cli.VERBS)
+    for verb in (verb for verbs in cli.VERBS.values() for verb in verbs):
+        assert len(re.findall(rf"^  {verb}(?: |$)", shown, re.MULTILINE)) == 1, verb
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [
+        ("train", "prb train CONFIG [KEY=VALUE ...] --out DIR [options]"),
+        ("evaluate", "prb evaluate MODEL --data NAME_OR_PATH ... --out DIR [options]"),
+        ("judge", "prb judge [MODEL] --data NAME_OR_PATH ... --out DIR [options]"),
+    ],
+)
+def test_the_usage_says_what_is_needed(verb, usage, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {usage}\n")
+
+
+def test_methods_are_listed(capsys):
+    assert cli.main(["methods"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in METHODS)
+
+
 def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -182,10 +242,11 @@ def test_help_starts_nothing_heavy():
 
 
 def test_a_verb_is_a_file_of_two_functions():
-    files = {name: vars(module) for name, module in vars(cli).items() if module in cli._VERBS}
+    names = [name.replace("-", "_") for verbs in cli.VERBS.values() for name in verbs]
     verbs = next(action.choices for action in cli.parser()._actions if action.choices)
-    assert {name.replace("-", "_") for name in verbs} == set(files)
-    for name, members in files.items():
+    assert {name.replace("-", "_") for name in verbs} == set(names)
+    for name in names:
+        members = vars(importlib.import_module(f"prb_jax.commands.{name}"))
         own = [
             one for one in members.values() if getattr(one, "__module__", "") == f"prb_jax.commands.{name}"
         ]

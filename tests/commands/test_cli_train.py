@@ -202,6 +202,8 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
     ("arguments", "parts"),
     [
         (["configs/absent.py"], ["configs/absent.py", "no such config file"]),
+        (["bt_usr_blind"], ["bt_usr_blind", "no such config file", "did you mean bt_user_blind?"]),
+        (["bt_user_blind"], ["'model'", "add model=PATH"]),
         (["configs/bt_user_blind.py"], ["'model'", "add model=PATH"]),
         (["configs/bt_user_blind.py", "model=x", "data=y", "stesp=3"], ["'stesp'", "'steps'"]),
         (["configs/bt_user_blind.py", "model=x", "data=absent.jsonl"], ["absent.jsonl", "no such file"]),
@@ -210,7 +212,7 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
 def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_path, monkeypatch):
     from prb_jax.cli import main
 
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)  # configs are found from any folder
     assert main(["train", *arguments, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("prb: error: ")
@@ -253,4 +255,4 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
         with pytest.raises(SystemExit) as ended:
             main(["train", *words])
         assert ended.value.code == 2
-        assert f"the following arguments are required: {missing}\n" in capsys.readouterr().err
+        assert f"the following arguments are required: {missing} (" in capsys.readouterr().err

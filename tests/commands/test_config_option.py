@@ -91,7 +91,7 @@ def test_what_is_given_in_neither_place_is_missing(tmp_path, data, capsys) -> No
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", "--config", str(config), "--data", str(data)])
     assert ended.value.code == 2
-    assert "the following arguments are required: --out\n" in capsys.readouterr().err
+    assert "the following arguments are required: --out (" in capsys.readouterr().err
     # A model may stand behind options, with a file or without.
     assert (
         main(

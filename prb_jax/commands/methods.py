@@ -1,0 +1,22 @@
+"""`prb methods`: the methods of personalisation."""
+
+import argparse
+
+from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.terminal import print_table
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    add_verb(
+        verbs, "methods", run, about="list the methods of personalisation, for --methods of prb personalise"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line for each method."""
+    from prb_jax.personal.few_shot.registry import METHODS
+    from prb_jax.reports.style import facts_table
+
+    print_table(facts_table(METHODS.items(), title="methods of personalisation"))
+    return 0
