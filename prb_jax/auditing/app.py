@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,7 +27,16 @@ from prb_jax.auditing.session import LONGEST_NAME, ClosedError, Session
 from prb_jax.errors import DataError, PrbError
 from prb_jax.serving.fields import Body
 from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import RefusedError, bearer, error_answer, log_request, read_body, same_token
+from prb_jax.serving.requests import (
+    RefusedError,
+    bearer,
+    check_json,
+    check_site,
+    error_answer,
+    log_request,
+    read_body,
+    same_token,
+)
 
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -129,9 +137,7 @@ def make_app(auditing: Auditing) -> Starlette:
 
     def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                raise RefusedError(415, "expected a body of the type application/json")
+            check_json(request)
             body = await read_body(request, most=auditing.limits.bytes, seconds=auditing.limits.seconds)
             loop = asyncio.get_running_loop()
             return JSONResponse(await loop.run_in_executor(auditing.worker, work, request, body))
@@ -175,7 +181,7 @@ def _answered(
     async def answer(request: Request) -> Response:
         begun, failure = time.monotonic(), None
         try:
-            _check_site(request, auditing.hosts)
+            check_site(request, auditing.hosts)
             found = await handle(request)
         except RefusedError as error:
             found = error_answer(error.status, str(error), **error.headers)
@@ -196,26 +202,3 @@ def _answered(
         return found
 
     return answer
-
-
-def _check_site(request: Request, hosts: frozenset[str] | None) -> None:
-    """Refuse what another site asks the browser to send, also under a name of its own for this machine."""
-    host = request.headers.get("host", "")
-    if hosts is not None and _split(f"//{host}")[0] not in hosts:
-        raise RefusedError(421, "expected a request to this machine by its own name, as 127.0.0.1")
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
-            return  # a link on another site, which may lead here
-        raise RefusedError(403, "expected a request from the page of this server")
-    origin = request.headers.get("origin")
-    if origin is not None and _split(origin)[1] != host:
-        raise RefusedError(403, "expected a request from the page of this server")
-
-
-def _split(url: str) -> tuple[str | None, str | None]:
-    """The host of a URL, and the host with its port; Nones for what is no URL."""
-    try:
-        parts = urlsplit(url)
-        return parts.hostname, parts.netloc
-    except ValueError:
-        return None, None

@@ -16,7 +16,7 @@ from prb_jax.errors import RunError
 from prb_jax.scoring.read_inputs import Data
 from prb_jax.serving.http_server import address, bind, run_app
 from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import is_loopback
+from prb_jax.serving.requests import is_loopback, local_names
 
 INVITATION = "PRB_AUDIT_TOKEN"
 """The environment variable with the token that must come with a name that is typed."""
@@ -103,7 +103,7 @@ def audit(
             by_name=not annotators,
             allowed=frozenset(name for name, _ in links) if links else None,
             invitation=invitation,
-            hosts=frozenset({"localhost", "127.0.0.1", "::1", host}) if loopback else None,
+            hosts=local_names(host) if loopback else None,
             limits=LIMITS,
         )
         ended.callback(auditing.worker.shutdown)

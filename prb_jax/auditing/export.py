@@ -25,7 +25,8 @@ def audit_export(folder: str | Path, *, out: str | Path) -> int:
     A line holds: id, kind ("item" or "gold"), annotator, showing (0 for the first time), fit ("chosen", "rejected" or
     null for "can't tell"), quality (by criterion, of "chosen" and "rejected"), comment, a (which response was A), first
     (which response is the first category of the coefficients of agreement: drawn by lot for each item), user_id,
-    subset, opened and submitted. Judgements that were taken back are left out.
+    subset, opened and submitted. Judgements that were taken back are left out. In a .csv, a text that a spreadsheet
+    would take for a formula has an apostrophe in front.
 
     Args:
       folder: of the audit.
@@ -81,8 +82,17 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writeheader()
     for row in rows:
         ratings = {f"{name}_{side}": row["quality"][name][side] for name in CRITERIA for side in SIDES}
-        writer.writerow(row | ratings)
+        cells = row | ratings
+        writer.writerow({name: _no_formula(value) for name, value in cells.items()})
     return file.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """A cell that no spreadsheet computes: annotators and data may hold any text."""
+    formula = isinstance(value, str) and (
+        value[:1] in ("\t", "\r", "\n") or value.lstrip()[:1] in tuple("=+-@")
+    )
+    return f"'{value}" if formula else value
 
 
 def _time(seconds: float) -> str:

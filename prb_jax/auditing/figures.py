@@ -132,9 +132,10 @@ def attention_figures(state: State) -> list[dict[str, Any]]:
     for name in dict.fromkeys(judged.annotator for judged in state.judged):
         own = [judged for judged in state.judged if judged.annotator == name]
         first = {judged.item.number: judged for judged in own if judged.showing == 0}
-        gold = [judged for judged in own if judged.item.kind == "gold"]
+        checks = [judged for judged in state.checks if judged.annotator == name]
+        gold = [judged for judged in checks if judged.item.kind == "gold"]
         again = [
-            (first[each.item.number], each) for each in own if each.showing and each.item.number in first
+            (first[each.item.number], each) for each in checks if each.showing and each.item.number in first
         ]
         known = [judged for judged in own if judged.judgement.fit is not None]
         a = sum((judged.judgement.fit == 1) == judged.swapped for judged in known)

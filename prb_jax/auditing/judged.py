@@ -45,12 +45,15 @@ class State:
       folder: of the audit.
       items: of the audit.
       judged: the judgements in their order, without the ones that were taken back.
-      taken_back: how many were.
+      checks: the judgements of gold items, and of items that were judged before, as they were first submitted: who
+        guesses that an item was a check cannot mend the answer.
+      taken_back: how many judgements were taken back.
     """
 
     folder: AuditFolder
     items: Sequence[Item]
     judged: Sequence[Judged]
+    checks: Sequence[Judged]
     taken_back: int
 
     __repr__ = short_repr
@@ -70,14 +73,20 @@ def read_state(path: str | Path) -> State:
     finally:
         database.close()
     standing: dict[int, Event] = {}
+    checks: dict[tuple[str, int, int], Event] = {}
     for event in events:
-        if event.kind == SUBMITTED:
-            standing[event.task] = event
-        else:
+        if event.kind != SUBMITTED:
             del standing[event.task]
+            continue
+        standing[event.task] = event
+        if event.showing or items[event.item - 1].kind == "gold":
+            checks.setdefault((event.annotator, event.item, event.showing), event)
     seed = folder.inputs["seed"]
-    judged = [_judged(items[event.item - 1], event, seed) for event in standing.values()]
-    return State(folder, items, judged, sum(event.kind != SUBMITTED for event in events))
+    judged, first = (
+        [_judged(items[event.item - 1], event, seed) for event in some.values()]
+        for some in (standing, checks)
+    )
+    return State(folder, items, judged, first, sum(event.kind != SUBMITTED for event in events))
 
 
 def _judged(item: Item, event: Event, seed: int) -> Judged:

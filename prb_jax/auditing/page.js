@@ -169,7 +169,7 @@
     draftWaits = false;
     byId("join").hidden = byId("no-link").hidden = true;
     byId("annotator").textContent = found.annotator;
-    byId("progress").textContent = `${found.done} judged, ${found.left} more can be judged`;
+    byId("progress").textContent = `${found.done} judged, up to ${found.left} more can be judged`;
     byId("undo").hidden = !found.can_undo;
     byId("task").hidden = task === null;
     byId("finished").hidden = task !== null;

@@ -45,8 +45,8 @@ DEFINITIONS: Final[Mapping[str, str]] = MappingProxyType(
         "which was fixed before the first judgement; p: the larger p-value; ci90: the interval that is within the "
         "margin then",
         "annotators": "gold_right of gold: gold items whose personal fit was found; again_same of again: items judged "
-        "twice with the same personal fit; chose_a of chose, chose_a_p: response A was preferred, and the exact "
-        "two-sided p-value under a fair coin",
+        "twice with the same personal fit (both as first submitted, though taken back later); chose_a of chose, "
+        "chose_a_p: response A was preferred, and the exact two-sided p-value under a fair coin",
         "adjudication": "items on whose personal fit the annotators disagree, whose majority is not the label, or "
         "whose ratings differ by three points or more; dispute: share of the smaller side",
     }
@@ -78,7 +78,7 @@ def audit_report(folder: str | Path) -> dict[str, Any]:
         "complete": sum(len(row) >= inputs["per_item"] for row in table.rows),
         "per_item": inputs["per_item"],
         "judgements": sum(len(row) for row in table.rows),
-        "checks": len(state.judged) - sum(len(row) for row in table.rows),
+        "checks": len(state.checks),
         "taken_back": state.taken_back,
         "over": table.over,
         "margin": inputs["margin"],

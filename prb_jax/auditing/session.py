@@ -7,6 +7,7 @@ loses at most the answer that was not submitted.
 from __future__ import annotations
 
 import hmac
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ from prb_jax.serving.requests import same_token
 LONGEST_NAME: Final = 60
 WHERE: Final = "the request"
 
+LEFT_STEP: Final = 10
+"""How many items are left is told in such steps: an exact number would not fall for a check, and so give it away."""
+
 
 class ClosedError(PrbError):
     """The task is not open any more: its judgement was submitted, or another one is open."""
@@ -39,7 +43,7 @@ class Shown:
       item: what `prb_jax.auditing.items.Item` calls ``shown``, with the responses as A and B.
       draft: the answer so far.
       done: judgements of this annotator.
-      left: items that the annotator could still be given.
+      left: items that the annotator could still be given, at most: rounded up to ``LEFT_STEP``.
       can_undo: whether there is a judgement to take back.
     """
 
@@ -222,7 +226,8 @@ class Session:
 
     def _shown(self, annotator: str, task: Task | None, now: float) -> Shown:
         done = self._standing.done.get(annotator, [])
-        left = still_open(self._standing, annotator, self._plan, self._leased(annotator, now))
+        free = still_open(self._standing, annotator, self._plan, self._leased(annotator, now))
+        left = math.ceil(max(free, task is not None) / LEFT_STEP) * LEFT_STEP
         if task is None:
             return Shown(None, None, None, len(done), left, bool(done))
         item = self._standing.items[task.item - 1]

@@ -160,7 +160,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
       OSError, EOFError: the connection is gone.
       ValueError: another status than 200.
     """
-    head = f"POST /pooling HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /pooling HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     answered = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()

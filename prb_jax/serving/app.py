@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,17 @@ from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.serving.engine import BusyError, Engine, Scores
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.figures import Figures
-from prb_jax.serving.items import NotFiniteError, Score
+from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
 from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import RefusedError, check_token, error_answer, log_request, read_body
+from prb_jax.serving.requests import (
+    RefusedError,
+    check_json,
+    check_site,
+    check_token,
+    error_answer,
+    log_request,
+    read_body,
+)
 from prb_jax.serving.routes import ROUTES, Asked
 from prb_jax.trees.shorten import TooLongError
 
@@ -34,6 +42,9 @@ CLIENT_LEFT = 499
 TRUNCATED = "X-PRB-Truncated"
 """Header of an answer: how many responses were scored with a shortened profile or prompt; absent for none."""
 
+IGNORED = "X-PRB-Ignored"
+"""Header of an answer: names of fields of the request that changed nothing; absent for none."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -45,6 +56,7 @@ class Served:
       figures: what is counted.
       limits: for clients.
       token: that clients must send as ``Authorization: Bearer TOKEN``; None for none.
+      hosts: without a token, the names by which clients may call the server; None for any.
       identity: everything about the model that decides its scores.
       view: what it is shown of a request.
     """
@@ -54,6 +66,7 @@ class Served:
     figures: Figures
     limits: Limits
     token: str | None = None
+    hosts: frozenset[str] | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
     view: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,11 +116,14 @@ def _answered(
     async def answer(request: Request) -> Response:
         begun, path, failure = time.monotonic(), request.url.path, None
         try:
-            check_token(request, served.token)
+            if served.token is not None:
+                check_token(request, served.token)
+            else:  # a page in a browser on this machine knows no token, and neither do programs here
+                check_site(request, served.hosts)
             found = await handle(request)
         except RefusedError as error:
             found = error_answer(error.status, str(error), **error.headers)
-        except (TooLongError, IdsTooLongError) as error:
+        except (TooLongError, IdsTooLongError, TooManyCharactersError) as error:
             found = error_answer(413, str(error))
         except NotFiniteError as error:
             found = error_answer(422, str(error))
@@ -132,8 +148,11 @@ def _answered(
 
 async def _score(request: Request, served: Served, understand: Callable[[Body], Asked]) -> Response:
     limits, begun = served.limits, time.monotonic()
+    if served.token is None:
+        check_json(request)
     body = await read_body(request, most=limits.bytes, seconds=limits.seconds)
     asked = understand(body)
+    ignored = body.ignored()
     request.state.items = len(asked.items)
     if len(asked.items) > limits.items:
         raise RefusedError(
@@ -149,7 +168,15 @@ async def _score(request: Request, served: Served, understand: Callable[[Body], 
     cut = sum(score.truncated for score in scores)
     served.figures.scores.inc(len(scores))
     served.figures.truncated.inc(cut)
-    return JSONResponse(asked.reply(scores, served.name), headers={TRUNCATED: str(cut)} if cut else None)
+    headers = ({TRUNCATED: str(cut)} if cut else {}) | ({IGNORED: _listed(ignored)} if ignored else {})
+    return JSONResponse(asked.reply(scores, served.name), headers=headers)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a header; the ones that would not fit into it are counted."""
+    plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= 64][:20]
+    more = len(names) - len(plain)
+    return ", ".join([*plain, *([f"and {more} more"] if more else [])])
 
 
 async def _unless_left(request: Request, work: Any) -> Scores:

@@ -125,8 +125,10 @@ class Engine:
         """Wait for the score of each item, or why it has none. Cancelled, it leaves no work behind.
 
         Raises:
+          TooManyCharactersError: a text that is too long to be tokenised.
           BusyError: too many wait.
         """
+        self._grower.check_sizes(items)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Scores] = loop.create_future()
 

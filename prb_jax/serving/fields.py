@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prb_jax.data import fields
@@ -10,8 +10,45 @@ from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import ROLES
 from prb_jax.errors import DataError, quote
 
-Body = Mapping[str, Any]
 WHERE = "the request"
+
+_NEAR = {
+    "user_id": {"user", "users", "userid", "userids"},
+    "profile": {"profiles", "userprofile", "userprofiles", "history", "posts"},
+    "profile_order": {"profileorders", "profileorder"},
+}
+"""By field, names without marks between their words, which say whose reward it is and would change nothing."""
+
+
+class Body(Mapping[str, Any]):
+    """The fields of a request. It notes which ones are looked at, so that the others can be told or refused."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given, self._read = given, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def ignored(self) -> list[str]:
+        """Return the fields that nothing has looked at.
+
+        Raises:
+          DataError: the name of one is nearly that of a field by which the reward is somebody's.
+        """
+        names = [name for name in self._given if name not in self._read]
+        for name in names:
+            plain = name.casefold().replace("_", "").replace("-", "")
+            for meant, near in _NEAR.items():
+                if plain in near and self._given[name] is not None:
+                    fields.fail(WHERE, name, f"unknown; expected {meant!r} for whose reward it is")
+        return names
 
 
 def text(body: Body, name: str) -> str:

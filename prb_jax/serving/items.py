@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,9 @@ from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, PrbError
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
 NAME = "request"
@@ -19,6 +21,12 @@ NAME = "request"
 
 MOST_RESPONSES = 64
 """Responses of a tree, at most: more of one prompt become several trees, which share their beginning."""
+
+CHARACTERS = 16
+"""Characters for each token of the limit that a text of a client may have: more are refused and not tokenised."""
+
+LEAST_CHARACTERS = 100_000
+"""So many may a prompt, a profile, or another text that is cut to fit have in any case."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,10 @@ class Grown:
         return found
 
 
+class TooManyCharactersError(DataError):
+    """A text of a client that is too long to be tokenised."""
+
+
 @dataclass(frozen=True)
 class Grower:
     """Makes trees of items: responses to one prompt, for one user with one profile, become one tree.
@@ -117,61 +129,92 @@ class Grower:
     view: View
     most: int
 
+    def check_sizes(self, items: Sequence[Item]) -> None:
+        """Refuse texts of which tokenising alone would take long.
+
+        Raises:
+          TooManyCharactersError: naming the text, its characters, and how many it may have.
+        """
+        limit = self.reader.limit(self.view)
+        least = CHARACTERS * limit
+        of_cut = max(least, LEAST_CHARACTERS)  # what is cut to fit may be longer
+        of_response = of_cut if self.view.protocol is TextProtocol.PAPER else least
+        for number, item in enumerate(items):
+            if isinstance(item, Whole):
+                lengths = {"input": (len(item.content), least if item.keep is None else of_cut)}
+                if not isinstance(item.content, str):
+                    continue
+            else:
+                posts = item.profile[: self.view.profile_posts]
+                lengths = {
+                    "response": (len(item.response), of_response),
+                    "prompt": (sum(len(message.content) for message in item.prompt), of_cut),
+                    "profile": (sum(len(post.text) for post in posts), of_cut),
+                }
+            for name, (found, most) in lengths.items():
+                if found > most:
+                    raise TooManyCharactersError(
+                        f"response {number}: its {name} has {found:,} characters; at most {most:,} are read where a "
+                        f"conversation has at most {limit:,} tokens"
+                    )
+
     def grow(self, items: Sequence[Item]) -> tuple[list[Grown], dict[int, PrbError]]:
         """Return trees of the items, and by place why an item has none.
 
         What becomes of an item does not depend on the others.
         """
+        grown: list[Grown] = []
         errors: dict[int, PrbError] = {}
-        texts: dict[object, list[int]] = {}
-        whole: list[int] = []
+        together: dict[object, list[int]] = {}
         for place, item in enumerate(items):
             if isinstance(item, Texts):
-                texts.setdefault((item.prompt, item.user_id, item.profile, item.profile_order), []).append(
-                    place
-                )
-            else:
-                whole.append(place)
+                key = (item.prompt, item.user_id, item.profile, item.profile_order)
+                together.setdefault(key, []).append(place)
         groups = [
             places[start : start + self.most]
-            for places in texts.values()
+            for places in together.values()
             for start in range(0, len(places), self.most)
         ]
-        grown = self._together(items, groups, errors) if groups else []
-        for place in whole:
-            grown += self._tried([place], lambda places: [self._whole(items[places[0]])], errors)
+        while groups:
+            alone: list[list[int]] = []
+            trees = self._trees([[items[place] for place in places] for places in groups])
+            for places, tree in zip(groups, trees, strict=True):
+                if isinstance(tree, Tree):
+                    grown.append(Grown(tuple(places), tree))
+                elif len(places) == 1:
+                    errors[places[0]] = tree
+                else:  # they have no tree together, though some of them may have one alone
+                    alone += [[place] for place in places]
+            groups = alone
+        for place, item in enumerate(items):
+            if isinstance(item, Whole):
+                try:
+                    grown.append(Grown((place,), self._whole(item)))
+                except PrbError as error:
+                    errors[place] = error
         return grown, errors
 
-    def _together(
-        self, items: Sequence[Item], groups: Sequence[list[int]], errors: dict[int, PrbError]
-    ) -> list[Grown]:
-        """All groups in one call of the tokenizer; one after another where that fails."""
-
-        def encode(groups: Sequence[list[int]]) -> list[Tree]:
-            several = [_comparison([items[place] for place in places]) for places in groups]
-            return self.reader.encode(several, view=self.view)
-
+    def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
+        """The tree of each group, or why it has none, in one call of the tokenizer if that is possible."""
         try:
-            return [Grown(tuple(p), tree) for p, tree in zip(groups, encode(groups), strict=True)]
-        except PrbError:
-            return [
-                one for group in groups for one in self._tried(group, lambda places: encode([places]), errors)
-            ]
-
-    def _tried(
-        self, places: list[int], encode: Callable[[list[int]], list[Tree]], errors: dict[int, PrbError]
-    ) -> list[Grown]:
-        """The tree of a group; one for each item where they have none together."""
-        try:
-            return [Grown(tuple(places), tree) for tree in encode(places)]
+            comparisons = [_comparison(group) for group in groups]
+            encoded = self.reader.encode_each(comparisons, view=self.view)
         except PrbError as error:
-            if len(places) == 1:
-                errors[places[0]] = error
-                return []
-        return [one for place in places for one in self._tried([place], encode, errors)]
+            return [error] if len(groups) == 1 else [self._trees([group])[0] for group in groups]
+        return [self._readable(*each) for each in zip(comparisons, encoded, strict=True)]
 
-    def _whole(self, item: Item) -> Tree:
-        assert isinstance(item, Whole)
+    def _readable(self, comparison: Comparison, tree: Tree | TooLongError) -> Tree | PrbError:
+        """A tree with the soft prompt of its user, or why the model cannot read it."""
+        if isinstance(tree, TooLongError):
+            return tree
+        prompts = self.reader.prompts
+        try:
+            self.reader.check_readable(f"comparison '{NAME}'", tree)
+            return tree if prompts is None else prompts.encode([tree], [comparison])[0]
+        except PrbError as error:
+            return error
+
+    def _whole(self, item: Whole) -> Tree:
         ids = self._tokenised(item) if isinstance(item.content, str) else np.asarray(item.content, np.int32)
         kept = ids
         if item.keep is not None:
@@ -187,7 +230,7 @@ class Grower:
                 "input: this model reads a prompt and a response as two texts: send messages, or a query and documents"
             )
         if item.ended:
-            text = _ended(text, eos=chat.tokenizer.eos_token, pad=chat.tokenizer.pad_token)
+            text = ended_once(text, eos=chat.tokenizer.eos_token, pad=chat.tokenizer.pad_token)
         ids = chat.tokenize([text])[0]
         return chat.with_special_tokens(ids, max_length=None) if item.special_tokens else ids
 
@@ -206,11 +249,12 @@ def _comparison(items: Sequence[Item]) -> Comparison:
     )
 
 
-def _ended(text: str, *, eos: str | None, pad: str | None) -> str:
+def ended_once(text: str, *, eos: str | None, pad: str | None) -> str:
     """The text without padding and end-of-text tokens around it, and with one of the latter behind it."""
-    marks = tuple({mark for mark in (pad, eos) if mark})
-    while mark := next((mark for mark in marks if text.startswith(mark)), None):
-        text = text.removeprefix(mark)
-    while mark := next((mark for mark in marks if text.endswith(mark)), None):
-        text = text.removesuffix(mark)
-    return text + (eos or "")
+    marks = sorted({mark for mark in (pad, eos) if mark}, key=len, reverse=True)
+    start, end = 0, len(text)  # the text itself is copied once, however many marks there are
+    while mark := next((mark for mark in marks if text.startswith(mark, start, end)), None):
+        start += len(mark)
+    while mark := next((mark for mark in marks if text.endswith(mark, start, end)), None):
+        end -= len(mark)
+    return text[start:end] + (eos or "")

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -59,6 +60,55 @@ def check_token(request: Request, token: str | None) -> None:
     if token is not None and not same_token(bearer(request), token):
         message = "expected the header 'Authorization: Bearer TOKEN' with the server's token"
         raise RefusedError(401, message, **{"WWW-Authenticate": "Bearer"})
+
+
+def local_names(host: str) -> frozenset[str]:
+    """Return the names by which clients call a server that this machine alone can reach, at this address."""
+    return frozenset({"localhost", "127.0.0.1", "::1", host})
+
+
+def check_site(request: Request, hosts: frozenset[str] | None) -> None:
+    """Refuse what another site asks the browser to send, also under a name of its own for this machine.
+
+    Args:
+      request: of a page or of a program; a program has no origin.
+      hosts: names by which clients may call the server; None for any.
+
+    Raises:
+      RefusedError: 421 for another name, 403 for another site.
+    """
+    host = request.headers.get("host", "")
+    if hosts is not None and _split(f"//{host}")[0] not in hosts:
+        raise RefusedError(421, "expected a request to this machine by its own name, as 127.0.0.1")
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
+            return  # a link on another site, which may lead here
+        raise RefusedError(403, "expected a request from the page of this server")
+    origin = request.headers.get("origin")
+    if origin is not None and _split(origin)[1] != host:
+        raise RefusedError(403, "expected a request from the page of this server")
+
+
+def check_json(request: Request) -> None:
+    """Refuse a body that does not say that it is JSON: a page of any site may send other types without asking.
+
+    Raises:
+      RefusedError: 415.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(
+            415,
+            "expected a body of the type application/json, in the header 'Content-Type: application/json'",
+        )
+
+
+def _split(url: str) -> tuple[str | None, str | None]:
+    """The host of a URL, and the host with its port; Nones for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.netloc
+    except ValueError:
+        return None, None
 
 
 async def read_body(request: Request, *, most: int, seconds: float) -> Body:
@@ -133,4 +183,4 @@ def _parsed(data: bytes) -> Body:
     body = parse_json(data, where=WHERE, error=DataError)
     if not isinstance(body, dict):
         raise DataError(f"{WHERE}: expected a JSON object, found {type(body).__name__}")
-    return body
+    return Body(body)

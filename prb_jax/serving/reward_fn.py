@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Message, Post, read_profile
-from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.errors import DataError, PrbError, PrbWarning, quote
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving import fields
 from prb_jax.serving.items import MOST_RESPONSES, Grower, Score, Texts
@@ -58,6 +59,8 @@ class RewardFunction:
         self, model: RewardModel, options: ViewOptions, *, empty: float | None, batch_tokens: int | None
     ) -> None:
         view = model.reader.view(options)
+        for remark in model.reader.remarks(view.protocol):
+            warnings.warn(remark, PrbWarning, stacklevel=3)
         shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
         self.__name__ = "prb_reward"  # TRL logs the mean under this name
         self._model, self._empty, self._dealer = model, empty, shapes.dealer()

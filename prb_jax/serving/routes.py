@@ -55,10 +55,17 @@ def score(body: Body) -> Asked:
     """
     if "response_text" not in body:
         return _score_documents(body)
-    query, profile = fields.text(body, "query"), body.get("profile")
+    query, profile, response = (
+        fields.text(body, "query"),
+        body.get("profile"),
+        fields.text(body, "response_text"),
+    )
+    items: list[Item]
     if isinstance(profile, str):
-        query, body = query + checks.text(profile, WHERE, "profile"), {**body, "profile": None}
-    items = _answers(body, [_user(query)], [fields.text(body, "response_text")])
+        (user,), (order,) = fields.users(body, 1), fields.orders(body, 1)
+        items = [Texts(_user(query + checks.text(profile, WHERE, "profile")), response, user, (), order)]
+    else:
+        items = _answers(body, [_user(query)], [response])
     return Asked(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
 
 

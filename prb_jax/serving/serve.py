@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from prb_jax.errors import RunError
+from prb_jax.errors import PrbWarning, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.rl.remote import TOKEN
@@ -18,7 +19,7 @@ from prb_jax.serving.figures import Figures
 from prb_jax.serving.http_server import address, bind, run_app
 from prb_jax.serving.items import MOST_RESPONSES, Grower
 from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import is_loopback
+from prb_jax.serving.requests import is_loopback, local_names
 from prb_jax.serving.warm import shapes_for
 from prb_jax.text.view import ViewOptions
 
@@ -78,6 +79,8 @@ def serve(model: str | Path, *, options: ServeOptions, loading: LoadOptions) -> 
 def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, Served]:
     """Compile a model's programs, and return the engine that scores with them and what an application serves."""
     view, figures = model.reader.view(options.view), Figures()
+    for remark in model.reader.remarks(view.protocol):
+        warnings.warn(remark, PrbWarning, stacklevel=2)
     shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=options.batch_tokens)
     shapes.compile(model)
     engine = Engine(
@@ -95,6 +98,7 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
         figures,
         options.limits,
         token=options.token,
+        hosts=local_names(options.host) if options.token is None else None,
         identity=model.identity(),
         view=asdict(view),
     )

@@ -91,12 +91,12 @@ def test_a_begun_answer_is_kept_for_its_author(tmp_path):
 def test_judgements_are_taken_back_one_after_another(tmp_path):
     data, clock = write_pairs(tmp_path / "pairs.jsonl", 5), Clock()
     with opened(tmp_path / "a", clock, data=data, check_every=0) as session:
-        judged = [judge(session, "ana", comment=f"{number}") for number in range(3)]
+        judged = [judge(session, "ana", comment=f"={number}+cmd") for number in range(3)]
         open_now = session.current("ana")
         session.undo("ana")
         session.undo("ana")
         shown = session.current("ana")
-        assert (shown.done, shown.draft["comment"]) == (1, "1")
+        assert (shown.done, shown.draft["comment"]) == (1, "=1+cmd")
         with pytest.raises(ClosedError, match="not open any more"):
             session.submit("ana", 1, answer("a"))
         again = [judge(session, "ana", comment="new") for _ in range(2)]
@@ -107,9 +107,33 @@ def test_judgements_are_taken_back_one_after_another(tmp_path):
     assert prb.audit_export(tmp_path / "a", out=tmp_path / "a.csv") == 3
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["comment"] for row in rows] == ["0", "new", "new"]
+    assert [row["comment"] for row in rows] == ["'=0+cmd", "new", "new"]
     report = prb.audit_report(tmp_path / "a")
     assert (report["judgements"], report["taken_back"]) == (3, 2)
+
+
+def test_nothing_that_is_shown_tells_a_check_and_nobody_can_mend_one(tmp_path):
+    data, clock = write_pairs(tmp_path / "pairs.jsonl", 8), Clock()
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text(write_pairs(tmp_path / "g.jsonl", 3).read_text().replace('"id": "p', '"id": "g'))
+    seen = []
+    with opened(tmp_path / "a", clock, data=data, gold=gold, check_every=2) as session:
+        session.join("ana")
+        while (shown := session.current("ana")).task is not None:
+            seen.append((shown.left, shown.done, shown.task))
+            wrong = answer("b" if good_side(dict(shown.item)) == "a" else "a")
+            session.submit("ana", shown.task, wrong)
+            session.undo("ana")
+            back = session.current("ana")
+            session.submit("ana", back.task, answer(good_side(dict(back.item))))
+        assert shown.left == 0
+    assert {left for left, _, _ in seen} == {10}
+    assert [done for _, done, _ in seen] == list(range(len(seen)))
+    report = prb.audit_report(tmp_path / "a")
+    (ana,) = report["annotators"]
+    assert (ana["gold_right"], ana["gold"]) == (0, report["checks"] - ana["again"])
+    assert ana["again_same"] == 0 < ana["again"] + ana["gold"]
+    assert report["fit"]["label"]["value"] == 1.0
 
 
 def test_gold_and_repeated_items_tell_of_attention_alone(tmp_path):

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,22 @@ from prb_jax.serving.app import Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
 from prb_jax.serving.figures import Figures
 from prb_jax.serving.http_server import bind, run_app
-from prb_jax.serving.items import Item, NotFiniteError, Score, Whole
+from prb_jax.serving.items import (
+    Grower,
+    Item,
+    NotFiniteError,
+    Score,
+    Texts,
+    TooManyCharactersError,
+    Whole,
+    ended_once,
+)
 from prb_jax.serving.limits import Limits
+from prb_jax.serving.requests import local_names
 from prb_jax.serving.serve import ServeOptions, make_engine, serve
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import build_tree
 from tests.scoring.records import record, write_model
 
@@ -49,7 +62,11 @@ class StubEngine:
 
 def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
     engine = cast(Engine, StubEngine(answer))
-    return make_app(Served("m", engine, Figures(), Limits(**limits)))
+    return make_app(Served("m", engine, Figures(), Limits(**limits), hosts=local_names("testserver")))
+
+
+def scores(items: Sequence[Item]) -> Scores:
+    return [Score(1.0, 1, False) for _ in items]
 
 
 def fails(error: Exception) -> Callable[[Sequence[Item]], Any]:
@@ -91,7 +108,8 @@ def test_slow_clients_are_not_waited_for() -> None:
     assert ready.wait(30)
     with socket.create_connection(address, timeout=30) as head, socket.create_connection(address) as body:
         head.sendall(b"POST /score HTTP/1.1\r\nHost:")
-        body.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        typed = b"Host: localhost\r\nContent-Type: application/json\r\n"
+        body.sendall(b"POST /score HTTP/1.1\r\n" + typed + b"Content-Length: 50\r\n\r\n{")
         assert b" 408 " in body.recv(1000)
         assert head.recv(1000) == b""  # closed
         assert httpx.post(f"http://127.0.0.1:{address[1]}/score", json=GOOD).json() == {"score": 1.0}
@@ -167,7 +185,7 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> 
 
     broken = replace(model, stream_fn=cast(Any, score))
     engine, served = make_engine(broken, options=ServeOptions(batch_tokens=1024))
-    with TestClient(make_app(served)) as client:
+    with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
         asked = [client.post("/score", json=GOOD) for _ in range(3)]
     engine.close()
     assert [each.status_code for each in asked] == [500, 422, 200]
@@ -229,3 +247,101 @@ def test_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
         client.post("/score", json=GOOD)
     line = json.loads(capsys.readouterr().err.splitlines()[0])
     assert (line["path"], line["status"], line["items"]) == ("/score", 200, 1)
+
+
+def test_marks_around_a_text_are_taken_off_in_one_pass() -> None:
+    for text, expected in (
+        ("<pad><pad>a<eos>b<eos><pad>", "a<eos>b<eos>"), ("a", "a<eos>"), ("<pad>", "<eos>"), ("", "<eos>"),
+        ("<pad", "<pad<eos>"),
+    ):  # fmt: skip
+        assert ended_once(text, eos="<eos>", pad="<pad>") == expected
+    assert ended_once("a</s></s>", eos="</s>", pad="</s>") == "a</s>"
+    assert ended_once("a", eos=None, pad=None) == "a"
+    begun = time.monotonic()
+    assert ended_once("<pad>" * 250_000 + "a" + "<eos>" * 250_000, eos="<eos>", pad="<pad>") == "a<eos>"
+    assert time.monotonic() - begun < 5
+
+
+def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1)).reader
+    view = reader.view(ViewOptions(max_length=64))
+    grower, calls = Grower(reader, view, 4), list[int]()
+    tokenize = ChatTokenizer.tokenize
+
+    def counted(self: ChatTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+        calls.append(len(texts))
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(ChatTokenizer, "tokenize", counted)
+    question = (prb.Message("user", "?"),)
+    posts = (prb.Post(id="1", category="", text="a" * 100_001),)
+    for item, message in (
+        (
+            Texts(question, "a" * 1025),
+            "response 0: its response has 1,025 characters; at most 1,024 are read where",
+        ),
+        (
+            Texts((prb.Message("user", "a" * 100_001),), "a"),
+            "its prompt has 100,001 characters; at most 100,000",
+        ),
+        (Texts(question, "a", profile=posts), "its profile has 100,001 characters"),
+        (Whole("a" * 1025), "its input has 1,025 characters; at most 1,024"),
+        (Whole("a" * 100_001, keep=5), "its input has 100,001 characters; at most 100,000"),
+    ):
+        with pytest.raises(TooManyCharactersError, match=message):
+            grower.check_sizes([item])
+    assert not calls
+    grower.check_sizes([Texts(question, "a" * 1024), Whole((1,) * 10_000), Whole("a" * 100_000, keep=5)])
+
+    long = Texts(question, "word " * 100)
+    reader.encode_each([prb.Comparison(id="1", prompt=question, responses=[long.response])], view=view)
+    once = len(calls)
+    calls.clear()
+    grown, errors = grower.grow([long])
+    assert (grown, list(errors), len(calls)) == ([], [0], once)
+    assert isinstance(errors[0], TooLongError)
+    grown, errors = grower.grow([Texts(question, "a"), long, Texts(question, "b"), Whole((1,) * 65)])
+    assert ([tree.members for tree in grown], sorted(errors)) == ([(0,), (2,)], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://testserver"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "evil.example"}, 421),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_pages_of_other_sites_are_refused_without_a_token(headers: dict[str, str], status: int) -> None:
+    with TestClient(app_with(scores)) as client:
+        sent = {"Content-Type": "application/json"} | headers
+        assert client.post("/score", content=json.dumps(GOOD), headers=sent).status_code == status
+        if "Content-Type" not in headers:
+            for path in ("/v1/models", "/metrics"):
+                assert client.get(path, headers=headers).status_code == status
+
+
+def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
+    with TestClient(app_with(scores)) as client:
+        odd = {"model": "m", "r\u00e9ponse": 1, "a\r\nX-Evil: 1": 2, "documents": ["b"], "user": None}
+        found = client.post("/score", json=GOOD | odd)
+        assert (found.status_code, found.headers["X-PRB-Ignored"]) == (
+            200,
+            "model, documents, user, and 2 more",
+        )
+        assert (
+            "X-PRB-Ignored" not in client.post("/score", json=GOOD | {"user_id": "u", "profile": []}).headers
+        )
+        for name, meant in (
+            ("user", "user_id"), ("userId", "user_id"), ("profiles", "profile"), ("history", "profile"),
+        ):  # fmt: skip
+            found = client.post("/score", json=GOOD | {name: "u"})
+            expected = f"field '{name}': unknown; expected '{meant}'"
+            assert (found.status_code, expected in found.json()["error"]["message"]) == (400, True)

@@ -110,7 +110,7 @@ def test_a_profile_of_posts_is_shown_as_offline(server: Server) -> None:
     several = {"queries": QUESTION, "documents": ANSWERS[:2], "profile": [POSTS, []], "user_id": ["a", "b"]}
     _, found = server.ask("/score", several)
     values = [each["score"] for each in found["data"]]
-    assert values == [expected.expected[0], pytest.approx(server.offline().expected[1], abs=1e-5)]
+    assert values == pytest.approx([expected.expected[0], server.offline().expected[1]], abs=1e-5)
 
 
 def test_vllm_and_sglang_shapes_have_the_offline_scores(server: Server) -> None:
@@ -292,6 +292,9 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
         ),
         ("/rerank", {"query": "?", "documents": ["a"] * 41}, 413, "at most 40 responses, found 41"),
         ("/score", {"response_text": "word " * 600, "query": "?"}, 413, "within max_length 512"),
+        ("/score", {"response_text": "a" * 9_000, "query": "?"}, 413, "at most 8,192 are read"),
+        ("/classify", {"input": "a" * 9_000}, 413, "at most 8,192 are read"),
+        ("/score", {"response_text": "a", "query": "?", "userid": "u"}, 400, "expected 'user_id'"),
         ("/score", {"response_text": "a" * 30_000, "query": "?"}, 413, "a body of at most 20,000 bytes"),
         ("/nowhere", {}, 404, "expected POST to /score"),
     ],
