@@ -141,7 +141,7 @@ def build(
             seed=settings.seed,
         )
         facts = build_facts(
-            settings, records, rows, gated, parts, inputs, folder=folder, command=run["command"]
+            settings, records, rows, gated, parts, inputs, folder=folder, command=_repeating(run, relaxed)
         )
         write_product(
             folder,
@@ -161,6 +161,15 @@ def _check_finished(folder: Path, settings: BuildSettings, relaxed: Sequence[str
             f"{folder}: the build is finished without relaxing {', '.join(further)}: leave --relax out, or give --out "
             "another folder"
         )
+
+
+def _repeating(run: Mapping[str, Any], relaxed: Sequence[str]) -> list[str]:
+    """The command line that repeats a build: its first one, with the gates that were relaxed later; [] for none."""
+    later = set(relaxed) - set(run["sessions"][0]["relax"])
+    return run["command"] and [
+        *run["command"],
+        *(word for name in sorted(later) for word in ("--relax", name)),
+    ]
 
 
 def _write_all(

@@ -32,6 +32,8 @@ def data_card(facts: Mapping[str, Any], *, part: Part | None) -> str:
             f"**Relaxed gates: {_inline(names)}.** These were allowed to fail; read their figures below.",
             "",
         ]
+    if untried := [gate["gate"] for gate in facts["gates"] if gate["verdict"] == "not tried"]:
+        lines += [f"**Never tried: {_inline(', '.join(untried))}.** Nothing was given to try them with.", ""]
     lines += list(_size(facts, part))
     lines += ["", "## Gates", "", *_gates(facts)]
     lines += ["", "## How it was made", "", *_made(facts)]
@@ -90,8 +92,7 @@ def _gates(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "| gate | before | after | pairs dropped | |"
     yield "|---|---:|---:|---:|---|"
     for gate in facts["gates"]:
-        verdict = "passed" if gate["after"]["passed"] else "failed"
-        shown = f"**relaxed** ({verdict})" if gate["relaxed"] else verdict
+        shown = f"**relaxed** ({gate['verdict']})" if gate["relaxed"] else gate["verdict"]
         before, after = _figure(gate["before"]), _figure(gate["after"])
         yield f"| {gate['gate']} | {before} | {after} | {gate['dropped']:,} | {shown} |"
     yield ""

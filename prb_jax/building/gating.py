@@ -92,9 +92,9 @@ class _Line:
         gates = {
             each.name: f"relaxed: {own[each.name]}"
             if each.name in own
-            else "passed"
-            if each.passed
             else "relaxed"
+            if each.tried and not each.passed
+            else each.verdict
             for each in self.results
         }
         return replace(pair, provenance={**pair.provenance, "gates": gates})
@@ -119,7 +119,7 @@ class _Line:
         """Note what a gate says."""
         figure = after or Figure(None, len(self.kept), passed=False, note=_NOT_TRIED)
         relaxed = name in self.settings.relax
-        self.results.append(GateResult(name, definition, before, figure, dropped, relaxed))
+        self.results.append(GateResult(name, definition, before, figure, dropped, relaxed, after is not None))
 
 
 def run_gates(

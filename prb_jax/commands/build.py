@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
     for gate in found["gates"]:
         before, after = (_shown(gate[when]) for when in ("before", "after"))
-        state = "" if gate["after"]["passed"] else "  FAILED"
+        state = {"passed": "", "failed": "  FAILED"}.get(gate["verdict"], f"  {gate['verdict']}")
         relaxed = "  relaxed" if gate["relaxed"] else ""
         print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{state}{relaxed}")
     parts = ", ".join(f"{count:,} {name}" for name, count in found["parts"].items())

@@ -86,6 +86,7 @@ class GateResult:
       after: of the pairs that are kept.
       dropped: pairs that were left out for it.
       relaxed: whether it may fail.
+      tried: whether anything was given to try it.
     """
 
     name: str
@@ -94,11 +95,17 @@ class GateResult:
     after: Figure
     dropped: int = 0
     relaxed: bool = False
+    tried: bool = True
 
     @property
     def passed(self) -> bool:
         """Whether what is kept is as it must be."""
         return self.after.passed
+
+    @property
+    def verdict(self) -> str:
+        """In words: "passed", "failed" or "not tried"."""
+        return "passed" if self.passed else "failed" if self.tried else "not tried"
 
     def to_json(self) -> dict[str, Any]:
         """Return what the gate says, JSON-ready."""
@@ -109,6 +116,7 @@ class GateResult:
             "after": self.after.to_json(),
             "dropped": self.dropped,
             "relaxed": self.relaxed,
+            "verdict": self.verdict,
         }
 
 
