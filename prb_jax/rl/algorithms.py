@@ -20,7 +20,9 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "rollout.": DRAWING,
     "scoring.": DRAWING,
     "kl.": DRAWING,
-    "watch.": DRAWING,
+    "watch.every": DRAWING,
+    "watch.window": DRAWING,
+    "watch.most_kl": DRAWING,
     "advantage.gamma": ("ppo", "reinforce++"),
     "advantage.lam": ("ppo",),
     "advantage.whiten": ("ppo",),
@@ -38,6 +40,14 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "value.": ("ppo",),
 }
 """The algorithms that use a key, or all keys of a section; a key that is not here is used by every algorithm."""
+
+_WRITES_TEXTS = (
+    "rollout.n", "rollout.temperature", "rollout.max_new_tokens", "rollout.rows",
+    "scoring.scale", "scoring.empty", "scoring.failed", "scoring.history", "scoring.profile_posts", "scoring.protocol",
+    "scoring.max_length", "scoring.dtype", "scoring.mesh", "scoring.judge.",
+)  # fmt: skip
+"""Keys, and sections with a dot at the end, that decide the texts for `watch.data` and their scores: with it every
+algorithm uses them."""
 
 _NEEDED: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("lora.", "tuning=lora", lambda flat: flat["tuning"] == "lora"),
@@ -70,7 +80,7 @@ def check_used(algorithm: str, flat: Mapping[str, Any], defaults: Mapping[str, A
         if value == defaults[key]:
             continue
         users = algorithms_of(key)
-        if algorithm not in users:
+        if algorithm not in users and not (flat["watch.data"] is not None and key.startswith(_WRITES_TEXTS)):
             raise DataError(
                 f"{key}: expected nothing but its default {quote(defaults[key])} with algorithm={algorithm}, which "
                 f"does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found {quote(value)}"

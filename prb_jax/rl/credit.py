@@ -71,13 +71,12 @@ def credit(
     chosen, algorithm = settings.advantage, settings.algorithm
     columns = logprobs.shape[-1]
     mask = (jnp.arange(columns) < lengths[..., None]).astype(jnp.float32)
-    scored = ended_scores(scores, ended, rule=settings.scoring.no_end, value=settings.scoring.no_end_value)
+    scored = ended_scores(scores, ended, rule=settings.scoring.no_end, value=settings.scoring.value_of_no_end)
     scored = long_scores(
         scored, lengths, free=settings.scoring.free_tokens, penalty=settings.scoring.token_penalty
     )
-    in_reward = settings.kl.place == "reward"
-    kl = jnp.where(mask > 0, kl_estimate(logprobs, reference, settings.kl.estimator), 0.0)
-    penalties = coefficient * kl if in_reward else jnp.zeros_like(kl)
+    kl = jnp.where(mask > 0, kl_estimate(logprobs, reference, settings.kl_estimator), 0.0)
+    penalties = coefficient * kl if settings.kl_in_reward else jnp.zeros_like(kl)
     at_end = chosen.value_at_end and settings.with_values
     # One more column than tokens: the state after the last token, where it counts.
     penalties = jnp.pad(penalties, ((0, 0), (0, 0), (0, 1)))

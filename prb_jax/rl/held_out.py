@@ -1,6 +1,6 @@
 """What a policy writes in the end for prompts that it did not train on, as of new people, and how gold likes it.
 
-``held_out.jsonl`` has a row for each text: reward and gold beside it.
+``held_out.jsonl`` has a row for each text: gold and, where the run has one, reward beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]
 
 
 def write_held_out(
-    out: Path, learner: Learner, comparisons: Sequence[Comparison], *, reward: Reward, gold: Reward
+    out: Path, learner: Learner, comparisons: Sequence[Comparison], *, reward: Reward | None, gold: Reward
 ) -> Rows:
     """Draw `rollout.n` texts for each prompt with the weights of now, and write and return them with their scores.
 
@@ -52,6 +52,7 @@ def write_held_out(
     room = policy.limit(Sampler.options_of(options), settings.max_length)
     prompts = policy.encode(comparisons, profile_posts=settings.profile_posts, limit=room)
     sampler = Sampler(policy, policy.program, prompts, options, per_step=together)
+    measured = {"gold": gold} if reward is None else {"reward": reward, "gold": gold}
     rows: Rows = []
     for start in range(0, len(prompts), together):
         members = range(start, min(start + together, len(prompts)))
@@ -64,10 +65,10 @@ def write_held_out(
             columns=options.max_new_tokens,
         )
         asked = [comparisons[member] for member in members]
-        scores, truth = (
-            each.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
-            for each in (reward, gold)
-        )
+        scores = {
+            name: scorer.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
+            for name, scorer in measured.items()
+        }
         rows += [
             {
                 "id": one.id,
@@ -75,8 +76,7 @@ def write_held_out(
                 "subset": one.subset,
                 "rollout": k,
                 "text": text,
-                "reward": float(scores[row, k]),
-                "gold": float(truth[row, k]),
+                **{name: float(values[row, k]) for name, values in scores.items()},
             }
             for row, one in enumerate(asked)
             for k, text in enumerate(drawn.texts[row])
@@ -98,11 +98,12 @@ def held_out_parts(rows: Rows) -> Mapping[str, Rows]:
 
 
 def held_out_summary(rows: Rows) -> dict[str, Any]:
-    """Return gold and reward of each part with 95 % t intervals over users, JSON-ready."""
+    """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
     found = {}
     for part, own in held_out_parts(rows).items():
         clusters = [cluster_of(row["user_id"], row["id"]) for row in own]
-        values = {name: np.asarray([row[name] for row in own]) for name in ("reward", "gold")}
+        names = [name for name in ("reward", "gold") if name in own[0]]
+        values = {name: np.asarray([row[name] for row in own]) for name in names}
         found[part] = {"texts": len(own), "users": len(set(clusters))} | {
             name: {"value": float(each.mean()), **mean_interval(each, clusters).to_json()}
             for name, each in values.items()

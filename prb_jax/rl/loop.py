@@ -63,8 +63,8 @@ class Loop:
       order: which prompts each step sees.
       shapes: of microbatches.
       columns: R, tokens of a response with padding.
-      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; labelled data have no
-        watch, and of several processes all but the first have no log and no kept rows.
+      checkpoints, log, board, display, kept, watch, interruption: of this start of the run; of several processes
+        all but the first have no log and no kept rows.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Loop:
         board: RolloutBoard,
         display: Display,
         kept: StepRows | None,
-        watch: Watch | None,
+        watch: Watch,
         interruption: Interruption,
     ) -> None:
         self.learner, self.settings = learner, learner.settings
@@ -126,7 +126,7 @@ class Loop:
     def _reason_to_stop(self) -> str | None:
         """Why the watch ends the run here; None where it does not. A collective."""
         watch = self.watch
-        if watch is None or not watch.may_stop:
+        if not watch.may_stop:
             return None
         return on_first_process(lambda: watch.reason_to_stop([] if self.log is None else self.log.rows))
 
@@ -176,13 +176,12 @@ class Loop:
             settings=settings,
         )
         mask = mask_of(rollouts.trees, self.columns)
-        in_loss = settings.kl.place == "loss"
         lesson = Lesson(
             trees=rollouts.trees,
             mask=mask,
             looked=looked,
             credit=found,
-            kl=self.coefficient if in_loss else 0.0,
+            kl=0.0 if settings.kl_in_reward else self.coefficient,
         )
         updates = self._update(lesson, members)
         times.append(time.perf_counter())
@@ -205,9 +204,8 @@ class Loop:
             "update_seconds": times[3] - times[2],
             **self._speeds(),
         }
-        if self.watch is not None:
-            asked = [self.comparisons[member] for member in members]
-            row |= self.watch.measure(number, asked, rollouts.texts, scores=scores.values, kl=row["kl"])
+        asked = [self.comparisons[member] for member in members]
+        row |= self.watch.measure(number, asked, rollouts.texts, scores=scores.values, kl=row["kl"])
         if settings.kl.target is not None:
             self.coefficient = adapted_coefficient(
                 self.coefficient,

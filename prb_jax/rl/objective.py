@@ -180,8 +180,8 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
     ratios = log_ratio(logprobs, old, real, level=settings.loss.ratio)
     policy, clipped = clipped_policy_loss(ratios, advantages, clip=settings.loss.clip)
     kl_loss = jnp.zeros((), jnp.float32)
-    if settings.kl.place == "loss":
-        kl = kl_estimate(logprobs, jnp.asarray(targets.reference), settings.kl.estimator)
+    if not settings.kl_in_reward:
+        kl = kl_estimate(logprobs, jnp.asarray(targets.reference), settings.kl_estimator)
         kl_loss = (jnp.where(real, kl, 0.0) * weights * jnp.asarray(targets.kl)[:, None, None]).sum()
     moved = kl_estimate(old, logprobs, "k1")
     return {

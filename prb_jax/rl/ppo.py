@@ -133,6 +133,7 @@ def ppo(
     # Nothing more is shared before the processes are compared: another one may not train at all.
     check_agreement(shared_settings(settings))
     found = _read_data(settings, data)
+    settings = settings.with_steps(len(found.train))
     held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
     if held_out is not None:
         check_held_out(held_out.comparisons, found.train)
@@ -204,7 +205,8 @@ class _Run:
             display = stack.enter_context(shown)
             say = display.say if first else lambda text: None
             if self.reward is not None:
-                messages.append(f"reward: {self.reward.name}, which reads the rollouts as text")
+                read = "texts for watch.data" if settings.algorithm in LABELLED else "rollouts"
+                messages.append(f"reward: {self.reward.name}, which reads the {read} as text")
                 if unknown := self.reward.unknown(self.comparisons):
                     messages.append(
                         f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
@@ -219,9 +221,8 @@ class _Run:
             if first:
                 log = MetricsLog(self.out, step=done, options=settings.log, settings=flat_settings(settings))
                 stack.callback(log.close)
-            watch = None
-            if self.reward is not None:
-                watch = Watch(self.out, step=done, settings=settings.watch, gold=self.gold)
+            of_rollouts = None if settings.algorithm in LABELLED else self.gold
+            watch = Watch(self.out, step=done, settings=settings.watch, gold=of_rollouts)
             loop = Loop(
                 learner,
                 comparisons=self.comparisons,
@@ -288,7 +289,7 @@ class _Run:
         )
 
     def _finish(
-        self, log: MetricsLog | None, display: Display, watch: Watch | None, reason: str | None
+        self, log: MetricsLog | None, display: Display, watch: Watch, reason: str | None
     ) -> dict[str, Any]:
         """Export the policy, draw the curves and write the summary."""
         there = on_first_process(lambda: [(self.out / name).exists() for name in (MODEL, ADAPTER)])
@@ -297,7 +298,7 @@ class _Run:
         if self.settings.tuning == "lora" and not there[1]:
             self.learner.export_adapter(self.out / ADAPTER)
         rows: Rows = []
-        if self.held_out and self.reward is not None and self.gold is not None:
+        if self.held_out and self.gold is not None:
             rows = write_held_out(self.out, self.learner, self.held_out, reward=self.reward, gold=self.gold)
         return on_first_process(lambda: self._summed_up(log, display, watch, reason, rows))
 
@@ -305,7 +306,7 @@ class _Run:
         self,
         log: MetricsLog | None,
         display: Display,
-        watch: Watch | None,
+        watch: Watch,
         reason: str | None,
         held_out: Rows,
     ) -> dict[str, Any]:
@@ -316,17 +317,12 @@ class _Run:
             panels = panels_of(log.rows)
             try:
                 plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name, panels=panels)
-                if watch is not None:
-                    watch.draw()
+                watch.draw()
             except RunError as error:  # a picture less is no reason to fail
                 display.say(f"no picture: {error}")
-        if watch is not None and self.reward is not None:
-            watch.write_behaviour(
-                algorithm=self.settings.algorithm,
-                reward=self.reward,
-                inputs=self.inputs,
-                held_out=held_out,
-            )
+        watch.write_behaviour(
+            algorithm=self.settings.algorithm, reward=self.reward, inputs=self.inputs, held_out=held_out
+        )
         summary = run_summary(self.settings, log.rows, len(self.comparisons), self.reward, reason, held_out)
         write_json(self.out / SUMMARY, summary)
         return summary

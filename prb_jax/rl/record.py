@@ -48,7 +48,7 @@ _NAMES = (
 )
 # Without effect on the result, these names and others.
 _WITHOUT_EFFECT = (
-    *_NAMES, "mesh", "scoring.mesh", "scoring.judge.concurrency", "attention",
+    *_NAMES, "epochs", "mesh", "scoring.mesh", "scoring.judge.concurrency", "attention",
     "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
     "log.tensorboard", "log.wandb", "log.plot",
 )  # fmt: skip
@@ -87,6 +87,11 @@ def run_inputs(
 ) -> dict[str, Any]:
     """Return everything that decides the result, JSON-ready."""
     chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
+    chosen |= {
+        "kl.place": "reward" if settings.kl_in_reward else "loss",
+        "kl.estimator": settings.kl_estimator,
+        "scoring.no_end_value": settings.scoring.value_of_no_end,
+    }
     identity = dict(learner.policy.identity())
     identity.pop("name")
     return {

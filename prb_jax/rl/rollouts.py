@@ -142,8 +142,9 @@ def encode_pairs(
 ) -> list[Tree]:
     """Return the trees of labelled pairs, the chosen response first, each up to its last stop token.
 
-    What the template writes behind that token is no part of a response. Tokens with which both responses begin belong
-    to the prefix: their log-ratios are equal and cancel in the loss.
+    What the template writes behind that token is no part of a response; where it writes none, the policy's first stop
+    token is put behind it. Tokens with which both responses begin belong to the prefix: their log-ratios are equal and
+    cancel in the loss.
 
     Raises:
       DataError: a comparison that is no pair of different labels, or does not fit; names it.
@@ -154,17 +155,22 @@ def encode_pairs(
                 f"comparison {quote(each.id)}: dpo expects two responses with different labels, found "
                 f"{len(each.responses)} with the labels {quote(each.labels)}"
             )
-    view = View(profile_posts, max_length=policy.context if max_length is None else max_length)
+    limit = policy.context if max_length is None else max_length
+    whole = encode_comparisons(comparisons, policy.tokenizer, view=View(profile_posts, max_length=limit))
     trees = []
-    for each, tree in zip(
-        comparisons, encode_comparisons(comparisons, policy.tokenizer, view=view), strict=True
-    ):
-        assert each.labels is not None
+    for comparison, tree in zip(comparisons, whole, strict=True):
+        responses = [_ended(response, policy) for response in tree.responses]
+        if len(tree.prefix) + max(map(len, responses)) > limit:  # a stop token needs room
+            view = View(profile_posts, max_length=limit - 1)
+            (tree,) = encode_comparisons([comparison], policy.tokenizer, view=view)
+            responses = [_ended(response, policy) for response in tree.responses]
         if not len(tree.prefix):
-            raise DataError(f"comparison {quote(each.id)}: its prompt has no token")
-        order = (0, 1) if each.labels[0] > each.labels[1] else (1, 0)
-        responses = tuple(_up_to_stop(tree.responses[k], policy) for k in order)
-        trees.append(Tree(tree.prefix, responses, tuple(len(one) - 1 for one in responses), tree.truncation))
+            raise DataError(f"comparison {quote(comparison.id)}: its prompt has no token")
+        assert comparison.labels is not None
+        if comparison.labels[0] < comparison.labels[1]:
+            responses.reverse()
+        ends = tuple(len(response) - 1 for response in responses)
+        trees.append(Tree(tree.prefix, tuple(responses), ends, tree.truncation))
     return trees
 
 
@@ -193,9 +199,7 @@ def encode_preferred(
     for each, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
         ids = conversation.sequence(0)
         shared = common_run([start.ids, ids])
-        response = _up_to_stop(ids[shared:], policy)
-        if not len(response) or response[-1] not in policy.stop_ids:
-            response = np.append(response, np.int32(policy.stops(SampleOptions())[0]))
+        response = _ended(ids[shared:], policy)
         if len(prompt.ids) + len(response) > limit:
             (prompt,) = policy.encode([each], profile_posts=profile_posts, limit=limit - len(response))
         prefix = prompt.ids[: len(prompt.ids) - len(start.ids) + shared]
@@ -203,7 +207,9 @@ def encode_preferred(
     return trees
 
 
-def _up_to_stop(response: np.ndarray, policy: Policy) -> np.ndarray:
-    """The response without what the template writes behind its last stop token."""
+def _ended(response: np.ndarray, policy: Policy) -> np.ndarray:
+    """The response up to its last stop token, or with the policy's first one behind it where it has none."""
     ends = np.flatnonzero(np.isin(response, np.asarray(policy.stop_ids, np.int32)))
-    return response[: ends[-1] + 1] if ends.size else response
+    if ends.size:
+        return response[: ends[-1] + 1]
+    return np.append(response, np.int32(policy.stops(SampleOptions())[0]))

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from prb_jax.errors import DataError, quote
 from prb_jax.models import Dtype
+from prb_jax.training.config import choices_of
 from prb_jax.training.settings import OptimizerSettings
 
 _DEFAULT_EPS = 1e-8
@@ -21,11 +22,9 @@ def check_value(section: Any, prefix: str, name: str, ok: bool, expected: str) -
 def check_choices(section: Any, prefix: str) -> None:
     """Settings made in Python are checked here; a config's values are, with their keys, when it is read."""
     for name, hint in get_type_hints(type(section)).items():
-        choices = get_args(hint)
-        if choices and all(isinstance(choice, str) for choice in choices):
-            check_value(
-                section, prefix, name, getattr(section, name) in choices, f"one of {', '.join(choices)}"
-            )
+        choices, value = choices_of(hint), getattr(section, name)
+        if choices and not (value is None and type(None) in get_args(hint)):
+            check_value(section, prefix, name, value in choices, f"one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ class ScoringSettings:
         stops the run and names the prompt. The paper's callback gives 5, which is 0.5 after scaling; do not copy it.
       no_end: rule for a rollout that was cut at max_new_tokens: "subtract" takes no_end_value away (TRL), "replace"
         puts it in place of the score (the "N+ implementation details", with -1).
-      no_end_value: of that rule.
+      no_end_value: of that rule; None for 1 with "subtract" and -1 with "replace", so that it never pays to be cut.
       free_tokens: length up to which a rollout has no penalty.
       token_penalty: taken away for each token beyond that.
       history: labelled comparisons, as `data`, from which a reward that was fitted by `prb personalise` learns the
@@ -128,7 +127,7 @@ class ScoringSettings:
     empty: float | None = None
     failed: float | None = None
     no_end: Literal["none", "subtract", "replace"] = "none"
-    no_end_value: float = 1.0
+    no_end_value: float | None = None
     free_tokens: int = 0
     token_penalty: float = 0.0
     history: str | None = None
@@ -142,6 +141,17 @@ class ScoringSettings:
     def __post_init__(self) -> None:
         check_choices(self, "scoring.")
         check_value(self, "scoring.", "free_tokens", self.free_tokens >= 0, "at least 0")
+        paid = self.no_end == "subtract" and self.no_end_value is not None and self.no_end_value < 0
+        check_value(
+            self, "scoring.", "no_end_value", not paid, "at least 0, which scoring.no_end=subtract takes away"
+        )
+
+    @property
+    def value_of_no_end(self) -> float:
+        """The number of the rule for rollouts that were cut."""
+        if self.no_end_value is None:
+            return -1.0 if self.no_end == "replace" else 1.0
+        return self.no_end_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +159,17 @@ class KlSettings:
     """What holds the policy to the reference, the model that it started as.
 
     Attributes:
-      place: "reward" takes coefficient * KL from the reward of each token; "loss" adds it to the loss.
-      estimator: k1, k2 or k3 (`prb_jax.rl.numbers.kl_estimate`). In the loss k1 is refused: its expected gradient is 0.
+      place: "reward" takes coefficient * KL from the reward of each token; "loss" adds it to the loss. None for "loss"
+        with grpo, which would divide the KL of rollouts of one score by its own deviation, and else "reward".
+      estimator: k1, k2 or k3 (`prb_jax.rl.numbers.kl_estimate`); None for k1 in the reward and k3 in the loss, where k1
+        is refused: its expected gradient is 0.
       coefficient: of the KL; 0 measures it and does nothing.
       target: KL of a whole response to which the coefficient is adapted, after every step; None keeps it fixed.
       horizon: rollouts after which a constant error of a fifth has changed the coefficient by a fifth.
     """
 
-    place: Literal["reward", "loss"] = "reward"
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    place: Literal["reward", "loss"] | None = None
+    estimator: Literal["k1", "k2", "k3"] | None = None
     coefficient: float = 0.05
     target: float | None = None
     horizon: float = 10_000.0
@@ -167,10 +179,6 @@ class KlSettings:
         check_value(self, "kl.", "coefficient", self.coefficient >= 0, "at least 0")
         check_value(self, "kl.", "target", self.target is None or self.target > 0, "more than 0, or None")
         check_value(self, "kl.", "horizon", self.horizon > 0, "more than 0")
-        if self.place == "loss" and self.estimator == "k1":
-            raise DataError(
-                "kl.estimator: expected k2 or k3 with kl.place=loss, found k1, whose expected gradient is 0"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +361,7 @@ class WatchSettings:
     Attributes:
       gold: a second reward, named as `reward`, that is measured and never trained on; None for none.
       data: prompts that are not trained on, named as `data`: at the end the policy writes texts for them, which
-        reward and gold score; None for none.
+        reward and gold score; None for none. dpo and sft, which draw no rollouts, are watched by it alone.
       every: steps between two measurements of gold.
       window: measurements that are averaged: the run stops where the mean of the last ones is below that of as many
         before them, while the reward rose; None never stops so.

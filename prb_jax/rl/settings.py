@@ -5,8 +5,9 @@ A config is a Python file whose `get_config()` changes :func:`default_config`, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,10 +47,12 @@ class PpoSettings:
       limit: at most so many comparisons of each source.
       reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, a
         judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or a function as
-        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers.
+        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers. dpo and sft take it with watch.data
+        alone.
       algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
         from the pairs of the data and sft from their preferred responses, and both draw nothing.
       steps: rounds of rollouts and their updates.
+      epochs: passes over the data, in place of `steps`; the next pass fills up the last step. None for `steps`.
       seed: decides rollouts, order of the data and new weights.
       dtype: type of activations and frozen matrices; trained weights, log-probabilities, values and losses are float32.
       mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
@@ -72,6 +75,7 @@ class PpoSettings:
     reward: str | None = None
     algorithm: Algorithm = "ppo"
     steps: int = 100
+    epochs: float | None = None
     seed: int = 0
     dtype: Dtype = "float32"
     mesh: str | None = None
@@ -103,12 +107,28 @@ class PpoSettings:
             value = getattr(self, name)
             check_value(self, "", name, value is None or value >= 1, "at least 1, or None")
         check_value(self, "", "steps", self.steps >= 1, "at least 1")
+        check_value(self, "", "epochs", self.epochs is None or self.epochs > 0, "more than 0, or None")
         for name in ("seed", "profile_posts"):
             check_value(self, "", name, getattr(self, name) >= 0, "at least 0")
         if self.algorithm in GROUPED and self.rollout.n < 2:
             raise DataError(
                 f"rollout.n: expected at least 2 with algorithm={self.algorithm}, which compares the rollouts of a "
                 f"prompt, found {self.rollout.n}"
+            )
+        if self.kl_estimator == "k1" and not self.kl_in_reward:
+            raise DataError(
+                "kl.estimator: expected k2 or k3 with kl.place=loss, found k1, whose expected gradient is 0"
+            )
+        if (
+            self.algorithm == "grpo"
+            and self.advantage.scale_groups
+            and self.kl_in_reward
+            and self.kl.coefficient
+        ):
+            raise DataError(
+                "kl.place: expected loss with algorithm=grpo and advantage.scale_groups=true, found reward: the KL "
+                "would be divided by the deviation of the prompt's rollouts, so that rollouts of one score were "
+                "trained on the noise of their KL, whatever its coefficient"
             )
         if _DEFAULTS:  # else they are being made
             check_used(self.algorithm, flat_settings(self), _DEFAULTS)
@@ -117,6 +137,23 @@ class PpoSettings:
     def with_values(self) -> bool:
         """Whether there is a value function."""
         return self.algorithm == "ppo"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is part of the reward; else it is part of the loss."""
+        return (self.kl.place or ("loss" if self.algorithm == "grpo" else "reward")) == "reward"
+
+    @property
+    def kl_estimator(self) -> str:
+        """One of :data:`prb_jax.rl.numbers.ESTIMATORS`."""
+        return self.kl.estimator or ("k1" if self.kl_in_reward else "k3")
+
+    def with_steps(self, comparisons: int) -> PpoSettings:
+        """Return the settings with the steps that `epochs` over so many comparisons are."""
+        if self.epochs is None:
+            return self
+        steps = max(1, math.ceil(self.epochs * comparisons / self.batch.prompts))
+        return replace(self, steps=steps, epochs=None)
 
     @property
     def checkpoint_every(self) -> int:
@@ -171,14 +208,23 @@ def load_ppo_settings(
         if not getattr(settings, key) and not given:
             example = {"model": "PATH", "data": "FILE", "reward": "MODEL"}[key]
             raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
-    if settings.algorithm in LABELLED and (settings.reward or reward_given):
-        what = "labelled pairs" if settings.algorithm == "dpo" else "preferred responses"
+    if settings.epochs is not None and settings.steps != _DEFAULTS["steps"]:
         raise RunError(
-            f"config key 'reward': {settings.algorithm} learns from {what} and asks no reward: leave it out"
+            f"config key 'steps': epochs={settings.epochs:g} says how long the run is: leave it out, or epochs=none"
         )
     has_gold = bool(settings.watch.gold) or gold_given
-    if settings.algorithm in LABELLED and gold_given:
-        raise RunError(f"gold: {settings.algorithm} draws no rollouts that could be watched: leave it out")
+    if settings.algorithm in LABELLED and settings.watch.data is None:
+        what = "labelled pairs" if settings.algorithm == "dpo" else "preferred responses"
+        if settings.reward or reward_given:
+            raise RunError(
+                f"config key 'reward': {settings.algorithm} learns from {what} and asks no reward: leave it out; with "
+                "watch.data=FILE it names the reward model whose choices the data are, and scores the texts for FILE"
+            )
+        if has_gold:
+            raise RunError(
+                f"config key 'watch.gold': {settings.algorithm} learns from {what} and draws no rollouts: expected "
+                "watch.data=FILE, prompts for which it writes texts at its end, or no watch.gold"
+            )
     for name in ("window", "every", "data"):
         if getattr(settings.watch, name) != _DEFAULTS[f"watch.{name}"] and not has_gold:
             raise RunError(f"config key 'watch.{name}': needs watch.gold, the second reward that it looks at")

@@ -3,7 +3,7 @@
 ``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
 the share of distinct words and pairs of words, and the sum and count of each user's gold. ``overoptimisation.png``
 shows reward and gold against the square root of the KL, as Gao et al. 2023 (2210.10760) do. ``behaviour.json`` has the
-gold of the last tenth of the measurements, for `prb correlate`.
+gold of the last tenth of the measurements and that of held-out prompts, for `prb correlate`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Watch:
       out: the run folder.
       step: steps made so far: measurements beyond it are dropped, and made again.
       settings: how often, and until when.
-      gold: the second reward; None where the KL alone is watched.
+      gold: the second reward, of rollouts; None where the KL alone is watched, or nothing is drawn.
     """
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
@@ -98,7 +98,7 @@ class Watch:
             self.rows.sync()
 
     def write_behaviour(
-        self, *, algorithm: str, reward: Reward, inputs: Mapping[str, Any], held_out: Rows
+        self, *, algorithm: str, reward: Reward | None, inputs: Mapping[str, Any], held_out: Rows
     ) -> None:
         """Write `behaviour.json`: the gold of the last tenth of the measurements, and that of the held-out prompts.
 
@@ -106,16 +106,17 @@ class Watch:
 
         Args:
           algorithm: of the run.
-          reward: under which the policy was trained.
+          reward: under which the policy was trained; None of dpo and sft: the labels of the data are in its place.
           inputs: of the run: all that decides the figure.
           held_out: texts for prompts that were not trained on.
 
         Raises:
           RunError: the file cannot be written.
         """
-        if self.rows is None or not self.rows.rows:
+        gold = [] if self.rows is None else self.rows.rows
+        if process_index() or not (gold or held_out):
             return
-        measured = self.rows.rows[-max(1, len(self.rows.rows) // 10) :]
+        measured = gold[-max(1, len(gold) // 10) :]
         sums: dict[str, list[float]] = {}
         counts: dict[str, int] = {}
         for row in measured:
@@ -124,26 +125,29 @@ class Watch:
                 counts[user] = counts.get(user, 0) + count
         chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
         kept = {name: value for name, value in inputs.items() if name not in ("reward", "versions")}
+        labels = {"name": "labels of the data", "data": inputs["data"]["sources"]}
+        identity = labels if reward is None else reward.model_identity()
         shared: dict[str, Any] = {
-            "label": reward.name,
+            "label": labels["name"] if reward is None else reward.name,
             "setting": {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]},
             "policy": inputs["model"].get("architecture"),
         }
-        figures = [
-            Figure(
+        figures = []
+        if measured:
+            whole = Figure(
                 name=f"{algorithm} gold",
-                reward_model=reward.model_identity(),
+                reward_model=identity,
                 clusters=list(sums),
                 sums=[math.fsum(own) for own in sums.values()],
                 counts=[counts[user] for user in sums],
                 **shared,
             )
-        ]
+            figures.append(whole)
         for part, own in held_out_parts(held_out).items() if held_out else ():
             users = [cluster_of(row["user_id"], row["id"]) for row in own]
             values = [row["gold"] for row in own]
             name = f"{algorithm} gold, {part}"
-            figures.append(figure_of(values, users, name=name, identity=reward.model_identity(), **shared))
+            figures.append(figure_of(values, users, name=name, identity=identity, **shared))
         write_behaviour(self.out, figures)
 
     def draw(self) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import prb_jax as prb
 from prb_jax.rl.credit import credit
 from prb_jax.rl.sections import AdvantageSettings, KlSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings
@@ -74,9 +75,27 @@ def test_groups(place: Any) -> None:
     totals = SCORES - 2.0 * ~ENDED - (COEFFICIENT * (NEW - REFERENCE).sum(-1) if place == "reward" else 0.0)
     centred = totals - totals.mean(1, keepdims=True)
     scaled = centred / (totals.std(1, ddof=1, keepdims=True) + 1e-4)
-    grpo, rloo = (found(algorithm=name, kl=kl).advantages for name in ("grpo", "rloo"))
-    np.testing.assert_allclose(grpo, scaled[..., None] * MASK, atol=1e-4)
+    unscaled = AdvantageSettings(scale_groups=False)
+    if place == "loss":
+        np.testing.assert_allclose(
+            found(algorithm="grpo", kl=kl).advantages, scaled[..., None] * MASK, atol=1e-4
+        )
+    else:
+        with pytest.raises(prb.DataError, match=r"kl.place: expected loss with algorithm=grpo"):
+            found(algorithm="grpo", kl=kl)
+    grpo = found(algorithm="grpo", kl=kl, advantage=unscaled).advantages
+    rloo = found(algorithm="rloo", kl=kl).advantages
+    np.testing.assert_allclose(grpo, centred[..., None] * MASK, atol=1e-5)
     np.testing.assert_allclose(rloo, 2 * centred[..., None] * MASK, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("subtract", SCORES - 1.0), ("replace", -np.ones((2, 2)))])
+def test_it_never_pays_by_default_to_be_cut(rule: Any, expected: np.ndarray) -> None:
+    settings = PpoSettings(algorithm="rloo", scoring=ScoringSettings(no_end=rule))
+    arrays = (SCORES, ENDED, LENGTHS, NEW, REFERENCE, VALUES, 0.0)
+    with jax.disable_jit():
+        ours = credit(*map(jnp.asarray, arrays), settings=settings)
+    assert float(ours.numbers["score"]) == pytest.approx(np.where(ENDED, SCORES, expected).mean(), abs=1e-6)
 
 
 def test_reinforce_and_what_is_reported() -> None:
@@ -99,9 +118,8 @@ def test_prompts_whose_rollouts_have_one_score_are_counted_and_teach_nothing(
 ) -> None:
     monkeypatch.setitem(globals(), "SCORES", np.array([[0.3, 0.3], [1.0, 2.0]]))
     monkeypatch.setitem(globals(), "ENDED", np.ones((2, 2), bool))
-    for algorithm in ("grpo", "rloo"):
-        kl = KlSettings(place="loss", estimator="k3")
-        ours = found(algorithm=algorithm, kl=kl)
+    for algorithm, changes in {"grpo": {}, "rloo": {"kl": KlSettings(place="loss")}}.items():
+        ours = found(algorithm=algorithm, **changes)
         assert float(ours.numbers["equal_groups"]) == 1.0
         assert not np.asarray(ours.advantages)[0].any()
         assert np.asarray(ours.advantages)[1].any()

@@ -14,7 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import prb_jax as prb
+from prb_jax.rl.rollouts import encode_pairs
 from prb_jax.rl.settings import load_ppo_settings
+from prb_jax.text.view import View
+from prb_jax.trees.encode import encode_comparisons
 from tests.plain_process import plain_environment
 from tests.rl.tiny import (
     BANDIT,
@@ -222,6 +225,29 @@ def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> No
     assert np.abs(adapted - before).max() > 0.01
 
 
+@pytest.mark.parametrize("limit", [None, 0])
+def test_both_responses_of_a_pair_end_as_they_should_be_written(
+    model: Path, tmp_path: Path, limit: int | None
+) -> None:
+    """Also where the stop token alone does not fit any more, and a post has to go."""
+    template = tmp_path / "no_stop.jinja"
+    template.write_text(
+        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    )
+    policy = prb.load_policy(model, chat_template=str(template))
+    pairs = comparisons(2)
+    if limit is not None:
+        whole = encode_comparisons(pairs, policy.tokenizer, view=View(10))
+        limit = max(len(tree.sequence(k)) for tree in whole for k in (0, 1))
+    trees = encode_pairs(pairs, policy, profile_posts=10, max_length=limit)
+    for tree, pair in zip(trees, pairs, strict=True):
+        for response, text in zip(tree.responses, pair.responses, strict=True):
+            assert response[-1] == policy.stop_ids[0]
+            assert policy.decode(response[:-1]).strip() == text
+        assert limit is None or len(tree.prefix) + max(map(len, tree.responses)) <= limit
+    assert any(tree.truncation.any for tree in trees) == (limit is not None)
+
+
 def test_preferred_responses_are_learned_by_the_loss_of_transformers(model: Path, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     given = without_rollouts(settings(model)) | {"algorithm": "sft", "batch.prompts": 2, "steps": 6}
@@ -268,7 +294,10 @@ def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
     ("changes", "message"),
     [
         ({"algorithm": "grpo", "rollout.n": 1}, r"rollout.n: expected at least 2 with algorithm=grpo"),
-        ({"kl.place": "loss"}, r"kl.estimator: expected k2 or k3 with kl.place=loss, found k1"),
+        (
+            {"kl.place": "loss", "kl.estimator": "k1"},
+            r"kl.estimator: expected k2 or k3 with kl.place=loss, found k1",
+        ),
         ({"kl.coeficient": 1.0}, r"unknown config key .*did you mean 'kl.coefficient'"),
         ({"batch.minibatch": 3}, r"batch.minibatch: expected a divisor of batch.prompts=8"),
         (

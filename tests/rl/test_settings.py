@@ -20,15 +20,14 @@ CHOICES: dict[str, Any] = {
     "scoring.history": "FILE", "watch.data": "FILE", "scoring.judge.template": "FILE",
     "scoring.judge.system": "FILE",
 }  # fmt: skip
-BESIDE = {"kl.place": {"kl.estimator": "k3"}}
 ALONE = (
-    "kl.place",
     "kl.horizon",
     "scoring.no_end_value",
     "scoring.free_tokens",
     "watch.every",
     "watch.window",
     "watch.data",
+    "watch.gold",
 )
 
 
@@ -58,7 +57,7 @@ def test_a_key_that_the_algorithm_does_not_use_is_refused_by_name(algorithm: str
         if algorithm not in users:
             message = f"^{key}: expected .* algorithm={algorithm.replace('+', '[+]')}, .*{users[0]}.* found "
             with pytest.raises(prb.DataError, match=message):
-                load(**{"algorithm": algorithm, key: other(key), **BESIDE.get(key, {})})
+                load(**{"algorithm": algorithm, key: other(key)})
         elif key not in ALONE:
             assert flat_settings(load(**{"algorithm": algorithm, key: other(key)}))[key] == other(key)
 
@@ -74,6 +73,16 @@ def test_a_key_that_the_algorithm_does_not_use_is_refused_by_name(algorithm: str
         ({"watch.every": 3}, r"'watch.every': needs watch.gold"),
         ({"watch.window": 3}, r"'watch.window': needs watch.gold"),
         ({"watch.data": "FILE"}, r"'watch.data': needs watch.gold"),
+        (
+            {"algorithm": "dpo", "watch.gold": "baseline:length"},
+            r"'watch.gold': dpo .* expected watch.data=FILE",
+        ),
+        (
+            {"scoring.no_end": "subtract", "scoring.no_end_value": -1.0},
+            r"scoring.no_end_value: expected at least 0",
+        ),
+        ({"epochs": 1.0, "steps": 7}, r"'steps': epochs=1 says how long the run is"),
+        ({"epochs": 0.0}, r"epochs: expected more than 0"),
     ],
 )
 def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, Any], message: str) -> None:

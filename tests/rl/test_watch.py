@@ -22,6 +22,7 @@ from tests.rl.tiny import (
     metrics,
     rows,
     settings,
+    without_rollouts,
     write_rows,
     write_tiny_policy,
 )
@@ -123,6 +124,36 @@ def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Pa
     assert shown["value"] == pytest.approx(np.mean(seeds))
     with pytest.raises(prb.RunError, match=r"expected it once"):
         prb.correlate([tmp_path / "scores" / name for name in names], [*runs, runs[0]], draws=100)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+def test_a_run_without_rollouts_is_watched_by_what_it_writes_at_its_end(
+    tmp_path: Path, algorithm: str
+) -> None:
+    model, data = tmp_path / "policy", tmp_path / "held_out.jsonl"
+    write_tiny_policy(model)
+    data.write_text("".join(json.dumps(each | {"id": f"new{each['id']}"}) + "\n" for each in rows(4)))
+    given = without_rollouts(settings(model)) | {
+        "algorithm": algorithm,
+        "watch.data": str(data),
+        "epochs": 0.5,
+    }
+    given |= {"rollout.n": 2, "rollout.max_new_tokens": 4, "scoring.empty": 0.0, "batch.prompts": 2}
+    del given["steps"]
+    for name, reward in {"none": None, "letter": has_letter}.items():
+        out = tmp_path / name
+        result = prb.ppo(given, out=out, data=comparisons(), reward=reward, gold=by_taste, progress=False)
+        assert result.steps == len(metrics(out)) == 2  # half of 8 pairs, 2 a step
+        written = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+        assert len(written) == 8
+        assert all(("reward" in each) == (reward is not None) for each in written)
+        (figure,) = read_behaviour(out)
+        assert (figure.name, figure.label) == (
+            f"{algorithm} gold, held out", "labels of the data" if reward is None else "tests.rl.tiny.has_letter"
+        )  # fmt: skip
+        assert figure.value == pytest.approx(np.mean([each["gold"] for each in written]))
+        assert result.summary["held_out"]["held out"]["gold"]["value"] == pytest.approx(figure.value)
+        assert not (out / "gold.jsonl").exists()
 
 
 def row(reward: float, gold: float | None = None, kl: float = 0.0) -> dict[str, float]:
