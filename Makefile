@@ -38,7 +38,7 @@ test-all: install-test
 # skips the tests that do.
 test-newest: install-check
 	$(FAST) $(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
-		$(addprefix tests/models/attention/test_,blockwise.py splash.py triton.py) tests/models/test_quantization.py \
+		$(addprefix tests/models/attention/test_,blockwise.py splash.py cudnn.py) tests/models/test_quantization.py \
 		tests/sharding tests/parity/test_stories260k.py
 
 lint: install-test

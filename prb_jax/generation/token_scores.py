@@ -28,8 +28,7 @@ from prb_jax.generation.steps import Program
 from prb_jax.models.cache import PrefixCache, SuffixCache, last_norm, layers_of, try_tokens
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
-from prb_jax.models.states import States
-from prb_jax.models.tree_states import states_before_tokens
+from prb_jax.models.states import States, states_before_tokens
 from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling

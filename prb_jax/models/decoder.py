@@ -21,8 +21,8 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
+from prb_jax.models.attention.blockwise import attend_from_reads, take_places
 from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
-from prb_jax.models.attention.reads import attend_from_reads, take_places
 from prb_jax.models.attention.streams import attend_from_stream_reads
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS, take_places
 from prb_jax.models.attention.choice import Attention
-from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.gathering import GATHERED
 from prb_jax.models.layers import gated, rms_norm, rotate

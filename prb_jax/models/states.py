@@ -1,8 +1,178 @@
-"""What a head sees of a forward pass, over trees or over packed streams."""
+"""What a head sees of a forward pass over trees or packed streams: hidden states where it reads them, in float32."""
 
 from __future__ import annotations
 
-from prb_jax.models.stream_states import StreamStates
-from prb_jax.models.tree_states import TreeStates
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
+
+
+def read_places(batch: TreeBatch) -> jax.Array:
+    """int32 [B, K]: where in the P + K * R columns of a batch each response's read position is."""
+    _, responses, length = batch.responses.shape
+    offsets = batch.prefix.shape[1] + length * jnp.arange(responses)
+    return jnp.asarray(batch.read) + offsets[None]
+
+
+def states_before_tokens(states: jax.Array, batch: TreeBatch) -> jax.Array:
+    """Return the state in front of each token of a response, and the one behind the last token.
+
+    The state in front of a token is that of the token before it. For the first token this is the last token of the
+    prefix, which all responses of a tree share.
+
+    Args:
+      states: [B, P + K * R, D], the states of a forward pass over `batch`.
+
+    Returns:
+      [B, K, R + 1, D].
+    """
+    rows, responses, length = batch.responses.shape
+    width, depth = batch.prefix.shape[1], states.shape[-1]
+    first = jnp.broadcast_to(states[:, None, width - 1 : width], (rows, responses, 1, depth))
+    return jnp.concatenate([first, states[:, width:].reshape(rows, responses, length, depth)], axis=2)
+
+
+@dataclass(frozen=True)
+class TreeStates:
+    """What a head sees of a forward pass over B trees of K responses.
+
+    Attributes:
+      hidden: [B, P + K * R, D], before the last norm, in the activations' dtype.
+      batch: the trees.
+      norm: the model's last norm, of float32 states.
+      at_reads: ``hidden`` is [B, K, D], of the read positions alone: only :meth:`read` can be asked for.
+    """
+
+    hidden: jax.Array
+    batch: TreeBatch
+    norm: Callable[[jax.Array], jax.Array]
+    at_reads: bool = False
+
+    def read(self) -> jax.Array:
+        """float32 [B, K, D]: each response's state at its read position."""
+        if self.at_reads:
+            # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+            return self.norm(self.hidden.astype(jnp.float32))
+        return self._at(read_places(self.batch))
+
+    def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
+        """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.
+
+        It is looked for in each conversation (prefix and one response); where it does not occur the
+        state is NaN.
+        """
+        batch, width = self.batch, self.batch.prefix.shape[1]
+        rows, responses, length = batch.responses.shape
+        prefix = jnp.broadcast_to(jnp.asarray(batch.prefix)[:, None], (rows, responses, width))
+        tokens = jnp.concatenate([prefix, jnp.asarray(batch.responses)], axis=2)
+        # The prefix stands on the right of its columns: a conversation is one run of columns.
+        starts = width + length - len(pattern) + 1
+        if starts < 1:
+            return jnp.full((rows, responses, self.hidden.shape[-1]), jnp.nan, jnp.float32)
+        found = jnp.ones((rows, responses, starts), bool)
+        for offset, token in enumerate(pattern):
+            found &= tokens[:, :, offset : offset + starts] == token
+        column = jnp.arange(starts)
+        first = width - jnp.asarray(batch.prefix_lengths)[:, None, None]
+        end = width + jnp.asarray(batch.response_lengths)[:, :, None]
+        found &= (column >= first) & (column + len(pattern) <= end)
+        last = jnp.max(jnp.where(found, column, -1), axis=2)
+        own = width + length * jnp.arange(responses)[None] + (last - width)
+        states = self._at(jnp.maximum(jnp.where(last < width, last, own), 0))
+        return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
+
+    def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """A value of every place of each conversation, in order, and where ``token`` stands.
+
+        Args:
+          token: an id.
+          value: float32 states [..., D] to values [...].
+
+        Returns:
+          float32 and bool [B, K, P + R]; False at padding.
+        """
+        batch, width = self.batch, self.batch.prefix.shape[1]
+        rows, responses, length = batch.responses.shape
+        values = value(self.norm(self.hidden.astype(jnp.float32)))
+        first = width - jnp.asarray(batch.prefix_lengths)[:, None]
+        in_prefix = (jnp.asarray(batch.prefix) == token) & (jnp.arange(width)[None] >= first)
+        inside = jnp.arange(length) < jnp.asarray(batch.response_lengths)[:, :, None]
+        in_response = (jnp.asarray(batch.responses) == token) & inside
+
+        def joined(of_prefix: jax.Array, of_responses: jax.Array) -> jax.Array:
+            shared = jnp.broadcast_to(of_prefix[:, None], (rows, responses, width))
+            return jnp.concatenate([shared, of_responses], axis=2)
+
+        own = values[:, width:].reshape(rows, responses, length)
+        return joined(values[:, :width], own), joined(in_prefix, in_response)
+
+    def _at(self, index: jax.Array) -> jax.Array:
+        states = jnp.take_along_axis(self.hidden, index[:, :, None], axis=1)
+        return self.norm(states.astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class StreamStates:
+    """What a head sees of a forward pass over S streams of N tokens with M read places.
+
+    It is to streams what :class:`TreeStates` is to trees, with the read places of a
+    stream in the place of the responses of a tree.
+
+    Attributes:
+      hidden: [S, N, D], before the last norm, in the activations' dtype.
+      batch: the streams.
+      norm: the model's last norm, of float32 states.
+      at_reads: ``hidden`` is [S, M, D], of the read places alone: only :meth:`read` can be asked for.
+    """
+
+    hidden: jax.Array
+    batch: StreamBatch
+    norm: Callable[[jax.Array], jax.Array]
+    at_reads: bool = False
+
+    def read(self) -> jax.Array:
+        """float32 [S, M, D]: the state at each read place."""
+        if self.at_reads:
+            return self.norm(self.hidden.astype(jnp.float32))
+        return self._at(jnp.asarray(self.batch.reads))
+
+    def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
+        """float32 [S, M, D]: the state at the first token of the last occurrence of ``pattern``.
+
+        It is looked for in each whole conversation; where it does not occur the state is NaN.
+        """
+        tokens, previous = jnp.asarray(self.batch.tokens), jnp.asarray(self.batch.previous)
+        first = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        found = tokens == pattern[-1]
+        for token in reversed(pattern[:-1]):
+            before = jnp.take_along_axis(previous, first, axis=1)
+            first = jnp.maximum(before, 0)
+            found &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
+        shown = self._conversations() & found[:, None]
+        last = jnp.max(jnp.where(shown, jnp.arange(tokens.shape[1]), -1), axis=2)
+        states = self._at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
+        return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
+
+    def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """As :meth:`TreeStates.along`: float32 and bool [S, M, N]."""
+        values = value(self.norm(self.hidden.astype(jnp.float32)))
+        shown = self._conversations() & (jnp.asarray(self.batch.tokens) == token)[:, None]
+        return jnp.broadcast_to(values[:, None], shown.shape), shown
+
+    def _conversations(self) -> jax.Array:
+        """bool [S, M, N]: which tokens belong to the conversation of each read place."""
+        place = jnp.arange(self.batch.tokens.shape[1])
+        end = jnp.asarray(self.batch.ends)[:, :, None]
+        return (place <= end) & (end < jnp.asarray(self.batch.until)[:, None])
+
+    def _at(self, places: jax.Array) -> jax.Array:
+        states = jnp.take_along_axis(self.hidden, places[:, :, None], axis=1)
+        return self.norm(states.astype(jnp.float32))
+
 
 States = TreeStates | StreamStates

@@ -20,7 +20,7 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
 from prb_jax.models.encoder import Params, encode_tokens
-from prb_jax.models.tree_states import TreeStates
+from prb_jax.models.states import TreeStates
 from prb_jax.readouts.heads import Pooled
 from prb_jax.readouts.labels import READOUTS
 from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow

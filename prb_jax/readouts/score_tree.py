@@ -13,8 +13,7 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
 from prb_jax.models.layers import rms_norm
-from prb_jax.models.stream_states import StreamStates
-from prb_jax.models.tree_states import TreeStates, read_places
+from prb_jax.models.states import StreamStates, TreeStates, read_places
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.streams import StreamBatch
 

@@ -19,7 +19,7 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree
 from prb_jax.models.head import LanguageHead, dense
-from prb_jax.models.tree_states import states_before_tokens
+from prb_jax.models.states import states_before_tokens
 from prb_jax.readouts.score_tree import last_norm
 from prb_jax.sharding import constrainer
 from prb_jax.trees.batches import TreeBatch

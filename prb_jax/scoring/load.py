@@ -66,8 +66,8 @@ def load(
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
-      attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", our own kernel for
-        GPUs (on TPUs the splash kernel); or "paged", on TPUs packed streams and a kernel that reads pages: see
+      attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", cuDNN on GPUs and
+        the splash kernel on TPUs, or an error; or "paged", on TPUs packed streams and a kernel that reads pages: see
         :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:

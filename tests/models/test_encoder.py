@@ -17,9 +17,8 @@ from prb_jax.checkpoints.encoder_map import encoder_leaves, load_encoder_params,
 from prb_jax.checkpoints.hf_map import flatten
 from prb_jax.checkpoints.load import abstract_leaves
 from prb_jax.errors import CheckpointError
-from prb_jax.models.attention.relative import distance_rows, distance_scores
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
-from prb_jax.models.encoder import encode_tokens
+from prb_jax.models.encoder import distance_rows, distance_scores, encode_tokens
 from prb_jax.sharding import PARAMETER_AXES, make_mesh
 from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
 

@@ -21,7 +21,7 @@ from prb_jax.training.config import load_settings
 from prb_jax.training.record import run_session
 from tests.training.small_batches import batch_of, build, random_trees, small_config
 
-ON_A_CPU = "attention: there are kernels for GPUs, and for TPUs in bfloat16, found cpu in float32"
+ON_A_CPU = "attention: there are kernels for TPUs in bfloat16, and for GPUs in bfloat16 to score, found cpu in float32"
 
 
 def only_on_cpus() -> None:

@@ -57,14 +57,14 @@ def choose_attention(
     """The implementation for programs on ``mesh``, whose devices need not be present.
 
     By itself ("auto") it is, in bfloat16, the splash kernel on TPUs and cuDNN on GPUs for scoring, and a block-wise
-    program everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, cuDNN
-    computes in two bytes alone, and our own kernel for GPUs has been checked, but not timed.
+    program everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, and cuDNN
+    computes in two bytes alone, without a backward pass of these masks.
 
     Args:
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
-        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" our own
-            kernel for GPUs, and on TPUs the splash kernel. "paged" is a kernel for scoring over packed streams on
+        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
+            "auto" is with a kernel, or an error. "paged" is a kernel for scoring over packed streams on
             TPUs; this function checks that it can be, and gives the implementation for trees in buckets beside it.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
@@ -82,23 +82,22 @@ def choose_attention(
         from prb_jax.models.attention.splash import splash_attention
 
         return AttentionChoice("splash kernel (Pallas)", functools.partial(splash_attention, mesh=mesh))
-    if wanted == "kernel":
-        if platform != "gpu":
-            raise CheckpointError(
-                "attention: there are kernels for GPUs, and for TPUs in bfloat16, found "
-                f"{platform} in {jnp.dtype(dtype).name}: use 'blockwise' or 'auto'"
-            )
-        from prb_jax.models.attention.triton import check_kernel_mesh, triton_attention
-
-        check_kernel_mesh(mesh)
-        return AttentionChoice("tree kernel (Pallas, Triton)", functools.partial(triton_attention, mesh=mesh))
     refused = None
-    if platform == "gpu" and dtype == jnp.bfloat16 and wanted == "auto" and scored is not None:
+    if platform == "gpu" and dtype == jnp.bfloat16 and wanted != "blockwise" and scored is not None:
         from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 
         refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
         if refused is None:
             return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
+    if wanted == "kernel":
+        reason = (
+            f"cuDNN does not take this model ({refused})"
+            if refused
+            else "there are kernels for TPUs in bfloat16, and for GPUs in bfloat16 to score, found "
+            f"{platform} in {jnp.dtype(dtype).name}"
+            + (" to train" if platform == "gpu" and scored is None else "")
+        )
+        raise CheckpointError(f"attention: {reason}: use 'blockwise' or 'auto'")
     in_turn = platform == "cpu"
     order = "head by head" if in_turn else "all heads at once"
     attend = functools.partial(blockwise_attention, sequential=in_turn)

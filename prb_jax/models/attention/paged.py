@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.each_stream import one_by_one, over_mesh
+from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.trees.kernel_tables import LANES
 from prb_jax.trees.stream_pages import PageTable
 

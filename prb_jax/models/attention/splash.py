@@ -23,7 +23,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.tree_blocks import key_ranges, visited_blocks
 from prb_jax.sharding import RULES
 from prb_jax.trees.kernel_tables import BLOCK, LANES
 from prb_jax.trees.mask import TreeLayout, TreeMask
@@ -203,6 +202,5 @@ def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
     The grid has a row for each block of queries, as wide as the row with the most blocks of keys.
     """
     block = _block_size(mask.layout.tokens, block, 1)
-    ranges = key_ranges(mask, queries=block, keys=block)
-    widest = max(visited_blocks(row) for row in ranges)
-    return visited_blocks(ranges) / (len(ranges) * widest)
+    table = np.asarray(_kernel(mask, 1, None, block, 1, False).fwd_mask_info.block_mask)
+    return np.count_nonzero(table) / table.size

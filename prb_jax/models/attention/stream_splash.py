@@ -17,8 +17,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.each_stream import one_by_one, over_mesh
 from prb_jax.models.attention.splash import KeyedMask, make_kernel
+from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.trees.kernel_tables import KernelLayout, KernelTable
 
 

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.each_stream import over_mesh
 from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
 from prb_jax.models.layers import matmul_precision
+from prb_jax.sharding import RULES
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.streams import BlockTable, StreamBatch
 
@@ -187,3 +187,29 @@ def attend_from_stream_reads(
 
 def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(form, a, b, precision=matmul_precision(a.dtype), preferred_element_type=jnp.float32)
+
+
+def over_mesh(attend: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """Return attention of one device for a mesh: each device computes its own streams and heads.
+
+    Args:
+        attend: of q [S, N, heads, H], k and v [S, N, G, H], and facts, a tree of arrays [S, ...].
+        mesh: over which streams and heads are split; None for one device.
+    """
+    if mesh is None or mesh.size == 1:
+        return attend
+    states, facts = PartitionSpec(RULES["batch"], None, RULES["heads"]), PartitionSpec(RULES["batch"])
+    return jax.shard_map(
+        attend,
+        mesh=mesh,
+        in_specs=(states, states, states, facts),
+        out_specs=states,
+        check_vma=False,  # kernels do not say over which axes their results vary
+    )
+
+
+def one_by_one(stream: Callable[[Any], jax.Array], arrays: Any) -> jax.Array:
+    """Return stream(its arrays) for every stream, one after the other: the leading axis of arrays and result."""
+    if len(jax.tree.leaves(arrays)[0]) == 1:
+        return stream(jax.tree.map(lambda x: x[0], arrays))[None]
+    return lax.map(stream, arrays)

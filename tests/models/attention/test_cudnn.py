@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.errors import PrbWarning
+from prb_jax.errors import CheckpointError, PrbWarning
 from prb_jax.models.attention import cudnn
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.mask import TreeLayout
 from tests.models.attention.compiled_shapes import largest_square
-from tests.models.attention.kernel_on_mesh import on_mesh
+from tests.models.attention.kernel_on_mesh import devices, on_mesh
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, jit
-from tests.models.attention.test_triton import _Mesh
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
 # Ragged prefixes, one of them empty, one of a single token and one full; groups of one, two and eight; responses of one
@@ -134,11 +132,6 @@ def test_a_decoder_with_it_scores_as_with_blocks() -> None:
     np.testing.assert_allclose(ours, scores(None), atol=2e-5, rtol=0)
 
 
-def devices(platform: str, **shape: int) -> Any:
-    """A mesh of devices that are not here."""
-    return _Mesh(platform, **shape)
-
-
 GPU, BFLOAT16 = devices("gpu"), jnp.dtype("bfloat16")
 
 
@@ -182,3 +175,40 @@ def test_a_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def _with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX asks for cuDNN's version before it writes a call down, also where the program is for another machine."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
+
+
+def chosen(platform: str, dtype: str, wanted: str, **shape: int) -> str:
+    return choose_attention(devices(platform, **shape), jnp.dtype(dtype), wanted).name
+
+
+def test_chosen_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, by_head = "block-wise XLA, all heads at once", "block-wise XLA, head by head"
+    for dtype in ("float32", "bfloat16"):
+        assert chosen("gpu", dtype, "auto") == chosen("gpu", dtype, "blockwise") == at_once
+        assert chosen("tpu", dtype, "blockwise") == at_once
+        assert chosen("cpu", dtype, "auto") == chosen("cpu", dtype, "blockwise") == by_head
+    assert (
+        chosen("tpu", "bfloat16", "kernel") == chosen("tpu", "bfloat16", "auto") == "splash kernel (Pallas)"
+    )
+    monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
+    assert choose_attention(GPU, BFLOAT16, "kernel", scored=small_config()).name == "cuDNN"
+
+
+def test_what_no_kernel_can_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = (
+        ("tpu", "float32"),
+        ("cpu", "bfloat16"),
+        ("cpu", "float32"),
+        ("gpu", "float32"),
+        ("gpu", "bfloat16"),
+    )
+    for platform, dtype in places:
+        with pytest.raises(CheckpointError, match=f"attention: .* found {platform} in {dtype}"):
+            chosen(platform, dtype, "kernel")
+    with pytest.raises(
+        CheckpointError, match="attention: expected auto, blockwise, kernel, paged, found 'flash'"
+    ):
+        chosen("gpu", "bfloat16", "flash")
+    monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
+    with pytest.raises(CheckpointError, match=r"cuDNN does not take this model \(too many numbers\): use"):
+        choose_attention(GPU, BFLOAT16, "kernel", scored=small_config())

@@ -28,8 +28,8 @@ from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
 from prb_jax.trees.stream_pages import PageTable, most_sequences, page_size, page_table
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
+from tests.models.attention.kernel_on_mesh import devices
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, jit
-from tests.models.attention.test_triton import _Mesh
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 from tests.trees.forests import Forest, random_forest
 
@@ -177,7 +177,7 @@ def chosen(
     train: bool = False,
     **shape: int,
 ) -> str | None:
-    mesh: Any = _Mesh(platform, **shape)
+    mesh: Any = devices(platform, **shape)
     config = small_config(num_key_value_heads=heads, num_attention_heads=heads)
     choose_attention(mesh, jnp.dtype(dtype), wanted, scored=None if train else config)
     return stream_attention_name(mesh, wanted)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.reads import attend_from_reads, take_places
+from prb_jax.models.attention.blockwise import attend_from_reads, take_places
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import decode_tree, init_params
 from prb_jax.readouts.score_tree import score_tree

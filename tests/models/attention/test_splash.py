@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.choice import choose_attention
-from prb_jax.models.attention.splash import _kernel, splash_attention, visited_share
+from prb_jax.models.attention.splash import splash_attention, visited_share
 from prb_jax.trees.mask import TreeLayout, TreeMask
 from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import on_mesh
@@ -67,13 +67,6 @@ def test_blocks_that_nobody_sees_are_not_visited() -> None:
     siblings = TreeLayout(256, 8, 128)
     assert visited_share(TreeMask(siblings), block=128) == (1 + 2 + 8 * 3) / (10 * 3)
     assert visited_share(TreeMask(siblings, window=128), block=128) == (1 + 2 + 8 * 2) / (10 * 2)
-
-
-@pytest.mark.parametrize("window", [None, 200])
-def test_the_share_of_visited_blocks_is_that_of_the_kernels_own_table(window: int | None) -> None:
-    mask = TreeMask(TreeLayout(300, 5, 90), window)  # 750 tokens in six blocks
-    table = np.asarray(_kernel(mask, 2, None, 128, 1, False).fwd_mask_info.block_mask)
-    assert visited_share(mask, block=128) == np.count_nonzero(table) / table.size
 
 
 def test_on_meshes_trees_heads_and_queries_are_split() -> None:

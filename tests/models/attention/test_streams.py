@@ -14,8 +14,7 @@ from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.streams import attend_from_stream_reads, stream_attention
 from prb_jax.models.decoder import init_params, tree_positions, tree_tokens
 from prb_jax.models.layers import rms_norm
-from prb_jax.models.stream_states import StreamStates
-from prb_jax.models.tree_states import TreeStates
+from prb_jax.models.states import StreamStates, TreeStates
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
