@@ -22,7 +22,7 @@ import numpy as np
 
 from prb_jax.cli import main
 from prb_jax.personal.features import open_features
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.inputs import read_inputs
 from prb_jax.sources import personas
 from prb_jax.study.outcomes import read_outcome
 from prb_jax.study.population import read_population

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
     from prb_jax.rl.ppo import PpoResult, ppo
-    from prb_jax.scoring.by_name import evaluate
-    from prb_jax.scoring.evaluate import Evaluation
+    from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.reward_model import RewardModel
@@ -62,7 +61,7 @@ _HOMES = {
     "Question": "prb_jax.study.ask",
     "ask": "prb_jax.study.ask",
     "Evaluation": "prb_jax.scoring.evaluate",
-    "evaluate": "prb_jax.scoring.by_name",
+    "evaluate": "prb_jax.scoring.evaluate",
     "PostsSweep": "prb_jax.scoring.posts",
     "evaluate_posts": "prb_jax.scoring.posts",
     "report": "prb_jax.reports.page",

@@ -24,8 +24,7 @@ from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
-from prb_jax.scoring.batch_shapes import lanes
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batching import Batch, lanes
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.stream import stream_scores

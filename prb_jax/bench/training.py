@@ -28,7 +28,7 @@ from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
 from prb_jax.training.data import Examples

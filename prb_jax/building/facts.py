@@ -19,7 +19,7 @@ from prb_jax.generation.speakers import EndpointSpeaker, Speaker
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.clusters import clusters_of
-from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.run import computing_versions
 from prb_jax.training.config import flat_settings
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")

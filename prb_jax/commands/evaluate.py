@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
-        from prb_jax.scoring.by_name import evaluate
+        from prb_jax.scoring.evaluate import evaluate
         from prb_jax.scoring.posts import evaluate_posts
 
         posts = options.profile_posts or [None]

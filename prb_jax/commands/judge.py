@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.generation.judge_run import JudgeOptions, judge
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.table import render_summary
-        from prb_jax.scoring.hints import HintOptions
+        from prb_jax.scoring.prompt_extras import HintOptions
 
         names = (
             "protocol", "reason", "prompts", "template", "system", "top_logprobs", "profile_posts", "max_length",

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     stores = []
     if options.model is not None:
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.scoring.write_store import TokensJob, write_store
+        from prb_jax.scoring.write_tokens import TokensJob, write_store
         from prb_jax.text.view import ViewOptions
 
         job = TokensJob(

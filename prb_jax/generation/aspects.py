@@ -22,10 +22,9 @@ from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
-from prb_jax.scoring.hints import ASPECT_FIELDS, ASPECT_RUNS, ASPECTS, asked_digest
-from prb_jax.scoring.inputs import check_unchanged
-from prb_jax.scoring.read_inputs import Data, read_inputs
-from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
+from prb_jax.scoring.prompt_extras import ASPECT_FIELDS, ASPECT_RUNS, ASPECTS, asked_digest
+from prb_jax.scoring.run import computing_versions
 
 INSTRUCTION = (
     "Do not answer yet. What does this user want from an answer to this question? Infer it from what you know of the "

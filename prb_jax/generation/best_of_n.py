@@ -34,10 +34,10 @@ from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows
-from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
-from prb_jax.scoring.read_inputs import Data
-from prb_jax.scoring.run_identity import computing_versions
-from prb_jax.scoring.scored import Scorer
+from prb_jax.scoring.inputs import Data
+from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.run import computing_versions
+from prb_jax.scoring.scorer import Scorer
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"

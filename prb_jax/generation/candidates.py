@@ -15,7 +15,7 @@ from prb_jax.generation.sample import FIELDS as SAMPLE_FIELDS
 from prb_jax.generation.sample import SAMPLES, row_key
 from prb_jax.runs.folder import as_recorded
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.inputs import read_inputs
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
-from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.load import open_scorer, read_history, with_history
 
 FIGURES: Final = ("rouge1", "rougeL")
 """The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""

@@ -18,9 +18,8 @@ from prb_jax.readouts.labels import ALL_VALUES
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.scoring.load import load_opened
 from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.prompting import encode_prompts, prompt_texts
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
@@ -185,7 +184,7 @@ def load_token_model(model: str | Path, options: LoadOptions, readout: str) -> R
     config = opened.decoder.config
     assert isinstance(config.head, Vocabulary)
     config = replace(config, head=replace(config.head, with_mass=True))
-    return load_opened(replace(opened, body=replace(opened.decoder, config=config), labels=ALL_VALUES))
+    return load_reward_model(replace(opened, body=replace(opened.decoder, config=config), labels=ALL_VALUES))
 
 
 def reply_tokens(model: str | Path, options: LoadOptions, texts: Sequence[str]) -> dict[str, int]:

@@ -14,11 +14,9 @@ from prb_jax.generation.judge import JUDGEMENTS, JudgeScorer
 from prb_jax.generation.judge_ways import PAPERS, RUBRICS, JudgeOptions, local_way, spoken_way
 from prb_jax.generation.speakers import EndpointSpeaker
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.by_name import evaluate
-from prb_jax.scoring.evaluate import Evaluation
-from prb_jax.scoring.hints import ORACLE, UPPER_BOUND, with_hints
-from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.evaluate import Evaluation, evaluate
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, with_hints
 from prb_jax.text.protocol import TextProtocol
 
 

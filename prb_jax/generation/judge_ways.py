@@ -17,7 +17,7 @@ from prb_jax.generation.speakers import Speaker, local_speaker
 from prb_jax.generation.verdicts import read_paper_prompts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import NO_CONTROLS
-from prb_jax.scoring.hints import HintOptions
+from prb_jax.scoring.prompt_extras import HintOptions
 from prb_jax.text.protocol import TextProtocol
 
 SCORE: Final = "score"

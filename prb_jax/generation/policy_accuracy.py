@@ -40,9 +40,9 @@ from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import open_rows
 from prb_jax.scoring.controls import with_other_users
-from prb_jax.scoring.open_scorer import open_scorer, read_history, with_history
-from prb_jax.scoring.read_inputs import read_inputs
-from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.run import computing_versions
 
 ROWS = "rows.jsonl"
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)

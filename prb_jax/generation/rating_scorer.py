@@ -72,7 +72,7 @@ def parse_judge(name: str) -> JudgeName:
 
 
 class RatingScorer:
-    """A :class:`prb_jax.scoring.scored.Scorer` that asks a judge for ratings. Build with :func:`open_judge`.
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a judge for ratings. Build with :func:`open_judge`.
 
     Attributes:
       way: how it is asked: gives "ratings" among the facts of its judgements, None for one that cannot be read.

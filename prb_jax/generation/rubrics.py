@@ -12,7 +12,7 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.generation.ratings import PLACES, RatingTemplate, Scale
 from prb_jax.generation.verdicts import shown_texts
-from prb_jax.scoring.hints import aspect_text
+from prb_jax.scoring.prompt_extras import aspect_text
 
 RUBRIC_SCALE = (0, 2)
 """Absent, partly there, and there in every respect."""

@@ -26,9 +26,8 @@ from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
-from prb_jax.scoring.inputs import Inputs, check_unchanged
-from prb_jax.scoring.read_inputs import Data, read_inputs
-from prb_jax.scoring.run_identity import computing_versions, session_facts
+from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.run import computing_versions, session_facts
 
 SAMPLES = "samples.jsonl"
 RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLES)

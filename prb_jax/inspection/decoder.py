@@ -24,7 +24,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.reports.style import facts_table
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE

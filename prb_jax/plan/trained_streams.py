@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.plan.shapes import BatchShape
-from prb_jax.scoring.batch_shapes import shape_options, stream_options
+from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
 from prb_jax.trees.kernel_tables import KernelTable

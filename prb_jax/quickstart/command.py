@@ -33,8 +33,8 @@ from prb_jax.quickstart.recipe import (
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.scoring.baselines import score_baseline
-from prb_jax.scoring.by_name import evaluate
 from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.evaluate import evaluate
 from prb_jax.scoring.load import load as load_model
 from prb_jax.sources.personas import generate, load
 from prb_jax.training.record import computing_versions

@@ -13,7 +13,7 @@ from prb_jax.reports.blocks import PageTable, visible
 from prb_jax.reports.cells import headline, last_figures, scorers
 from prb_jax.reports.table import gains
 from prb_jax.runs.finished import FinishedRun
-from prb_jax.scoring.hints import told_of
+from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.version import __version__
 
 

@@ -14,7 +14,7 @@ from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
-from prb_jax.scoring.hints import told_of
+from prb_jax.scoring.prompt_extras import told_of
 
 if TYPE_CHECKING:
     from rich.console import Group

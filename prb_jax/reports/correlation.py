@@ -32,7 +32,7 @@ from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.scoring.hints import UPPER_BOUND, told_of
+from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
 CORRELATE: Final = "correlate.json"
 

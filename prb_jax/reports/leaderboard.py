@@ -16,7 +16,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY
-from prb_jax.scoring.hints import UPPER_BOUND, told_of
+from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
 if TYPE_CHECKING:
     from rich.console import Group

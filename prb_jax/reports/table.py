@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
-from prb_jax.scoring.hints import told_of
+from prb_jax.scoring.prompt_extras import told_of
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown

@@ -10,7 +10,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.runs.finished import FinishedRun
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.inputs import read_inputs
 
 
 @dataclass(frozen=True)

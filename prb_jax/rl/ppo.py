@@ -48,9 +48,9 @@ from prb_jax.rl.watch import Watch
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
-from prb_jax.scoring.batch_shapes import shape_options
-from prb_jax.scoring.open_scorer import Model
-from prb_jax.scoring.read_inputs import read_inputs
+from prb_jax.scoring.batching import shape_options
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.load import Model
 from prb_jax.training.config import flat_settings
 from prb_jax.training.folder import CHECKPOINTS, MODEL
 from prb_jax.training.interruption import watch_signals

@@ -45,7 +45,7 @@ def is_url(reward: object) -> bool:
 
 
 class RemoteScorer:
-    """A :class:`prb_jax.scoring.scored.Scorer` that asks a server. Build with :func:`open_remote`."""
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a server. Build with :func:`open_remote`."""
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url, self._client = url, client

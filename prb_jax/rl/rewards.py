@@ -23,9 +23,8 @@ from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.open_scorer import Model, open_scorer, read_history
-from prb_jax.scoring.plain import PlainScorer
-from prb_jax.scoring.scored import AdaptsToUsers, Scorer
+from prb_jax.scoring.load import Model, open_scorer, read_history
+from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, Scorer
 from prb_jax.training.config import flat_settings
 
 _VIEW = ("profile_posts", "protocol", "max_length")

@@ -14,7 +14,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.scored import Scorer
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.view import View
 from prb_jax.text.visible import visible
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
 from prb_jax.metrics.components import Components
-from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.comparison_table import Facts
 from prb_jax.sources.large import LargeComparisons
 
 _LEAST_SHARED = 0.01

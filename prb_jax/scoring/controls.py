@@ -19,7 +19,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
 from prb_jax.scoring.clusters import clusters_of, derived_users
-from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.comparison_table import Facts
 from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
 

@@ -37,9 +37,8 @@ from prb_jax.readouts.resolve import is_plain_language_model
 from prb_jax.readouts.score_fn import StateFns, make_state_fns
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.dealing import Batch
-from prb_jax.scoring.load_opened import load_opened
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.batching import Batch
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions
@@ -240,7 +239,7 @@ def open_embedder(
     plain = options.readout is None and not is_encoder(raw)
     plain = plain and is_plain_language_model(folder.path, name=folder.name)
     opened = open_language_model(folder, options) if plain else open_model(folder, options)
-    loaded = load_opened(opened)
+    loaded = load_reward_model(opened)
     chosen = loaded.reader.choose_view(
         ViewOptions(profile_posts=0, protocol=view.protocol, max_length=view.max_length)
     ).view

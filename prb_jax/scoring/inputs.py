@@ -1,15 +1,38 @@
-"""The comparisons of one evaluation, with proof of what they were."""
+"""The comparisons of one evaluation: read from named sources or taken from Python, with proof of what they were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import gc
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
-from prb_jax.errors import DataError, short_repr
+from prb_jax.data.records import Records, digest, given_rows, read_records
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.scoring import TOO_LONG
+from prb_jax.sources.large import LargeComparisons, chosen, stamp
+from prb_jax.sources.reading import (
+    Opened,
+    benchmark_of,
+    describe_source,
+    large_files,
+    open_comparisons,
+    prepared_tokens,
+)
+from prb_jax.text.protocol import FACTS
+from prb_jax.text.view import View
+from prb_jax.trees.shorten import TooLongError
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -122,3 +145,223 @@ def check_unchanged(inputs: Inputs) -> None:
                 f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
                 f"old contents: put those back to finish the run, or start again in another folder"
             )
+
+
+SPLIT = "test"
+"""The split that is read of sources that have several."""
+
+Data = str | Path | Sequence[str | Path] | Records
+
+
+def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
+    """Reads what is to be scored.
+
+    Args:
+      data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
+        the records themselves.
+      subset: reads one subset of the named sources.
+      limit: reads at most so many comparisons, of each source.
+
+    Raises:
+      DataError: what `open_comparisons` raises; no comparison at all; one without labels; an id
+        given twice, naming both places.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
+    names, given = _split(data)
+    benchmarks: dict[str, list[int]] = {}
+    stamps: dict[str, Sequence[Any]] = {}
+    comparisons: Sequence[Comparison]
+    if given is not None:
+        if subset is not None:
+            raise DataError("subset: applies to named sources, not to comparisons given from Python")
+        found = list(islice(read_records(given_rows(given)), limit))
+        comparisons, places = [each.comparison for each in found], [each.where for each in found]
+        sources: dict[str, Mapping[str, Any]] = {}
+    else:
+        sources, parts = {}, []
+        for name in names:
+            if not large_files(name, split=SPLIT):
+                # Described first: a file that changes while it is read is then found out at the end.
+                sources[name] = describe_source(name)
+            with _no_garbage_collection():
+                opened = open_comparisons(name, subset=subset, limit=limit)
+            if opened.stamp:
+                sources[name] = describe_source(name, digests=_unread(opened))
+                stamps[name] = opened.stamp
+            if (benchmark := benchmark_of(name)) is not None:
+                before = sum(len(part) for _, part in parts)
+                positions = range(before, before + len(opened.comparisons))
+                benchmarks.setdefault(benchmark, []).extend(positions)
+            parts.append((name, opened.comparisons))
+        if stamps:
+            comparisons, places = LargeComparisons.joined(parts), []
+        else:
+            comparisons = [comparison for _, part in parts for comparison in part]
+            places = [name for name, part in parts for _ in part]
+    if not isinstance(comparisons, LargeComparisons):
+        _check(comparisons, places)
+    hashed = bool(sources) and all(source.get("files") for source in sources.values())
+    return Inputs(
+        comparisons=comparisons,
+        sha256=None if hashed else digest(comparisons),
+        sources=sources,
+        subset=subset,
+        benchmarks=benchmarks,
+        describe=describe_source,
+        prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
+        stamps=stamps,
+        stamp=lambda name: stamp(large_files(name, split=SPLIT)),
+    )
+
+
+def _unread(opened: Opened) -> dict[Path, Any]:
+    """In place of the digests of files those files that are not read to their ends yet."""
+    return {path: rows if isinstance(rows, JsonLines) else rows.digest for path, rows in opened.files.items()}
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Records are no garbage: looking through them again and again doubles the time of reading."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _split(data: Data) -> tuple[list[str], Records | None]:
+    """Names of sources, or the records themselves."""
+    if isinstance(data, str | Path):
+        return [str(data)], None
+    if isinstance(data, Comparison | Mapping) or hasattr(data, "__arrow_c_stream__"):
+        return [], cast("Records", data)
+    if not isinstance(data, Iterable):
+        return [], cast("Records", data)  # refused where records are read
+    items = iter(data)  # an endless one is read no further than asked for
+    first = list(islice(items, 1))
+    if not first or not isinstance(first[0], str | Path):
+        return [], cast("Records", chain(first, items))
+    names: list[str] = []
+    for position, name in enumerate(chain(first, items)):
+        if not isinstance(name, str | Path):
+            raise DataError(
+                f"position {position}: expected the name of a source, found {type(name).__name__}"
+            )
+        if str(name) in names:
+            raise DataError(f"{name}: given twice as a source")
+        names.append(str(name))
+    return names, None
+
+
+def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
+    if not comparisons:
+        raise DataError("nothing to score: expected at least one comparison")
+    seen: dict[str, str] = {}
+    for comparison, place in zip(comparisons, places, strict=True):
+        if comparison.labels is None:
+            raise DataError(
+                f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"
+            )
+        if comparison.id in seen:
+            raise DataError(
+                f"comparison id {quote(comparison.id)} occurs twice: in {seen[comparison.id]} and in {place}; "
+                f"ids must be distinct within one run"
+            )
+        seen[comparison.id] = place
+
+
+_AT_A_TIME = 4096
+
+LEFT_OUT = "left_out.jsonl"
+LEFT_OUT_DEFINITION = (
+    f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
+    f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
+)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not scored.
+
+    Attributes:
+      reasons: one for each comparison, in their order.
+      benchmarks: of each benchmark, how many of its comparisons.
+    """
+
+    reasons: Sequence[TooLongError]
+    benchmarks: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry "left_out" of a summary."""
+        subsets = Counter(each.comparison.subset or "" for each in self.reasons)
+        return {
+            "comparisons": len(self.reasons),
+            "by_subset": {name: subsets[name] for name in sorted(subsets) if name},
+            "by_benchmark": {name: count for name, count in self.benchmarks.items() if count},
+        }
+
+    def write(self, folder: Path) -> None:
+        """Names them in a file of the run: id, subset, user_id, tokens, limit and reason of each.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        rows = [
+            {
+                "id": each.comparison.id,
+                "subset": each.comparison.subset,
+                "user_id": each.comparison.user_id,
+                "tokens": each.tokens,
+                "limit": each.limit,
+                "reason": str(each),
+            }
+            for each in self.reasons
+        ]
+        with writing(folder / LEFT_OUT), whole_file(folder / LEFT_OUT) as file:
+            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
+    """Refuses a choice that there is not, or that could not change anything.
+
+    Raises:
+      RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
+    """
+    if too_long not in TOO_LONG:
+        raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
+    if too_long == "error":
+        return
+    if FACTS[view.protocol].cuts_responses:
+        raise RunError(
+            f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
+        )
+    if reader is None:
+        raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
+
+
+def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, LeftOut]:
+    """The inputs without what is too long for the model, and what that is.
+
+    Raises:
+      DataError: nothing would be left.
+    """
+    reasons, dropped = [], set()
+    for start in range(0, len(inputs.comparisons), _AT_A_TIME):
+        several = inputs.comparisons[start : start + _AT_A_TIME]
+        found = reader.too_long(several, view=view)
+        refused = {id(each.comparison) for each in found}
+        dropped |= {start + place for place, one in enumerate(several) if id(one) in refused}
+        reasons += found
+    if len(reasons) == len(inputs.comparisons):
+        raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
+    kept = [index for index in range(len(inputs.comparisons)) if index not in dropped]
+    place = {old: new for new, old in enumerate(kept)}
+    positions = {
+        name: [place[old] for old in members if old in place] for name, members in inputs.benchmarks.items()
+    }
+    lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
+    fewer = replace(inputs, comparisons=chosen(inputs.comparisons, kept), benchmarks=positions)
+    return fewer, LeftOut(reasons, lost)

@@ -1,21 +1,36 @@
-"""Load a model by name: a reward model, a fitted method of personalisation, or a baseline."""
+"""Load what is to be evaluated: a reward model, a fitted method of personalisation, a baseline, or a function."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from jax.sharding import Mesh
 
-from prb_jax.personal.folder import is_personalised
+from prb_jax.checkpoints.locate import describe, locate
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
+from prb_jax.errors import RunError
+from prb_jax.personal.folder import PERSONALISED, holds_states, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.scoring.load_opened import load_opened
-from prb_jax.scoring.plain import BaselineName, PlainScorer, baseline_scorer
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
+from prb_jax.scoring.scorer import (
+    AdaptsToUsers,
+    BaselineName,
+    PlainScorer,
+    ScoreFunction,
+    Scorer,
+    baseline_scorer,
+    function_scorer,
+)
 
 if TYPE_CHECKING:
     from prb_jax.personal.model import PersonalisedModel
+
+Model = Scorer | ScoreFunction | str | Path
 
 
 @overload
@@ -49,7 +64,7 @@ def load(
 
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
-        as "baseline:length", gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
+        as "baseline:length", gives a :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
@@ -74,20 +89,126 @@ def load(
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
       MeshError: the mesh does not fit the devices or the model.
     """
-    options = LoadOptions(
-        mesh=mesh,
-        dtype=dtype,
-        revision=revision,
-        chat_template=chat_template,
-        readout=readout,
-        tokenizer=tokenizer,
-        quantize=quantize,
-        attention=attention,
+    return load_by_name(
+        model,
+        LoadOptions(
+            mesh=mesh,
+            dtype=dtype,
+            revision=revision,
+            chat_template=chat_template,
+            readout=readout,
+            tokenizer=tokenizer,
+            quantize=quantize,
+            attention=attention,
+        ),
     )
-    if str(model).startswith("baseline:"):
+
+
+def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | PlainScorer | PersonalisedModel:
+    """As :func:`load`, with all choices in one object."""
+    if _is_baseline(model):
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
         from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
 
         return load_personalised(model, options)
-    return load_opened(open_model(model, options))
+    return load_reward_model(open_model(model, options))
+
+
+def open_scorer(
+    model: Model,
+    options: LoadOptions,
+    *,
+    name: str | None = None,
+    recorded: bool = False,
+    history: Sequence[Comparison] | Path | None = None,
+) -> Scorer:
+    """Return the scorer, loaded if it is given by name.
+
+    Args:
+      model: what :func:`prb_jax.evaluate` takes.
+      options: for a model by name alone.
+      name: of a function.
+      recorded: a run folder will tell this scorer from others.
+      history: what a fitted method of personalisation knows of the users: see :func:`with_history`.
+
+    Raises:
+      RunError: options without effect, or a thing that cannot score.
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    if history is not None:
+        scorer = open_scorer(model, options, name=name, recorded=recorded)
+        known_as = str(scorer.identity().get("name", "this model"))
+        return with_history({known_as: scorer}, history)[known_as]
+    if isinstance(model, str | Path):
+        return cast(Scorer, load_by_name(model, options))
+    if options.given:
+        raise RunError(f"{', '.join(options.given)}: decided where the model was loaded; leave out here")
+    if hasattr(model, "stream"):
+        return cast(Scorer, model)
+    if not callable(model):
+        raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
+    scorer = function_scorer(model, name=name)
+    if recorded and name is None and "<lambda>" in scorer.name:
+        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
+    return scorer
+
+
+def with_history(
+    scorers: Mapping[str, Scorer], history: Sequence[Comparison] | Path | None
+) -> dict[str, Scorer]:
+    """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
+
+    Args:
+      scorers: by name.
+      history: comparisons, or a folder of states of users: :func:`read_history`.
+
+    Raises:
+      RunError: a history, and no model that adapts to users.
+    """
+    if history is None:
+        return dict(scorers)
+    adapted = {
+        name: scorer.with_states(history) if isinstance(history, Path) else scorer.with_history(history)
+        for name, scorer in scorers.items()
+        if isinstance(scorer, AdaptsToUsers)
+    }
+    if not adapted:
+        raise RunError(
+            f"history: {', '.join(scorers)} does not adapt to users; expected a folder of a fitted method, as "
+            "`prb personalise` writes it"
+        )
+    return {**scorers, **adapted}
+
+
+def model_contents(model: Model, revision: str | None) -> Any:
+    """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
+    if not isinstance(model, str | Path) or _is_baseline(model):
+        return model if isinstance(model, str) else None
+    if is_personalised(model):
+        return file_digest(Path(model).expanduser() / PERSONALISED)
+    return describe(locate(model, revision=revision))
+
+
+def _is_baseline(model: str | Path) -> bool:
+    return isinstance(model, str) and model.startswith("baseline:")
+
+
+def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
+    """Return the comparisons that a history names, or the folder of saved states that it is.
+
+    Raises:
+      DataError: it cannot be used.
+      RunError: a folder of states beside other data.
+    """
+    if history is None:
+        return None
+    named = list(history) if isinstance(history, list | tuple) else [history]
+    folders = [
+        Path(each).expanduser() for each in named if isinstance(each, str | Path) and holds_states(each)
+    ]
+    if not folders:
+        return read_inputs(history).comparisons
+    if len(named) > 1:
+        raise RunError(f"history: {folders[0]} holds states of people: give it alone")
+    return folders[0]

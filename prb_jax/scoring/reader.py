@@ -11,14 +11,22 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.personal.method import UserTokens
-from prb_jax.personal.prompts import UserPrompts
+from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
 from prb_jax.personal.users import OfUser
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.rules import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import ChosenView, TrainedView, View, ViewOptions, choose_view, length_limit
+from prb_jax.text.view import (
+    ChosenView,
+    TrainedView,
+    View,
+    ViewOptions,
+    choose_view,
+    length_limit,
+    read_trained_view,
+)
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import TokenisedComparison
@@ -27,6 +35,7 @@ from prb_jax.trees.tree import Tree, build_tree
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
+    from prb_jax.readouts.open_model import OpenedModel
 
 
 class IdsTooLongError(DataError):
@@ -226,3 +235,24 @@ class Reader:
                     f"{named}: response {k}: the ids {list(needs)}, at which {self.name} is read, do not occur: the "
                     "chat template or the tokenizer is not the model's own, or the end was cut off"
                 )
+
+
+def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
+    """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any.
+
+    Raises:
+      CheckpointError: the tokenizer or the soft prompts cannot be used.
+    """
+    config, folder = opened.config, opened.folder.path
+    tokenizer, prompts = opened.tokenizer(), None
+    if isinstance(tokenizer, ChatTokenizer):
+        prompts = load_prompts(folder, width=config.hidden_size)
+    reader = Reader(
+        name=opened.name,
+        config=config,
+        tokenizer=tokenizer,
+        labels_named=opened.labels_named,
+        prompts=None if prompts is None else prompts.prompts(first_id=config.vocab_size),
+        trained=read_trained_view(folder),
+    )
+    return reader, prompts

@@ -8,19 +8,25 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
+from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import PAGED_ATTENTION
+from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
+from prb_jax.models.quantization import quantization_form
+from prb_jax.personal.prompts import extend_embedding
+from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
-from prb_jax.scoring.dealing import Batch
-from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.batching import Batch, lanes, shape_options, stream_options
+from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.stream import stream_scores
-from prb_jax.sharding import batch_sharding, to_global
+from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
@@ -275,3 +281,65 @@ class RewardModel:
     def bytes_of_weights(self) -> tuple[int, int] | None:
         """Return the bytes of the whole model before quantising and as held; None without a checkpoint."""
         return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
+
+
+def load_reward_model(opened: OpenedModel) -> RewardModel:
+    """Read the weights of an opened model onto its devices; nothing is compiled yet.
+
+    Raises:
+      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+      MeshError: the mesh does not fit the devices or the model.
+    """
+    reader, prompts = open_reader(opened)
+    config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
+    quantize, attention = opened.options.quantize, opened.options.attention
+    stream_fn = None
+    if isinstance(opened.body, EncoderFolder):
+        score_fn = make_score_fn(config, mesh=mesh, dtype=dtype, readout=opened.labels)
+        loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
+        params, shown_attention = loaded.params, "whole, both ways"
+    else:
+        config = opened.body.config
+        check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+        if quantize is not None:
+            quantization_form(quantize, mesh=mesh)
+        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+        score_fn = make_score_fn(
+            config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings, attention=attention
+        )
+        streams = stream_attention_name(mesh, attention)
+        if streams is not None:
+            stream_fn = make_stream_fn(
+                config,
+                mesh=mesh,
+                dtype=dtype,
+                readout=opened.labels,
+                shardings=shardings,
+                attention=attention,
+            )
+        loaded = load_params(
+            opened.folder.path,
+            config,
+            dtype=dtype,
+            head_dtype=jnp.float32,
+            shardings=shardings,
+            quantize=quantize,
+        )
+        params = loaded.params
+        shown_attention = streams or choose_attention(mesh, dtype, attention, scored=config).name
+        if prompts is not None:
+            embedding = extend_embedding(params["embed"], prompts.table, sharding=shardings["embed"])
+            params = {**params, "embed": embedding}
+    return RewardModel(
+        reader=reader,
+        params=params,
+        score_fn=score_fn,
+        stream_fn=stream_fn,
+        mesh=mesh,
+        dtype=opened.dtype,
+        readout=opened.readout,
+        quantize=quantize,
+        attention=shown_attention,
+        report=loaded.report,
+        source=opened.source,
+    )

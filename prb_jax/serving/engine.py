@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import PrbError
-from prb_jax.scoring.dealing import Batch, Dealer, Dealt
+from prb_jax.scoring.batching import Batch, Dealer, Dealt
 from prb_jax.serving.figures import Figures
 from prb_jax.serving.items import Grower, Grown, Item, Score
 from prb_jax.trees.tree import common_run
@@ -88,7 +88,7 @@ class Engine:
     Attributes:
       tokens: of a full batch.
       most: items that may wait for their scores.
-      lanes: batches computed side by side; see :func:`prb_jax.scoring.batch_shapes.lanes`.
+      lanes: batches computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
       waiting: items that do.
       failure: what ended the work, if anything did.
     """

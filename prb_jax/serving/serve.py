@@ -10,9 +10,8 @@ from prb_jax.errors import PrbWarning, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.rl.remote import TOKEN
-from prb_jax.scoring.batch_shapes import lanes
-from prb_jax.scoring.load_opened import load_opened
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.batching import lanes
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.serving.app import Served, make_app
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.figures import Figures
@@ -66,7 +65,7 @@ def serve(model: str | Path, *, options: ServeOptions, loading: LoadOptions) -> 
         )
     listening = bind(options.host, options.port)
     try:
-        engine, served = make_engine(load_opened(open_model(model, loading)), options=options)
+        engine, served = make_engine(load_reward_model(open_model(model, loading)), options=options)
         line = f"serving {model} at {address(listening)}"
         try:
             run_app(make_app(served), listening, limits=options.limits, ready=lambda: print(line, flush=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prb_jax.scoring.dealing import Batch, Dealer, fixed_dealer
+from prb_jax.scoring.batching import Batch, Dealer, fixed_dealer
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import READS_STEP, DealtStreams, PackedStream, StreamOptions, StreamShape

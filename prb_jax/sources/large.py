@@ -94,7 +94,7 @@ class LargeComparisons(Sequence[Comparison]):
     and not for the length, which reads all that is left. With several processes both are collectives.
 
     Ids are not compared with each other here, and equal records without an id have equal ids: a reader of the whole
-    looks after both (`prb_jax.scoring.facts`).
+    looks after both (`prb_jax.scoring.comparison_table`).
 
     Args:
       parts: the records, one file after another.

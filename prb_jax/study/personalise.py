@@ -24,9 +24,8 @@ from prb_jax.personal.states import UserStates, save_states
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.inputs import Inputs, check_unchanged
-from prb_jax.scoring.read_inputs import Data, read_inputs
-from prb_jax.scoring.run_identity import computing_versions
+from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.asked import ALL, Asked, asked_methods
 from prb_jax.study.backbone import check_backbone, features_of, trainable

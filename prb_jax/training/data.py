@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.scoring.facts import Known
-from prb_jax.scoring.tokenising import Encode, encode_pieces
+from prb_jax.scoring.comparison_table import Known
+from prb_jax.scoring.stream import Encode, encode_pieces
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
 from prb_jax.trees.batches import TreeBatch, make_batch

@@ -12,8 +12,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
-from prb_jax.scoring.batch_shapes import shape_options, stream_options
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batching import Batch, shape_options, stream_options
 from prb_jax.training.data import STEPS_SIMULATED, Examples, TreesOnDemand, shapes_of_steps
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder

@@ -18,7 +18,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import NULL, Method
 from prb_jax.readouts.score_tree import score_stream, score_tree
-from prb_jax.scoring.dealing import Batch
+from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import replicated
 from prb_jax.training.groups import ParameterGroup, Weights, merge
 from prb_jax.training.losses import LossParts, comparison_loss

@@ -12,8 +12,7 @@ import numpy as np
 
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import lanes
-from prb_jax.scoring.dealing import batch_sizes
+from prb_jax.scoring.batching import batch_sizes, lanes
 from prb_jax.training.microbatches import Microbatch
 from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
 

@@ -13,8 +13,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
-from prb_jax.scoring.facts import Facts, Known, KnownRows
-from prb_jax.scoring.stored import stored_facts
+from prb_jax.scoring.comparison_table import Facts, Known, KnownRows
+from prb_jax.scoring.prepared_tokens import stored_facts
 from prb_jax.sources.large import LargeComparisons, chosen
 from prb_jax.sources.reading import describe_source, open_comparisons, prepared_tokens, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources

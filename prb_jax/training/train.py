@@ -19,7 +19,7 @@ from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
-from prb_jax.scoring.stored import StoredComparisons, stored_comparisons
+from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import Config, flat_settings, load_settings

@@ -20,11 +20,9 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batch_shapes import lanes, shape_options, stream_options
-from prb_jax.scoring.dealing import Batch, batch_sizes
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options
 from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.stream import stream_scores
-from prb_jax.scoring.tokenising import encode_by_processes
+from prb_jax.scoring.stream import encode_by_processes, stream_scores
 from prb_jax.sharding import replicated
 from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model

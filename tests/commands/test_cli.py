@@ -205,7 +205,7 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("prb_jax.scoring.by_name.evaluate", interrupted)
+    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", interrupted)
     command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
     assert cli.main(command) == 130
     assert "the same command continues the run" in capsys.readouterr().err
@@ -215,7 +215,7 @@ def test_a_bug_keeps_its_traceback(data, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("prb_jax.scoring.by_name.evaluate", broken)
+    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")])
     assert not issubclass(ZeroDivisionError, PrbError)

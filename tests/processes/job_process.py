@@ -17,7 +17,7 @@ def main(out: str, count: int, seconds: float, failing: int = -1, failure: str =
     start_job()
     assert share_json(process_index()) == 0
     if process_index() == failing:
-        import prb_jax.scoring.scored_run as module
+        import prb_jax.scoring.run as module
 
         def fail(*_: Any) -> None:
             if failure == "full":

@@ -14,7 +14,7 @@ import scipy.stats
 import prb_jax as prb
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.scoring.open_scorer import open_scorer
+from prb_jax.scoring.load import open_scorer
 
 USERS, EACH, MODELS = 8, 6, 5
 

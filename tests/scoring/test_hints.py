@@ -12,7 +12,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.scoring.controls import with_other_users, without_users
-from prb_jax.scoring.hints import (
+from prb_jax.scoring.inputs import read_inputs
+from prb_jax.scoring.prompt_extras import (
     ASPECT_RUNS,
     ASPECTS,
     HISTORY_HEADING,
@@ -23,7 +24,6 @@ from prb_jax.scoring.hints import (
     told_of,
     with_hints,
 )
-from prb_jax.scoring.read_inputs import read_inputs
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
 

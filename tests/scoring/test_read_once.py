@@ -14,7 +14,7 @@ from prb_jax import DataError, RunError, evaluate
 from prb_jax.data import blocks
 from prb_jax.runs.folder import append_rows
 from prb_jax.runs.open_inputs import BLOCKS
-from prb_jax.scoring import plain, scored_run
+from prb_jax.scoring import run, scorer
 from prb_jax.sources.prepare import prepare
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.test_large import COUNT, data, files, row  # noqa: F401 - a fixture
@@ -26,7 +26,7 @@ BLOCK = 1 << 13
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """Every file is large, with many blocks, and scored some rows at a time."""
-    monkeypatch.setattr(plain, "_BATCH", AT_A_TIME)
+    monkeypatch.setattr(scorer, "_BATCH", AT_A_TIME)
     return read_by_windows(partial(monkeypatch.setattr, raising=False), block=BLOCK)
 
 
@@ -52,7 +52,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
         if written == batches:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(scored_run, "append_rows", append)
+    monkeypatch.setattr(run, "append_rows", append)
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, path: Path, out: Path, *, batches: int = 3) -> None:
@@ -93,7 +93,7 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
         told.append((seen.bytes, data_of(out), lines(out / BLOCKS)))
         append_rows(folder, rows)
 
-    monkeypatch.setattr(scored_run, "append_rows", append)
+    monkeypatch.setattr(run, "append_rows", append)
     score(path, out)
     first_bytes, first_data, first_blocks = told[0]
     assert first_bytes < size / 2
@@ -170,7 +170,7 @@ def test_data_that_changes_during_a_run(copy, seen, tmp_path, monkeypatch, place
                 file.write(other)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scored_run, "append_rows", append)
+        patch.setattr(run, "append_rows", append)
         if place == "read":
             with pytest.raises(DataError, match=r"data.jsonl: changed while it was being scored"):
                 score(copy, tmp_path / "run")

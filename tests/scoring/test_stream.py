@@ -13,7 +13,7 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
-from prb_jax.scoring.dealing import SAMPLE, sample_indices
+from prb_jax.scoring.batching import SAMPLE, sample_indices
 from prb_jax.scoring.stream import (
     FIRST_WINDOW,
     WAITING,

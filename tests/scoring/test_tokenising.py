@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.scoring.tokenising import _packed, _unpacked, encode_by_processes, encode_part, gather_parts
+from prb_jax.scoring.stream import _packed, _unpacked, encode_by_processes, encode_part, gather_parts
 from tests.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest

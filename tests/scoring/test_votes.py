@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.scoring.baselines import BASELINE_NAMES, score_baseline
-from prb_jax.scoring.votes import NEIGHBOURS, nearest_users, popularity
+from prb_jax.scoring.baselines import BASELINE_NAMES, NEIGHBOURS, nearest_users, popularity, score_baseline
 
 
 def vote(user, pair, choice, *, number=0, swapped=False):

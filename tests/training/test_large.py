@@ -11,7 +11,7 @@ import prb_jax as prb
 from prb_jax.data import blocks
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.write_store import TokensJob, write_store
+from prb_jax.scoring.write_tokens import TokensJob, write_store
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepare import prepare
 from prb_jax.text.view import ViewOptions

@@ -33,8 +33,8 @@ def wins(
     Raises:
       PrbError: a model cannot be loaded, or cannot score a pair.
     """
-    from prb_jax.scoring.by_name import evaluate  # it is slow to import
     from prb_jax.scoring.controls import without_users
+    from prb_jax.scoring.evaluate import evaluate  # it is slow to import
 
     if not pairs:
         return {model: {} for model in models}

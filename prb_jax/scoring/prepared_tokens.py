@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.scoring.facts import Facts
+from prb_jax.scoring.comparison_table import Facts
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.text.protocol import TextProtocol

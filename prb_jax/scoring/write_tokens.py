@@ -2,8 +2,7 @@
 
 A part holds the trees of some thousand comparisons, one after another. Each is written whole, under a lock of its own,
 by the process that comes first, so that a killed command goes on with the parts that are missing. When all are there
-one process joins them: prefixes are cut into pages, equal pages are stored once, and equal ids are found.
-"""
+one process joins them: prefixes are cut into pages, equal pages are stored once, and equal ids are found."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from prb_jax.data.files import file_digest
 from prb_jax.data.writing import temporary_name, whole_file, write_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.facts import Fact, Facts, baseline_scores, fact_of
-from prb_jax.scoring.load_opened import open_reader
-from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.stored import store_folder, store_key
+from prb_jax.readouts.open_model import open_model
+from prb_jax.scoring.comparison_table import Fact, Facts, baseline_scores, fact_of
+from prb_jax.scoring.prepared_tokens import store_folder, store_key
+from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepared import TOKENS, prepared_sources
 from prb_jax.sources.reading import open_comparisons
@@ -70,7 +69,7 @@ class TokensJob:
 
     def reader(self) -> Reader:
         """Open the tokenizer."""
-        return open_reader(self.model, self.loading)
+        return open_reader(open_model(self.model, self.loading))[0]
 
 
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:

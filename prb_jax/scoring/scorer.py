@@ -1,11 +1,12 @@
-"""Scorers without weights: the built-in baselines, and plain functions of a comparison."""
+"""What can be evaluated: the protocol of scorers, and those without weights (baselines, plain functions)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -13,10 +14,106 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
-from prb_jax.scoring.hints import UPPER_BOUND
+from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
+from prb_jax.text.view import View
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader
+
+
+class Scorer(Protocol):
+    """A model that can be evaluated: ``RewardModel``, a baseline, or code of your own."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything about the model that decides its scores, JSON-ready.
+
+        ``name`` is shown in tables; where there are other entries, they decide and the name may change.
+        """
+        ...
+
+    def stream(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int,
+        protocol: str,
+        max_length: int | None,
+        skip: Callable[[Sequence[int]], bool],
+    ) -> Iterator[ScoredBatch]:
+        """Scores every comparison once, in any order.
+
+        ``skip(indices)`` is True for a batch whose scores are all known; it need not be computed. The
+        composition of batches must not depend on it, so that a continued run gives equal scores.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsTokens(Protocol):
+    """A scorer of a model that reads tokens, and so has a length limit, and perhaps a view that it was trained with."""
+
+    @property
+    def reader(self) -> Reader:
+        """How comparisons are read for it."""
+        ...
+
+    def accepting(self, view: View) -> Scorer:
+        """Return the same scorer, which does not warn of this view again."""
+        ...
+
+
+@runtime_checkable
+class Quantized(Protocol):
+    """A scorer whose weights may be quantised."""
+
+    @property
+    def quantize(self) -> str | None:
+        """The form, or None."""
+        ...
+
+    def bytes_of_weights(self) -> tuple[int, int] | None:
+        """Before quantising and as held, if known."""
+        ...
+
+
+@runtime_checkable
+class HasJudgements(Protocol):
+    """A scorer that keeps more of each comparison than scores, and sums it up."""
+
+    def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of all comparisons, JSON-ready."""
+        ...
+
+    def kept_in(self, folder: Path) -> Scorer:
+        """Return the same scorer, which keeps its judgements in this run folder."""
+        ...
+
+
+@runtime_checkable
+class AdaptsToUsers(Protocol):
+    """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted.
+
+    Attributes:
+      left_out: how many comparisons of its history tell nothing, by reason.
+    """
+
+    left_out: Mapping[str, int]
+
+    def with_history(self, history: Sequence[Comparison]) -> Scorer:
+        """Return the same scorer, adapted to the users of these comparisons alone."""
+        ...
+
+    def with_states(self, folder: Path) -> Scorer:
+        """Return the same scorer, which knows the users whose states are saved in a folder, and no others."""
+        ...
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons of whom nothing is known."""
+        ...
+
 
 _BATCH = 4096
 

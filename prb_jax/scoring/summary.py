@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, settle_computed
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring.baselines import VOTES
+from prb_jax.scoring.baselines import SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import Facts
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
-from prb_jax.scoring.facts import Facts
-from prb_jax.scoring.hints import HINTS_DEFINITION
-from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.quantized import QUANTIZATION_DEFINITION, quantization_figures
-from prb_jax.scoring.run_identity import RunIdentity, shown_view
-from prb_jax.scoring.scored import AdaptsToUsers, HasJudgements, Quantized, Scorer
-from prb_jax.scoring.scored_run import ScoredRun
-from prb_jax.scoring.too_long import LEFT_OUT_DEFINITION, LeftOut
+from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, LeftOut
+from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
+from prb_jax.scoring.run import RunIdentity, ScoredRun, shown_view
+from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, Quantized, Scorer
+from prb_jax.sources.large import LargeComparisons
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
+
 
 TOKENS_DEFINITION = (
     "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
@@ -140,3 +142,48 @@ def finish_run(
     if computed is not None:
         settle_computed(folder, computed)
     return rows, summary
+
+
+QUANTIZATION_DEFINITION = (
+    "how the weights are quantised (form), and the whole model's bytes of parameters before (bytes_unquantized) and as "
+    "held (bytes_held)"
+)
+
+
+def quantization_figures(scorer: Quantized) -> dict[str, Any]:
+    """Return the entry "quantization" of a summary."""
+    before, held = scorer.bytes_of_weights() or (None, None)
+    return {"form": scorer.quantize, "bytes_unquantized": before, "bytes_held": held}
+
+
+_NO_VOTES: Final = (
+    "no two users judge the same responses to the same prompt, or too few of them judge another pair"
+)
+
+
+def further_baselines(
+    comparisons: Sequence[Comparison], facts: Facts, *, posts: int | None
+) -> dict[str, list[ScoredRow] | str]:
+    """Return the rows of further baselines by name, or why one says nothing of the comparisons.
+
+    The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
+    shown" is there where the model sees some posts of a profile and not all of them.
+
+    Args:
+      comparisons: of the run.
+      facts: of them.
+      posts: how many posts of a profile the model sees; None for a scorer that sees everything.
+    """
+    if isinstance(comparisons, LargeComparisons):
+        reason = "the data are read by windows, and the votes of other users need them at once"
+        return dict.fromkeys(VOTES, reason)
+    found: dict[str, list[ScoredRow] | str] = {}
+    if posts and any(len(comparison.profile) > posts for comparison in comparisons):
+        found[SHOWN_OVERLAP] = _rows(facts, profile_overlap(comparisons, posts=posts))
+    for name, votes in VOTES.items():
+        found[name] = _rows(facts, votes(comparisons)) or _NO_VOTES
+    return found
+
+
+def _rows(facts: Facts, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
+    return [facts.row(index, found.tolist()) for index, found in enumerate(scores) if found is not None]

@@ -1,8 +1,7 @@
 """What a model is told of a user beside the profile: a persona, earlier choices, aspects that a planner found.
 
 The true rubric and the narrative of the data may be shown too, as an upper bound that is marked as one: no model could
-know them.
-"""
+know them."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import read_rows
-from prb_jax.scoring.inputs import Inputs
-from prb_jax.scoring.read_inputs import Data, read_inputs
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 
 ASPECTS: Final = "aspects.jsonl"
 ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECTS)
