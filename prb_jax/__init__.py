@@ -18,112 +18,184 @@ if TYPE_CHECKING:
     from prb_jax.auditing.export import audit_export
     from prb_jax.auditing.report import audit_report
     from prb_jax.building.build import Build, build
+    from prb_jax.building.settings import BuildSettings
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.generation.aspects import plan_aspects
+    from prb_jax.generation.best_of_n import BestOfN, best_of_n
+    from prb_jax.generation.endpoint import EndpointOptions
     from prb_jax.generation.guide import guide
     from prb_jax.generation.judge_run import judge
+    from prb_jax.generation.judge_ways import JudgeOptions
     from prb_jax.generation.load import load_policy
     from prb_jax.generation.policy import Policy, Sample
-    from prb_jax.generation.policy_accuracy import policy_accuracy
+    from prb_jax.generation.policy_accuracy import PolicyAccuracy, policy_accuracy
+    from prb_jax.generation.sample import SampleRun, sample_data
+    from prb_jax.generation.settings import SampleOptions
+    from prb_jax.inspection.inspect import inspect
+    from prb_jax.personal.features import FeatureStore
+    from prb_jax.personal.model import PersonalisedModel
+    from prb_jax.readouts.load_options import LoadOptions
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.retrieval.rank_profiles import Ranked, rank_profiles
     from prb_jax.rl.ppo import PpoResult, ppo
+    from prb_jax.rl.settings import PpoSettings
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
+    from prb_jax.scoring.prompt_extras import HintOptions
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.scoring.scorer import PlainScorer
+    from prb_jax.serving.limits import Limits
     from prb_jax.serving.reward_fn import reward_fn
+    from prb_jax.serving.serve import ServeOptions, serve
+    from prb_jax.sources.prepare import Prepared, prepare
     from prb_jax.sources.reading import read_comparisons
-    from prb_jax.sources.split import split
+    from prb_jax.sources.split import Split, split
     from prb_jax.study.ask import Question, ask
     from prb_jax.study.personalise import Study, personalise
-    from prb_jax.study.write_features import write_features
+    from prb_jax.study.write_features import FeatureOptions, write_features
+    from prb_jax.text.view import ViewOptions
+    from prb_jax.training.convert import convert
+    from prb_jax.training.settings import TrainSettings
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
+    "audit": "prb_jax.auditing.audit",
+    "audit_export": "prb_jax.auditing.export",
+    "audit_report": "prb_jax.auditing.report",
     "Build": "prb_jax.building.build",
     "build": "prb_jax.building.build",
+    "BuildSettings": "prb_jax.building.settings",
     "Comparison": "prb_jax.data.comparison",
     "Message": "prb_jax.data.comparison",
     "Post": "prb_jax.data.comparison",
     "RubricAspect": "prb_jax.data.comparison",
-    "read_comparisons": "prb_jax.sources.reading",
-    "PrbError": "prb_jax.errors",
-    "DataError": "prb_jax.errors",
     "CheckpointError": "prb_jax.errors",
+    "DataError": "prb_jax.errors",
     "MeshError": "prb_jax.errors",
+    "PrbError": "prb_jax.errors",
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
-    "Question": "prb_jax.study.ask",
-    "ask": "prb_jax.study.ask",
-    "Evaluation": "prb_jax.scoring.evaluate",
-    "evaluate": "prb_jax.scoring.evaluate",
-    "PostsSweep": "prb_jax.scoring.posts",
-    "evaluate_posts": "prb_jax.scoring.posts",
-    "report": "prb_jax.reports.page",
-    "push": "prb_jax.reports.push",
-    "RewardModel": "prb_jax.scoring.reward_model",
-    "load": "prb_jax.scoring.load",
-    "judge": "prb_jax.generation.judge_run",
     "plan_aspects": "prb_jax.generation.aspects",
+    "BestOfN": "prb_jax.generation.best_of_n",
+    "best_of_n": "prb_jax.generation.best_of_n",
+    "EndpointOptions": "prb_jax.generation.endpoint",
     "guide": "prb_jax.generation.guide",
+    "judge": "prb_jax.generation.judge_run",
+    "JudgeOptions": "prb_jax.generation.judge_ways",
     "load_policy": "prb_jax.generation.load",
     "Policy": "prb_jax.generation.policy",
     "Sample": "prb_jax.generation.policy",
+    "PolicyAccuracy": "prb_jax.generation.policy_accuracy",
     "policy_accuracy": "prb_jax.generation.policy_accuracy",
+    "SampleRun": "prb_jax.generation.sample",
+    "sample_data": "prb_jax.generation.sample",
+    "SampleOptions": "prb_jax.generation.settings",
+    "inspect": "prb_jax.inspection.inspect",
+    "FeatureStore": "prb_jax.personal.features",
+    "PersonalisedModel": "prb_jax.personal.model",
+    "LoadOptions": "prb_jax.readouts.load_options",
     "compare": "prb_jax.reports.comparison",
     "correlate": "prb_jax.reports.correlation",
     "leaderboard": "prb_jax.reports.leaderboard",
-    "reward_fn": "prb_jax.serving.reward_fn",
-    "audit": "prb_jax.auditing.audit",
-    "audit_export": "prb_jax.auditing.export",
-    "audit_report": "prb_jax.auditing.report",
-    "split": "prb_jax.sources.split",
+    "report": "prb_jax.reports.page",
+    "push": "prb_jax.reports.push",
+    "Ranked": "prb_jax.retrieval.rank_profiles",
+    "rank_profiles": "prb_jax.retrieval.rank_profiles",
     "PpoResult": "prb_jax.rl.ppo",
     "ppo": "prb_jax.rl.ppo",
+    "PpoSettings": "prb_jax.rl.settings",
+    "Evaluation": "prb_jax.scoring.evaluate",
+    "evaluate": "prb_jax.scoring.evaluate",
+    "load": "prb_jax.scoring.load",
+    "PostsSweep": "prb_jax.scoring.posts",
+    "evaluate_posts": "prb_jax.scoring.posts",
+    "HintOptions": "prb_jax.scoring.prompt_extras",
+    "RewardModel": "prb_jax.scoring.reward_model",
+    "PlainScorer": "prb_jax.scoring.scorer",
+    "Limits": "prb_jax.serving.limits",
+    "reward_fn": "prb_jax.serving.reward_fn",
+    "ServeOptions": "prb_jax.serving.serve",
+    "serve": "prb_jax.serving.serve",
+    "Prepared": "prb_jax.sources.prepare",
+    "prepare": "prb_jax.sources.prepare",
+    "read_comparisons": "prb_jax.sources.reading",
+    "Split": "prb_jax.sources.split",
+    "split": "prb_jax.sources.split",
+    "Question": "prb_jax.study.ask",
+    "ask": "prb_jax.study.ask",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
+    "FeatureOptions": "prb_jax.study.write_features",
     "write_features": "prb_jax.study.write_features",
+    "ViewOptions": "prb_jax.text.view",
+    "convert": "prb_jax.training.convert",
+    "TrainSettings": "prb_jax.training.settings",
     "TrainResult": "prb_jax.training.train",
     "train": "prb_jax.training.train",
 }
 
 __all__ = [
+    "BestOfN",
     "Build",
+    "BuildSettings",
     "CheckpointError",
     "Comparison",
     "DataError",
+    "EndpointOptions",
     "Evaluation",
+    "FeatureOptions",
+    "FeatureStore",
+    "HintOptions",
+    "JudgeOptions",
+    "Limits",
+    "LoadOptions",
     "MeshError",
     "Message",
+    "PersonalisedModel",
+    "PlainScorer",
     "Policy",
+    "PolicyAccuracy",
     "Post",
     "PostsSweep",
     "PpoResult",
+    "PpoSettings",
     "PrbError",
     "PrbWarning",
+    "Prepared",
     "Question",
+    "Ranked",
     "RewardModel",
     "RubricAspect",
     "RunError",
     "Sample",
+    "SampleOptions",
+    "SampleRun",
+    "ServeOptions",
+    "Split",
     "Study",
     "TrainResult",
+    "TrainSettings",
+    "ViewOptions",
     "__version__",
     "ask",
     "audit",
     "audit_export",
     "audit_report",
+    "best_of_n",
     "build",
     "compare",
+    "convert",
     "correlate",
     "evaluate",
     "evaluate_posts",
     "guide",
+    "inspect",
     "judge",
     "leaderboard",
     "load",
@@ -132,10 +204,14 @@ __all__ = [
     "plan_aspects",
     "policy_accuracy",
     "ppo",
+    "prepare",
     "push",
+    "rank_profiles",
     "read_comparisons",
     "report",
     "reward_fn",
+    "sample_data",
+    "serve",
     "split",
     "train",
     "write_features",

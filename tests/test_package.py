@@ -1,6 +1,8 @@
 """The public names: all there, lazily imported."""
 
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -30,6 +32,28 @@ def test_every_public_name_is_where_it_is_said_to_be():
         assert value is getattr(importlib.import_module(home), name)
         assert value.__doc__
         assert name in dir(prb_jax)
+
+
+def test_the_classes_in_public_signatures_are_public():
+    """Options, settings and results: what a caller must build, or gets, can be imported from `prb_jax`."""
+    for name in prb_jax.__all__:
+        value = getattr(prb_jax, name)
+        if inspect.isfunction(value):
+            public = "command" not in inspect.signature(value).parameters
+            assert public, f"{name}: the command line is no business of a caller"
+            text = " ".join(map(str, inspect.get_annotations(value).values()))
+            for word in re.findall(r"\b[A-Z]\w*(?:Options|Settings|Result|Run|Store|Model)\b", text):
+                assert word in prb_jax.__all__, f"{name}: {word}"
+
+
+def test_a_baseline_gives_the_reward_of_a_text():
+    length = prb_jax.load("baseline:length")
+    assert length.reward("Tea?", "Yes, with milk.") > length.reward("Tea?", "No.")
+    by_name = prb_jax.load("baseline:profile-overlap").reward(
+        "?", "green tea", profile=[{"text": "I like green tea."}]
+    )
+    assert by_name > 0
+    assert len(repr(length)) < 200
 
 
 def test_completion_offers_public_names_alone():

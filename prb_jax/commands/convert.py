@@ -13,7 +13,9 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "convert", run, about="write a training run or a checkpoint as a Hugging Face folder"
     )
-    sub.add_argument("source", metavar="SRC", help="run of `prb train`, Hugging Face folder or hub id")
+    sub.add_argument(
+        "source", metavar="SRC", help="run of prb train or prb ppo, Hugging Face folder or hub id"
+    )
     sub.add_argument("target", metavar="DST", help="folder to be made")
     sub.add_argument(
         "--adapter", action="store_true", help="of a run with tuning=lora: a PEFT adapter with its head"

@@ -21,7 +21,12 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "inspect", run, about="check a checkpoint without reading its weights, and say what it is"
     )
-    sub.add_argument("model", metavar="MODEL", help="hub id or Hugging Face folder")
+    sub.add_argument(
+        "model",
+        metavar="MODEL",
+        help="hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
+        "or an encoder",
+    )
     add_quantize(sub)
     add_model_options(sub)
     sub.add_argument(
@@ -52,9 +57,10 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Inspect, and print the facts."""
     hide_torch(options)
-    from prb_jax.inspection.decoder import inspect_model, load_report_table
+    from prb_jax.inspection.inspect import inspect
+    from prb_jax.reports.style import facts_table
 
-    facts = inspect_model(
+    facts = inspect(
         options.model,
         quantize=options.quantize,
         data=options.data,
@@ -64,5 +70,5 @@ def run(options: argparse.Namespace) -> int:
         limit=options.limit,
         **model_options(options),
     )
-    print_table(load_report_table(facts))
+    print_table(facts_table(facts.items()))
     return 0

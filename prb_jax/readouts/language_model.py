@@ -13,7 +13,7 @@ from prb_jax.models.config.encoder import is_encoder
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.open_model import OpenedModel, open_model
 from prb_jax.readouts.registry import ModelRow
 from prb_jax.readouts.resolve import ResolvedModel
 
@@ -55,3 +55,24 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
     return OpenedModel(
         folder=folder, options=options, body=body, row=LANGUAGE_MODEL, labels="logit", labels_named=True
     )
+
+
+def open_reward_or_language_model(
+    model: str | Path | ModelFolder, options: LoadOptions
+) -> tuple[OpenedModel, str]:
+    """Open a reward model; or, where it is none but a ``*ForCausalLM``, the language model and why it is no reward
+    model.
+
+    Raises:
+      CheckpointError: it is neither, or cannot be used as it is.
+    """
+    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    raw = read_raw_config(folder.path)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model
+    try:
+        return open_model(folder, options), ""
+    except CheckpointError as error:
+        if not causal or options.readout is not None:
+            raise
+        return open_language_model(folder, options), str(error)

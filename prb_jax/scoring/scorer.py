@@ -158,6 +158,18 @@ class PlainScorer:
         scores = self.compute(as_comparisons(comparisons, labelled=False))
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
+    def reward(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        response: str,
+        *,
+        profile: Sequence[Mapping[str, Any]] = (),
+        user_id: str | None = None,
+    ) -> float:
+        """Return the reward of a single response; arguments as of :meth:`prb_jax.RewardModel.reward`."""
+        one = Comparison(id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id)
+        return float(self.score(one)[0])
+
     def identity(self) -> Mapping[str, Any]:
         """Return the name, which decides everything that can be known, and the facts."""
         return {"name": self.name, **self.facts}

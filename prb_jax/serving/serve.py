@@ -44,7 +44,9 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def serve(model: str | Path, *, options: ServeOptions, loading: LoadOptions) -> None:
+def serve(
+    model: str | Path, *, options: ServeOptions | None = None, loading: LoadOptions | None = None
+) -> None:
     """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
 
     Args:
@@ -56,6 +58,7 @@ def serve(model: str | Path, *, options: ServeOptions, loading: LoadOptions) -> 
       RunError: a baseline; the address cannot be used, or others could reach it and there is no token.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    options, loading = options or ServeOptions(), loading or LoadOptions()
     if str(model).startswith("baseline:"):
         raise RunError(f"{model}: baselines are not served: expected a model")
     if options.token is None and not is_loopback(options.host):

@@ -12,14 +12,17 @@ from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
 from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts import LAYOUTS
+from prb_jax.readouts.language_model import LANGUAGE_MODEL, open_reward_or_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel, open_model
+from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.standard import (
+    ConvertedModel,
     as_standard,
     as_value_head,
     check_convertible,
@@ -31,7 +34,7 @@ from prb_jax.text.rules import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
-from prb_jax.training.folder import CHECKPOINTS, TRAIN, read_training
+from prb_jax.training.folder import CHECKPOINTS, KIND, TRAIN, read_training
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import make_trainer
@@ -54,7 +57,7 @@ def convert(
     """Writes a model as a Hugging Face folder that `prb_jax.load` and transformers load.
 
     Args:
-      source: run of `prb train`, finished or not; or what `prb_jax.load` takes.
+      source: run of `prb train`, finished or not; what `prb_jax.load` takes; a language model, or a run of `prb ppo`.
       target: must not exist.
       adapter: of a run with `tuning="lora"`: writes a PEFT adapter with its head instead of a whole model.
       step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
@@ -78,7 +81,7 @@ def convert(
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")
-    if (path / TRAIN).is_file():
+    if (path / TRAIN).is_file() and read_object(path / TRAIN, error=RunError).get("kind") == KIND:
         given = {
             "revision": revision,
             "tokenizer": tokenizer,
@@ -94,11 +97,14 @@ def convert(
             )
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:
-        raise RunError(f"{path}: adapter and step are for runs of `prb train`; there is no {TRAIN} here")
+        raise RunError(f"{path}: adapter and step are for runs of `prb train`, which this is not")
     options = LoadOptions(
         dtype=dtype, revision=revision, tokenizer=tokenizer, chat_template=chat_template, readout=readout
     )
-    return _convert_checkpoint(open_model(str(source), options), goal, drop_bias=drop_bias, layout=layout)
+    opened, _ = open_reward_or_language_model(source, options)
+    if opened.row is LANGUAGE_MODEL and (drop_bias or layout != "standard"):
+        raise CheckpointError(f"{source}: a language model has no head: leave out drop_bias and layout")
+    return _convert_checkpoint(opened, goal, drop_bias=drop_bias, layout=layout)
 
 
 def _convert_run(
@@ -155,8 +161,10 @@ def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -
 
 def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, layout: str) -> Path:
     found, folder = opened.decoder, opened.folder.path
-    check_convertible(found, where=opened.name)
     config = found.config
+    language = opened.row is LANGUAGE_MODEL
+    if not language:
+        check_convertible(found, where=opened.name)
     index = index_folder(folder, side_files=config.layout.side_files)
     stored = config.torch_dtype if config.torch_dtype in DTYPES else None
     head = index.tensors.get(config.head.key) if isinstance(config.head, Linear | Vocabulary) else None
@@ -167,15 +175,18 @@ def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, l
         head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
         shardings=parameter_shardings(abstract_params(config), opened.mesh),
     ).params
-    rewrite = as_standard if layout == "standard" else as_value_head
-    model = rewrite(found, params, drop_bias=drop_bias, where=opened.name)
+    if language:
+        model = ConvertedModel(config, params)
+    else:
+        rewrite = as_standard if layout == "standard" else as_value_head
+        model = rewrite(found, params, drop_bias=drop_bias, where=opened.name)
     place = opened.tokenizer_folder.path
     as_it_is = found.text == PLAIN_RULES and opened.options.chat_template is None and place == folder
     spoken = None if as_it_is else standard_tokenizer(opened)
 
     def write(partial: Path) -> None:
         save_params(model.params, model.config, partial)
-        for name in (TRAINED_VIEW, TABLE, NAMES):
+        for name in (TRAINED_VIEW, TABLE, NAMES, "generation_config.json"):
             copy_file(folder / name, partial / name)
         if spoken is not None:
             copy_tokenizer(spoken, place, partial)

@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 import prb_jax as prb
 from prb_jax.cli import main
-from prb_jax.inspection.decoder import inspect_model
+from prb_jax.inspection.inspect import inspect
 from tests import tiny_tokenizer as tiny
 from tests.scoring.records import WORDS, record, write_model
+from tests.tiny_policies import write_policy
 
 LONG = " ".join([*WORDS, *WORDS, *WORDS])
 
@@ -55,19 +57,19 @@ def whole_lengths(folder: Path, data: Path) -> list[int]:
 
 
 def test_lengths_of_the_data(folder: Path, data: Path) -> None:
-    facts = inspect_model(str(folder), data=data, profile_posts=0)
+    facts = inspect(str(folder), data=data, profile_posts=0)
     whole = whole_lengths(folder, data)
     for protocol in ("default", "paper"):
         assert facts[f"lengths, {protocol}"].startswith(
             f"12 comparisons, 0 posts: {whole[6]} tokens in the middle, 95 % up to {whole[11]}, longest {whole[-1]} "
         )
-    limit = inspect_model(str(folder))["too long, default"]
+    limit = inspect(str(folder))["too long, default"]
     assert re.match(r"more than [\d,]+ tokens: posts of the profile go", limit)
 
 
 def test_what_a_limit_does(folder: Path, data: Path) -> None:
     whole = whole_lengths(folder, data)
-    facts = inspect_model(str(folder), data=data, profile_posts=2, max_length=60)
+    facts = inspect(str(folder), data=data, profile_posts=2, max_length=60)
     default, paper = facts["at 60 tokens, default"], facts["at 60 tokens, paper"]
     too_long = sum(length > 60 for length in whole)
     posts, prompts, refused = default.splitlines()
@@ -78,7 +80,7 @@ def test_what_a_limit_does(folder: Path, data: Path) -> None:
     )
     assert (
         f"{too_long} lose the end of a response"
-        in inspect_model(str(folder), data=data, protocol="paper", profile_posts=0, max_length=60)[
+        in inspect(str(folder), data=data, protocol="paper", profile_posts=0, max_length=60)[
             "at 60 tokens, paper"
         ]
     )
@@ -90,15 +92,15 @@ def test_what_a_limit_does(folder: Path, data: Path) -> None:
 
 
 def test_one_protocol_and_options_without_data(folder: Path, data: Path) -> None:
-    facts = inspect_model(str(folder), data=data, protocol="paper", max_length=60, limit=3)
+    facts = inspect(str(folder), data=data, protocol="paper", max_length=60, limit=3)
     assert facts["lengths, paper"].startswith("3 comparisons")
     assert "lengths, default" not in facts
     with pytest.raises(prb.RunError, match="are for data"):
-        inspect_model(str(folder), profile_posts=3)
+        inspect(str(folder), profile_posts=3)
     with pytest.raises(prb.CheckpointError, match="a baseline has no checkpoint to inspect"):
-        inspect_model("baseline:length")
+        inspect("baseline:length")
     with pytest.raises(prb.DataError, match=r"max_length 999999 is more than the \d+ tokens"):
-        inspect_model(str(folder), max_length=999_999)
+        inspect(str(folder), max_length=999_999)
 
 
 def test_on_the_command_line(folder: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,18 +112,18 @@ def test_on_the_command_line(folder: Path, data: Path, capsys: pytest.CaptureFix
 
 def test_bos_of_both_protocols(tmp_path: Path) -> None:
     place = write_model(tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True)
-    assert inspect_model(str(place))["BOS"] == "1 in a conversation; 2 in the paper protocol"
+    assert inspect(str(place))["BOS"] == "1 in a conversation; 2 in the paper protocol"
 
 
 def test_a_bos_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
     place = write_model(tmp_path / "model", "qwen3")
     file = place / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": tiny.START}))
-    facts = inspect_model(str(place))
+    facts = inspect(str(place))
     assert facts["BOS"] == "2 in a conversation of 2 turns: the token opens every turn"
     assert "BOS" not in facts["warnings"]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": tiny.BOS}))
-    assert "0 BOS in a conversation" in inspect_model(str(place))["warnings"]
+    assert "0 BOS in a conversation" in inspect(str(place))["warnings"]
 
 
 @pytest.mark.parametrize(("window", "slides", "said"), [
@@ -133,7 +135,7 @@ def test_a_bos_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
 def test_which_layers_slide(folder: Path, window: int, slides: str, said: str) -> None:
     from dataclasses import replace
 
-    from prb_jax.inspection.decoder import _attention
+    from prb_jax.inspection.words import attention as _attention
 
     config = replace(
         prb.load(folder).decoder,
@@ -148,12 +150,12 @@ def test_which_layers_slide(folder: Path, window: int, slides: str, said: str) -
 class TestForeignTokenizers:
     def test_smaller_than_the_embedding(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "qwen3", vocab_size=500)
-        said = inspect_model(str(place))["warnings"]
+        said = inspect(str(place))["warnings"]
         assert "the tokenizer has 400 ids, the model 500 embeddings: 100 embeddings are never used" in said
 
     def test_larger_is_refused(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "qwen3", vocab_size=390)
-        for refuse in (inspect_model, prb.load):
+        for refuse in (inspect, prb.load):
             with pytest.raises(
                 prb.CheckpointError, match=r"ids up to 399, but .* only 390 embeddings.*--tokenizer"
             ):
@@ -166,9 +168,33 @@ class TestForeignTokenizers:
         tokenizer = AutoTokenizer.from_pretrained(place)
         tokenizer.add_tokens(["<|extra|>"], special_tokens=True)
         tokenizer.save_pretrained(place)
-        said = inspect_model(str(place))["warnings"]
+        said = inspect(str(place))["warnings"]
         assert "the tokenizer has 401 ids, the model 400 embeddings: 1 added tokens have none" in said
         model = prb.load(place)
         model.score([prb.Comparison(id="1", question="Tea?", responses=["Yes.", "No."])])
         with pytest.raises(prb.DataError, match=r"token id 400, but .* has only 400 embeddings"):
             model.score([prb.Comparison(id="1", question="Tea <|extra|>?", responses=["Yes.", "No."])])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_language_model_is_described_and_converted(tmp_path, family):
+    """`prb inspect` and `prb convert` take the models that `prb sample` takes, and runs of `prb ppo`."""
+    write_policy(tmp_path / "run" / "model", family, eos=3)
+    (tmp_path / "run" / "train.json").write_text('{"kind": "prb_jax policy training"}')
+    facts = inspect(str(tmp_path / "run"))
+    assert facts["kind"] == "a language model: prb sample, judge, guide and ppo take it"
+    assert "CausalLM" in facts["as a reward model"]
+    assert facts["a text ends at"] == "ids 3"
+    converted = prb.convert(tmp_path / "run", tmp_path / "half", dtype="bfloat16")
+    assert inspect(str(converted))["kind"] == facts["kind"]
+    policy = prb.load_policy(converted, dtype="float32")
+    assert policy.stop_ids == (3,)
+    same = prb.convert(tmp_path / "run" / "model", tmp_path / "same")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run" / "model", same))
+    assert {name: array.tobytes() for name, array in after.items()} == {
+        name: array.tobytes() for name, array in before.items()
+    }
+    with pytest.raises(prb.CheckpointError, match="a language model has no head"):
+        prb.convert(tmp_path / "run", tmp_path / "no", layout="value-head")
+    with pytest.raises(prb.CheckpointError):
+        inspect(str(tmp_path / "run"), readout="first-logit")

@@ -13,7 +13,7 @@ import torch
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.data.comparison import Message
-from prb_jax.inspection.decoder import inspect_model
+from prb_jax.inspection.inspect import inspect
 from prb_jax.text.rules import TextRules
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.convert import convert
@@ -75,7 +75,7 @@ class TestText:
         ids = load_tokenizer(folder).encode(CHAT)
         assert ids.count(1) == 1
         assert ids[0] == 1
-        assert "BOS" not in inspect_model(str(folder))["warnings"]
+        assert "BOS" not in inspect(str(folder))["warnings"]
 
     def test_an_empty_thought_in_the_last_turn(self, tmp_path: Path) -> None:
         from transformers import AutoTokenizer
@@ -84,7 +84,7 @@ class TestText:
         spoken = [{"role": message.role, "content": message.content} for message in CHAT]
         theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(spoken, return_dict=False)
         assert load_tokenizer(folder).encode(CHAT) == theirs
-        assert "thought" in inspect_model(str(folder))["example"]
+        assert "thought" in inspect(str(folder))["example"]
 
     def test_a_mark_behind_every_response(self, tmp_path: Path) -> None:
         folder = tiny.write_tokenizer(tmp_path)
@@ -167,7 +167,7 @@ def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: P
     np.testing.assert_allclose(found, expected[:, 0], atol=TOLERANCE, rtol=0)
     (found,) = prb.load(tmp_path, readout="vocabulary:17,4").score([record(1, 3)])
     np.testing.assert_allclose(found, torch.softmax(expected, -1)[:, 0], atol=TOLERANCE, rtol=0)
-    facts = inspect_model(str(tmp_path), readout="vocabulary:17")
+    facts = inspect(str(tmp_path), readout="vocabulary:17")
     assert facts["readout"].endswith("logit of token 17 at the last token, logits capped at 0.7")
     with pytest.raises(prb.CheckpointError, match="is not a linear head"):
         convert(tmp_path, tmp_path / "standard", readout="vocabulary:17")
@@ -176,7 +176,7 @@ def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: P
 class TestBesideAVisionTower:
     def test_the_tower_is_known_and_left_unread(self, tmp_path: Path) -> None:
         folder, reference = write_row("skywork-vl", tmp_path)
-        facts = inspect_model(str(folder))
+        facts = inspect(str(folder))
         assert facts["readout"] == "skywork-vl: linear, at the last token, logit"
         assert facts["tensors ignored"].splitlines() == [
             f"visual.{name}: vision tower, not used for text"
@@ -228,7 +228,7 @@ def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
 class TestReport:
     def test_a_value_head_in_a_side_file(self, tmp_path: Path) -> None:
         folder, _ = write_row("value-head", tmp_path)
-        facts = inspect_model(str(folder))
+        facts = inspect(str(folder))
         assert facts["readout"] == "value-head: linear, at the last token, logit"
         assert facts["score head"].splitlines() == [
             "v_head.summary.weight [1, 32] F32 in value_head.safetensors",
@@ -251,7 +251,7 @@ class TestReport:
     )  # fmt: skip
     def test_what_a_head_does(self, row: str, reading: str, tmp_path: Path) -> None:
         folder, _ = write_row(row, tmp_path)
-        facts = inspect_model(str(folder))
+        facts = inspect(str(folder))
         assert facts["readout"].startswith(f"{row}: {reading}")
         assert facts["architecture"] == case_of(row).config["architectures"][0]
         assert facts["config ignored"] == "none" or "quantiles" not in facts["config ignored"]
@@ -259,7 +259,7 @@ class TestReport:
 
     def test_warnings(self, tmp_path: Path) -> None:
         folder, _ = write_row("openrlhf-prefix", tmp_path, template=tiny.DATED, config={"pad_token_id": 3})
-        said = inspect_model(str(folder))["warnings"]
+        said = inspect(str(folder))["warnings"]
         assert "pad equals eos (id 3)" in said
         assert "prints today's date: it is fixed to 26 Jul 2024" in said
         assert "writes a system turn of its own" in said

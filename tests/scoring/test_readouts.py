@@ -10,7 +10,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.cli import main
-from prb_jax.inspection.decoder import inspect_model
+from prb_jax.inspection.inspect import inspect
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
 from tests.scoring.records import TOLERANCE, assert_close, record, write_model
@@ -144,6 +144,6 @@ class TestPaperProtocol:
         assert "labels;" not in capsys.readouterr().err
         first = [json.loads(line) for line in (tmp_path / "first" / "scores.jsonl").read_text().splitlines()]
         assert_close([np.asarray(row["scores"]) for row in first], [pair[:, 0] for pair in logits])
-        facts = inspect_model(str(place))
+        facts = inspect(str(place))
         assert facts["readout"].endswith("last-softmax (protocol paper; the default one needs --readout)")
         assert "names a padding token" in facts["warnings"]

@@ -5,40 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from prb_jax.checkpoints.load import LoadReport, inspect_checkpoint
-from prb_jax.checkpoints.locate import locate
+from prb_jax.checkpoints.encoder_map import open_encoder
+from prb_jax.checkpoints.load import inspect_checkpoint
+from prb_jax.checkpoints.locate import ModelFolder, locate
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.inspection.encoder import inspect_encoder
-from prb_jax.inspection.facts import files_fact, ignored_facts, model_facts, view_fact
+from prb_jax.generation.policy import read_stop_ids
 from prb_jax.inspection.lengths import length_report, length_rule
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.inspection.words import (
+    attention,
+    encoder_attention,
+    files_fact,
+    ignored_facts,
+    language_facts,
+    memory,
+    model_facts,
+    pooling_rule,
+    reading,
+    rope,
+    shape,
+    view_fact,
+)
+from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
-from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.models.head import LanguageHead, Linear
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
-from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
+from prb_jax.readouts.language_model import open_reward_or_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.readouts.resolve import ResolvedModel
-from prb_jax.reports.style import facts_table
+from prb_jax.readouts.pooling import read_pooling
+from prb_jax.readouts.resolve import ResolvedModel, class_names
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
-from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, open_tokenizer
 from prb_jax.text.view import View, ViewOptions, read_trained_view
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 _TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))
 
 
-def inspect_model(
+def inspect(
     model: str,
     *,
     revision: str | None = None,
@@ -52,10 +60,11 @@ def inspect_model(
     protocol: str | None = None,
     limit: int | None = None,
 ) -> dict[str, str]:
-    """Checks everything that loading would check, except the weights' values.
+    """Describe a reward model, a language model, a policy or an encoder; everything is checked that loading checks,
+    except the weights' values.
 
     Args:
-      model: folder or hub id.
+      model: folder or hub id, or a run of `prb train` or `prb ppo`.
       revision, chat_template, tokenizer, readout, quantize: as for :func:`prb_jax.load`; whether devices can
         compute in the quantised form is not asked.
       data: comparisons by name, as for :func:`prb_jax.evaluate`: the report then says how long they are for this
@@ -96,10 +105,9 @@ def inspect_model(
             max_length=max_length,
             protocol=protocol,
         )
-        return inspect_encoder(folder, options)
-    opened = open_model(folder, options)
-    found, named = opened.decoder, opened.labels_named
-    config = found.config
+        return _encoder(folder, options)
+    opened, no_reward = open_reward_or_language_model(folder, options)
+    resolved, config = opened.decoder, opened.decoder.config
     weights = inspect_checkpoint(
         folder.path, config, dtype=config.default_dtype, head_dtype="float32", quantize=quantize
     )
@@ -109,7 +117,7 @@ def inspect_model(
         name=folder.name,
         config=config,
         tokenizer=chat,
-        labels_named=named,
+        labels_named=opened.labels_named,
         prompts=None if saved is None else saved.prompts(first_id=config.vocab_size),
         trained=read_trained_view(folder.path),
     )
@@ -118,24 +126,35 @@ def inspect_model(
     protocols = list(TextProtocol) if protocol is None else [protocol]
     lengths = _lengths(
         reader,
-        views=[reader.choose_view(replace(asked, protocol=each)).view for each in protocols],
+        views=[reader.choose_view(replace(asked, protocol=name)).view for name in protocols],
         comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
     )
+    remarks = _warnings(folder.path, resolved, chat)
+    if isinstance(config.head, LanguageHead):
+        use = {
+            **language_facts(config.head, read_stop_ids(folder.path, chat, raw=config.original)),
+            "as a reward model": f"no: {no_reward}",
+        }
+    else:
+        remarks += reader.remarks(TextProtocol.PAPER)
+        unnamed = "" if opened.labels_named else " (protocol paper; the default one needs --readout)"
+        use = {
+            **view_fact(folder),
+            "score head": weights.head,
+            "readout": f"{resolved.row.name}: {reading(resolved, opened.labels)}{unnamed}",
+        }
     return {
         **model_facts(folder, config, weights),
-        "shape": _shape(config),
-        "attention": _attention(config),
-        "rope": _rope(config),
+        "shape": shape(config),
+        "attention": attention(config),
+        "rope": rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
-        **view_fact(folder),
+        **use,
         **lengths,
         **({} if saved is None else {"soft prompts": _users(saved)}),
         **files_fact(weights),
-        "in memory": _in_memory(weights, config.default_dtype),
+        "in memory": memory(weights, config.default_dtype),
         **ignored_facts(config, weights),
-        "score head": weights.head,
-        "readout": f"{found.row.name}: {_reading(found, opened.labels)}"
-        + ("" if named else " (protocol paper; the default one needs --readout)"),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
         f"{config.pad_token_id})",
@@ -143,55 +162,8 @@ def inspect_model(
         "added by paper": _added(chat),
         "chat template": chat.template_hash,
         "example": _example(chat),
-        "warnings": "\n".join([*_warnings(folder.path, found, chat), *reader.remarks(TextProtocol.PAPER)])
-        or "none",
+        "warnings": "\n".join(remarks) or "none",
     }
-
-
-def load_report_table(facts: dict[str, str]) -> Table:
-    """The facts as a table for the terminal."""
-    return facts_table(facts.items())
-
-
-def _in_memory(weights: LoadReport, dtype: str) -> str:
-    """Bytes of all parameters, before and after quantising."""
-    before = f"{weights.bytes_unquantized:,} bytes in {dtype}"
-    return before if weights.quantize is None else f"{before}, {weights.bytes_held:,} in {weights.quantize}"
-
-
-def _reading(found: ResolvedModel, rule: str) -> str:
-    """What the head does, in words."""
-    head = found.config.head
-    if isinstance(head, Linear):
-        return f"linear, at the last token, {rule}"
-    if isinstance(head, Mlp):
-        return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
-    if isinstance(head, Vocabulary):
-        cap = "" if head.softcap is None else f", logits capped at {head.softcap:g}"
-        if head.numbers:
-            of = ", ".join(f"{number:g}" for number in head.numbers)
-            return f"expectation over the tokens {list(head.tokens)} for {of} at the last token{cap}"
-        if len(head.tokens) == 1:
-            return f"logit of token {head.tokens[0]} at the last token{cap}"
-        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
-    if isinstance(head, Steps):
-        others = ", ".join(f"{found.row.name}:{each}" for each in TOGETHER if each != head.together)
-        return (
-            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
-            f"(others by --readout {others})"
-        )
-    assert isinstance(head, Gated)
-    count = head.objectives.outputs // int(head.per_objective)
-    values = {
-        "one": "",
-        "mean": f", each the mean of {head.per_objective} quantiles",
-        "first": ", each the mean of a normal distribution",
-        "bins": f", each the expectation over {head.per_objective} bins",
-    }[head.value]
-    if head.gate is None:
-        return f"{count} objectives{values}, at the last token, mixed by fixed weights"
-    place = f"at the last ids {list(head.needs)}" if head.needs else "at the last token"
-    return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
 
 
 def _bos(chat: ChatTokenizer) -> str:
@@ -237,8 +209,8 @@ def _example(chat: ChatTokenizer) -> str:
     return f"{chat.render([_TEA])[0]!r}\n{len(ids)} ids: {' '.join(map(str, ids))}"
 
 
-def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[str]:
-    config, said = found.config, list(found.row.notes)
+def _warnings(folder: Path, resolved: ResolvedModel, chat: ChatTokenizer) -> list[str]:
+    config, said = resolved.config, list(resolved.row.notes)
     pad = config.pad_token_id if config.pad_token_id is not None else chat.pad_token_id
     if pad is not None and pad == chat.eos_token_id:
         said.append(
@@ -277,39 +249,48 @@ def _warnings(folder: Path, found: ResolvedModel, chat: ChatTokenizer) -> list[s
     return said
 
 
-def _shape(config: DecoderConfig) -> str:
-    return (
-        f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
-        f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
-        f"{config.head_dim}, mlp {config.intermediate_size:,} ({config.hidden_activation})"
-    )
-
-
-def _attention(config: DecoderConfig) -> str:
-    sliding, layers, window = sum(config.layer_windows), config.num_hidden_layers, config.sliding_window
-    text = "full"
-    if sliding and window is not None and window < config.max_position_embeddings:
-        text = f"every layer sees {window:,} tokens"
-        if sliding < layers:
-            text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
-    if config.qk_norm:
-        text += "; q and k normalised"
-    if config.attn_logit_softcapping:
-        text += f"; logits capped at {config.attn_logit_softcapping:g}"
-    return text
-
-
-def _rope(config: DecoderConfig) -> str:
-    kinds = [rope for rope in config.rope if rope is not None]
-    texts = [
-        f"{rope.rope_type}, theta {rope.theta:,.0f}"
-        + (f", factor {rope.factor:g}" if rope.factor != 1 else "")
-        for rope in kinds
-    ]
-    return texts[0] if len(texts) == 1 else f"{texts[0]}; sliding layers {texts[1]}"
-
-
 def _added(chat: ChatTokenizer) -> str:
     """The special tokens that the paper protocol writes around a rendered conversation."""
     ids = [*chat.added_before, *chat.added_after]
     return f"special ids {ids} around the rendered conversation" if ids else "nothing"
+
+
+def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
+    """The facts of a reward model that reads pairs of texts, or of an encoder of single texts."""
+    where = options.tokenizer or folder.path
+    named = class_names(read_raw_config(folder.path))
+    classifier = any(name.endswith("ForSequenceClassification") for name in named)
+    if not classifier and options.readout is None:
+        found = open_encoder(folder.path)
+        vocabulary = 1 + max(open_tokenizer(str(where)).get_vocab().values())
+        reading = {"embedding": pooling_rule(read_pooling(folder.path)), "use": "prb rank-profiles --encoder"}
+    else:
+        opened = open_model(folder, options)
+        found, row, pairs = opened.encoder, opened.row, opened.pairs()
+        vocabulary = pairs.vocab_size
+        ids = pairs.encode(_TEA)
+        reading = {
+            **view_fact(folder),
+            "score head": found.report.head,
+            "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
+            "example": f"{pairs.texts(_TEA)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",
+            "warnings": "\n".join(row.notes) or "none",
+        }
+    config, weights = found.config, found.report
+    if vocabulary > config.vocab_size:
+        raise CheckpointError(
+            f"{where}: has ids up to {vocabulary - 1}, but {folder.name} has only {config.vocab_size} embeddings: this "
+            "is not the tokenizer of this model"
+        )
+    return {
+        **model_facts(folder, config, weights),
+        "shape": f"encoder, {config.num_hidden_layers} layers, width {config.hidden_size:,}, "
+        f"{config.num_attention_heads} heads of {config.head_dim}, mlp {config.intermediate_size:,} "
+        f"({config.hidden_activation})",
+        "attention": encoder_attention(config),
+        "context": f"{config.max_position_embeddings:,} tokens",
+        **files_fact(weights),
+        **ignored_facts(config, weights),
+        "tokenizer": f"{vocabulary:,} ids of {config.vocab_size:,} embeddings",
+        **reading,
+    }

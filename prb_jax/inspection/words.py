@@ -1,0 +1,157 @@
+"""The parts of a checkpoint in words."""
+
+from __future__ import annotations
+
+from prb_jax.checkpoints.load import LoadReport
+from prb_jax.checkpoints.locate import ModelFolder
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.head import LanguageHead, Linear, Vocabulary
+from prb_jax.readouts.gated import Gated
+from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
+from prb_jax.readouts.pooling import Pooling
+from prb_jax.readouts.resolve import ResolvedModel
+from prb_jax.text.view import TRAINED_VIEW, choose_view, read_trained_view
+
+
+def model_facts(
+    folder: ModelFolder, config: DecoderConfig | EncoderConfig, weights: LoadReport
+) -> dict[str, str]:
+    """What it is."""
+    return {
+        "model": folder.name + (f" at {folder.revision}" if folder.revision else ""),
+        "architecture": ", ".join(config.architectures) or config.model_type,
+        "parameters": f"{weights.parameters:,}",
+    }
+
+
+def view_fact(folder: ModelFolder) -> dict[str, str]:
+    """What a model is shown of a comparison where nothing else is asked for."""
+    trained = read_trained_view(folder.path)
+    view = choose_view(trained).view
+    if trained is None:
+        return {"scored with": f"{view} (general defaults: there is no {TRAINED_VIEW} of a training run)"}
+    return {
+        "scored with": f"{view} (as it was trained: method {trained.method}, posts {trained.profile_order})"
+    }
+
+
+def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, str]:
+    """What a language model is for, and how its texts end."""
+    return {
+        "kind": "a language model: prb sample, judge, guide and ppo take it",
+        "logits": "from the input embeddings" if head.tied else "from a matrix of their own (lm_head)",
+        "a text ends at": f"ids {', '.join(map(str, stop_ids))}"
+        if stop_ids
+        else "the longest length: no id ends it",
+    }
+
+
+def files_fact(weights: LoadReport) -> dict[str, str]:
+    """Its files, and the tensors that are used."""
+    dtypes = [f"{count} {dtype}" for dtype, count in sorted(weights.dtypes.items())]
+    return {"weights": f"{len(weights.files)} files; tensors used: {', '.join(dtypes)}"}
+
+
+def ignored_facts(config: DecoderConfig | EncoderConfig, weights: LoadReport) -> dict[str, str]:
+    """What is there and left aside."""
+    ignored = [f"{key}: {reason}" for key, reason in weights.ignored_keys.items()]
+    return {
+        "tensors ignored": "\n".join(ignored) or "none",
+        "config ignored": ", ".join(config.ignored_keys) or "none",
+    }
+
+
+def memory(weights: LoadReport, dtype: str) -> str:
+    """Bytes of all parameters, before and after quantising."""
+    before = f"{weights.bytes_unquantized:,} bytes in {dtype}"
+    return before if weights.quantize is None else f"{before}, {weights.bytes_held:,} in {weights.quantize}"
+
+
+def reading(resolved: ResolvedModel, rule: str) -> str:
+    """What the head does, in words."""
+    head = resolved.config.head
+    if isinstance(head, Linear):
+        return f"linear, at the last token, {rule}"
+    if isinstance(head, Mlp):
+        return f"{len(head.stack.layers)} linear layers, {head.stack.activation} between, at the last token"
+    if isinstance(head, Vocabulary):
+        cap = "" if head.softcap is None else f", logits capped at {head.softcap:g}"
+        if head.numbers:
+            of = ", ".join(f"{number:g}" for number in head.numbers)
+            return f"expectation over the tokens {list(head.tokens)} for {of} at the last token{cap}"
+        if len(head.tokens) == 1:
+            return f"logit of token {head.tokens[0]} at the last token{cap}"
+        return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
+    if isinstance(head, Steps):
+        others = ", ".join(f"{resolved.row.name}:{way}" for way in TOGETHER if way != head.together)
+        return (
+            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
+            f"(others by --readout {others})"
+        )
+    assert isinstance(head, Gated)
+    count = head.objectives.outputs // int(head.per_objective)
+    values = {
+        "one": "",
+        "mean": f", each the mean of {head.per_objective} quantiles",
+        "first": ", each the mean of a normal distribution",
+        "bins": f", each the expectation over {head.per_objective} bins",
+    }[head.value]
+    if head.gate is None:
+        return f"{count} objectives{values}, at the last token, mixed by fixed weights"
+    place = f"at the last ids {list(head.needs)}" if head.needs else "at the last token"
+    return f"{count} objectives{values}, at the last token, mixed by a gate read {place}"
+
+
+def shape(config: DecoderConfig) -> str:
+    return (
+        f"{config.num_hidden_layers} layers, width {config.hidden_size:,}, "
+        f"{config.num_attention_heads} heads and {config.num_key_value_heads} key-value heads of "
+        f"{config.head_dim}, mlp {config.intermediate_size:,} ({config.hidden_activation})"
+    )
+
+
+def attention(config: DecoderConfig) -> str:
+    sliding, layers, window = sum(config.layer_windows), config.num_hidden_layers, config.sliding_window
+    text = "full"
+    if sliding and window is not None and window < config.max_position_embeddings:
+        text = f"every layer sees {window:,} tokens"
+        if sliding < layers:
+            text = f"{sliding} of {layers} layers see {window:,} tokens, the others all"
+    if config.qk_norm:
+        text += "; q and k normalised"
+    if config.attn_logit_softcapping:
+        text += f"; logits capped at {config.attn_logit_softcapping:g}"
+    return text
+
+
+def rope(config: DecoderConfig) -> str:
+    kinds = [rope for rope in config.rope if rope is not None]
+    texts = [
+        f"{rope.rope_type}, theta {rope.theta:,.0f}"
+        + (f", factor {rope.factor:g}" if rope.factor != 1 else "")
+        for rope in kinds
+    ]
+    return texts[0] if len(texts) == 1 else f"{texts[0]}; sliding layers {texts[1]}"
+
+
+def encoder_attention(config: EncoderConfig) -> str:
+    said = ["in both directions"]
+    if config.absolute_positions:
+        said.append("learned positions")
+    relative = config.relative
+    if relative is not None:
+        terms = {
+            "content to position": relative.content_to_position,
+            "position to content": relative.position_to_content,
+        }
+        kinds = " and ".join(name for name, present in terms.items() if present) or "no term"
+        said.append(
+            f"distances up to {relative.max_distance:,} in {2 * relative.span:,} embeddings ({kinds})"
+        )
+    return "; ".join(said)
+
+
+def pooling_rule(pooling: Pooling) -> str:
+    what = "mean of the last states" if pooling.mode == "mean" else "last state of the first token"
+    return f"{what}, {'of length one' if pooling.normalised else 'not normalised'}, compared by dot product"
