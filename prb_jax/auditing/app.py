@@ -8,8 +8,7 @@ body, its origin is this server's, and on a server for this machine alone its ho
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,23 +16,21 @@ from importlib.resources import files
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from prb_jax.auditing.answers import CRITERIA, LONGEST_COMMENT, POINTS
 from prb_jax.auditing.session import LONGEST_NAME, ClosedError, Session
 from prb_jax.errors import DataError, PrbError
 from prb_jax.serving.fields import Body
-from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import (
+from prb_jax.serving.http_server import (
+    Handler,
+    Limits,
     RefusedError,
     bearer,
     check_json,
     check_site,
-    error_answer,
-    log_request,
+    make_site,
     read_body,
     same_token,
 )
@@ -52,8 +49,6 @@ _PAGES: Final = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-_CLIENT_LEFT: Final = 499
-_OTHER: Final = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,70 +130,38 @@ def make_app(auditing: Auditing) -> Starlette:
             }
         )
 
-    def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
+    def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Handler:
         async def answer(request: Request) -> Response:
             check_json(request)
-            body = await read_body(request, most=auditing.limits.bytes, seconds=auditing.limits.seconds)
+            body = await read_body(request, auditing.limits)
             loop = asyncio.get_running_loop()
             return JSONResponse(await loop.run_in_executor(auditing.worker, work, request, body))
 
         return answer
 
-    routes = [Route(path, _answered(auditing, _page(*page))) for path, page in _PAGES.items()]
-    routes.append(Route("/api/about", _answered(auditing, about)))
-    routes.append(
-        Route("/api/join", _answered(auditing, posted(lambda request, body: join(body))), methods=["POST"])
-    )
+    routes = {path: ("GET", _page(*page)) for path, page in _PAGES.items()}
+    routes["/api/about"] = ("GET", about)
+    routes["/api/join"] = ("POST", posted(lambda request, body: join(body)))
     for name, work in (("task", task), ("draft", draft), ("submit", submit), ("undo", undo)):
         answer = posted(partial(lambda work, request, body: known(work, bearer(request), body), work))
-        routes.append(Route(f"/api/{name}", _answered(auditing, answer), methods=["POST"]))
+        routes[f"/api/{name}"] = ("POST", answer)
+    return make_site(
+        routes,
+        check=lambda request: check_site(request, auditing.hosts),
+        statuses=(
+            (ClosedError, 409),
+            (DataError, 400),
+            (PrbError, 503),
+        ),  # 503: the database cannot be written
+        failed="the server failed, and what was sent is not kept: tell the owner of this audit",
+        headers=_HEADERS,
+    )
 
-    async def unknown(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
 
-        async def refuse(request: Request) -> Response:
-            raise RefusedError(error.status_code, f"{request.method}: {error.detail}")
-
-        return await _answered(auditing, refuse, path=_OTHER)(request)
-
-    return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
-
-
-def _page(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _page(name: str, kind: str) -> Handler:
     data = files("prb_jax.auditing").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:
         return Response(data, media_type=kind)
-
-    return answer
-
-
-def _answered(
-    auditing: Auditing, handle: Callable[[Request], Awaitable[Response]], *, path: str | None = None
-) -> Callable[[Request], Awaitable[Response]]:
-    """The handler for requests of this site alone, with every error as an answer, logged."""
-
-    async def answer(request: Request) -> Response:
-        begun, failure = time.monotonic(), None
-        try:
-            check_site(request, auditing.hosts)
-            found = await handle(request)
-        except RefusedError as error:
-            found = error_answer(error.status, str(error), **error.headers)
-        except ClosedError as error:
-            found = error_answer(409, str(error))
-        except DataError as error:
-            found = error_answer(400, str(error))
-        except PrbError as error:  # the database cannot be written
-            failure = error
-            found = error_answer(503, "the judgement could not be kept: tell the owner of this audit")
-        except ClientDisconnect:
-            found = Response(status_code=_CLIENT_LEFT)
-        except Exception as error:
-            failure = error
-            found = error_answer(500, "the server failed: tell the owner of this audit")
-        found.headers.update(_HEADERS)
-        log_request(path or request.url.path, found.status_code, time.monotonic() - begun, failure)
-        return found
 
     return answer

@@ -14,9 +14,7 @@ from prb_jax.auditing.session import Session
 from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import RunError
 from prb_jax.scoring.inputs import Data
-from prb_jax.serving.http_server import address, bind, run_app
-from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import is_loopback, local_names
+from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
 
 INVITATION = "PRB_AUDIT_TOKEN"
 """The environment variable with the token that must come with a name that is typed."""

@@ -21,7 +21,7 @@ from prb_jax.auditing.database import SUBMITTED, Database, Event, Task
 from prb_jax.auditing.items import is_swapped
 from prb_jax.data import fields
 from prb_jax.errors import PrbError
-from prb_jax.serving.requests import same_token
+from prb_jax.serving.http_server import same_token
 
 LONGEST_NAME: Final = 60
 WHERE: Final = "the request"

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.serving.limits import Limits
+        from prb_jax.serving.http_server import Limits
         from prb_jax.serving.serve import TOKEN, ServeOptions, serve
         from prb_jax.text.view import ViewOptions
 

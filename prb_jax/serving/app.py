@@ -1,4 +1,4 @@
-"""The HTTP application: routes, limits, the token, figures, and a log without texts."""
+"""The HTTP application of `prb serve`: routes, limits, the token, and figures for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,32 +18,76 @@ from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.serving.engine import BusyError, Engine, Scores
 from prb_jax.serving.fields import WHERE, Body
-from prb_jax.serving.figures import Figures
-from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
-from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import (
+from prb_jax.serving.http_server import (
+    Limits,
     RefusedError,
     check_json,
     check_site,
     check_token,
-    error_answer,
-    log_request,
+    make_site,
     read_body,
 )
-from prb_jax.serving.routes import ROUTES, Asked
+from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
+from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.trees.shorten import TooLongError
 
-OTHER = "other"
-"""What a path that there is not counts as."""
-
-CLIENT_LEFT = 499
-"""The status, in log and figures alone, of a request whose client left before the answer."""
-
-TRUNCATED = "X-PRB-Truncated"
+TRUNCATED: Final = "X-PRB-Truncated"
 """Header of an answer: how many responses were scored with a shortened profile or prompt; absent for none."""
 
-IGNORED = "X-PRB-Ignored"
+IGNORED: Final = "X-PRB-Ignored"
 """Header of an answer: names of fields of the request that changed nothing; absent for none."""
+
+_STATUSES: Final = (
+    (TooLongError, 413),
+    (IdsTooLongError, 413),
+    (TooManyCharactersError, 413),
+    (NotFiniteError, 422),
+    (BusyError, 429),
+    (PrbError, 400),
+)
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Figures:
+    """The counters of one server.
+
+    Attributes:
+      requests: by path and status; paths that do not exist count as "other".
+      seconds: from a request's start to its answer, by path.
+      scores: responses that were scored.
+      truncated: of them, the ones whose profile or prompt was cut to keep the length limit.
+      batches: given to the device.
+      tokens: computed, without padding.
+      waiting: responses that wait for their scores.
+    """
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("prb_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self.seconds = Histogram(
+            "prb_request_seconds", "Until the answer.", ["path"], buckets=_SECONDS, registry=registry
+        )
+        self.scores = Counter("prb_scores", "Responses scored.", registry=registry)
+        self.truncated = Counter(
+            "prb_truncated", "Responses scored with a shortened profile or prompt.", registry=registry
+        )
+        self.batches = Counter("prb_batches", "Batches given to the device.", registry=registry)
+        self.tokens = Counter("prb_tokens", "Tokens computed, without padding.", registry=registry)
+        self.waiting = Gauge("prb_waiting", "Responses that wait for their scores.", registry=registry)
+
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self.requests.labels(path, status).inc()
+        self.seconds.labels(path).observe(seconds)
+
+    def count_batch(self, tokens: int) -> None:
+        """Count a batch that is given to the device."""
+        self.batches.inc()
+        self.tokens.inc(tokens)
+
+    def text(self) -> bytes:
+        """Return all of them in the text format of Prometheus."""
+        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
@@ -74,102 +118,73 @@ class Served:
 def make_app(served: Served) -> Starlette:
     """Return the application."""
 
+    def check(request: Request) -> None:
+        if served.token is not None:
+            check_token(request, served.token)
+            return
+        check_site(request, served.hosts)  # a browser on this machine may show pages of any site
+        if request.method == "POST":
+            check_json(request)
+
     async def health(request: Request) -> Response:
         failed = served.engine.failure is not None
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
     async def models(request: Request) -> Response:
-        facts = {"identity": dict(served.identity), "view": dict(served.view)}
-        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
+        model = {
+            "id": served.name,
+            "object": "model",
+            "identity": dict(served.identity),
+            "view": dict(served.view),
+        }
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def metrics(request: Request) -> Response:
         served.figures.waiting.set(served.engine.waiting)
         return Response(served.figures.text(), media_type="text/plain; version=0.0.4")
 
-    def scoring(understand: Callable[[Body], Asked]) -> Callable[[Request], Awaitable[Response]]:
+    def scoring(understand: Callable[[Body], ScoreRequest]) -> Callable[[Request], Awaitable[Response]]:
         return lambda request: _score(request, served, understand)
 
-    routes = [
-        Route(path, _answered(served, scoring(understand)), methods=["POST"])
-        for path, understand in ROUTES.items()
-    ]
-    routes.append(Route("/health", health))
-    routes += [
-        Route(path, _answered(served, answer))
-        for path, answer in (("/v1/models", models), ("/metrics", metrics))
-    ]
-
-    def unknown(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        served.figures.requests.labels(OTHER, error.status_code).inc()
-        message = f"{request.method} {error.detail}: expected POST to {', '.join(ROUTES)}"
-        return error_answer(error.status_code, message, **(error.headers or {}))
-
-    return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
+    app = make_site(
+        {path: ("POST", scoring(understand)) for path, understand in ROUTES.items()}
+        | {"/v1/models": ("GET", models), "/metrics": ("GET", metrics)},
+        check=check,
+        statuses=_STATUSES,
+        failed="scoring failed: come again later",
+        unknown=f"expected POST to {', '.join(ROUTES)}",
+        count=served.figures.count_answer,
+    )
+    app.router.routes.append(Route("/health", health))  # open to everybody
+    return app
 
 
-def _answered(
-    served: Served, handle: Callable[[Request], Awaitable[Response]]
-) -> Callable[[Request], Awaitable[Response]]:
-    """The handler behind the token, with every error as an answer, counted and logged."""
-
-    async def answer(request: Request) -> Response:
-        begun, path, failure = time.monotonic(), request.url.path, None
-        try:
-            if served.token is not None:
-                check_token(request, served.token)
-            else:  # a page in a browser on this machine knows no token, and neither do programs here
-                check_site(request, served.hosts)
-            found = await handle(request)
-        except RefusedError as error:
-            found = error_answer(error.status, str(error), **error.headers)
-        except (TooLongError, IdsTooLongError, TooManyCharactersError) as error:
-            found = error_answer(413, str(error))
-        except NotFiniteError as error:
-            found = error_answer(422, str(error))
-        except BusyError as error:
-            found = error_answer(429, str(error), **{"Retry-After": "1"})
-        except PrbError as error:
-            found = error_answer(400, str(error))
-        except ClientDisconnect:
-            found = Response(status_code=CLIENT_LEFT)
-        except Exception as error:
-            failure = error
-            found = error_answer(500, "scoring failed: come again later")
-        seconds = time.monotonic() - begun
-        served.figures.requests.labels(path, found.status_code).inc()
-        served.figures.seconds.labels(path).observe(seconds)
-        items = getattr(request.state, "items", 0)
-        log_request(path, found.status_code, seconds, failure, items=items)
-        return found
-
-    return answer
-
-
-async def _score(request: Request, served: Served, understand: Callable[[Body], Asked]) -> Response:
+async def _score(request: Request, served: Served, understand: Callable[[Body], ScoreRequest]) -> Response:
+    """Answer a request for scores, whole or not at all, and never with a default."""
     limits, begun = served.limits, time.monotonic()
-    if served.token is None:
-        check_json(request)
-    body = await read_body(request, most=limits.bytes, seconds=limits.seconds)
-    asked = understand(body)
-    ignored = body.ignored()
-    request.state.items = len(asked.items)
-    if len(asked.items) > limits.items:
-        raise RefusedError(
-            413, f"{WHERE}: expected at most {limits.items} responses, found {len(asked.items)}"
-        )
+    body = await read_body(request, limits)
+    wanted = understand(body)
+    ignored, count = body.ignored(), len(wanted.items)
+    request.state.logged = {"items": count}
+    if count > limits.items:
+        raise RefusedError(413, f"{WHERE}: expected at most {limits.items} responses, found {count}")
     try:
         async with asyncio.timeout(limits.seconds - (time.monotonic() - begun)):
-            found = await _unless_left(request, served.engine.score(asked.items))
+            scored = await _unless_left(request, served.engine.score(wanted.items))
     except TimeoutError:
-        message = f"not done within {limits.seconds:g} seconds: come again later"
-        raise RefusedError(503, message, **{"Retry-After": "1"}) from None
-    scores = _all_scored(found)
+        raise RefusedError(503, f"not done within {limits.seconds:g} seconds: come again later") from None
+    scores: list[Score] = []
+    for number, score in enumerate(scored):
+        if isinstance(score, PrbError):
+            if count > 1:
+                score.args = (f"response {number}: {score}",)
+            raise score
+        scores.append(score)
     cut = sum(score.truncated for score in scores)
-    served.figures.scores.inc(len(scores))
+    served.figures.scores.inc(count)
     served.figures.truncated.inc(cut)
     headers = ({TRUNCATED: str(cut)} if cut else {}) | ({IGNORED: _listed(ignored)} if ignored else {})
-    return JSONResponse(asked.reply(scores, served.name), headers=headers)
+    return JSONResponse(wanted.reply(scores, served.name), headers=headers)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -179,9 +194,14 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*plain, *([f"and {more} more"] if more else [])])
 
 
-async def _unless_left(request: Request, work: Any) -> Scores:
+async def _unless_left(request: Request, work: Awaitable[Scores]) -> Scores:
     """The result of the work, which is given up when the client leaves."""
-    scoring, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    scoring, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
     try:
         await asyncio.wait((scoring, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not scoring.done():
@@ -190,20 +210,3 @@ async def _unless_left(request: Request, work: Any) -> Scores:
     finally:
         scoring.cancel()
         leaving.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _all_scored(found: Scores) -> list[Score]:
-    """The scores; a request is answered whole or not at all, never with a default."""
-    scores = []
-    for number, score in enumerate(found):
-        if isinstance(score, PrbError):
-            if len(found) > 1:
-                score.args = (f"response {number}: {score}",)
-            raise score
-        scores.append(score)
-    return scores

@@ -16,15 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
 
 import jax
 import numpy as np
 
 from prb_jax.errors import PrbError
 from prb_jax.scoring.batching import Batch, Dealer, Dealt
-from prb_jax.serving.figures import Figures
-from prb_jax.serving.items import Grower, Grown, Item, Score
+from prb_jax.serving.items import Item, ItemTree, Score, TreeMaker
 from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256
@@ -59,23 +57,23 @@ class _Job:
 
 
 @dataclass(eq=False)
-class _Ready:
+class _WaitingTree:
     """A tree that waits for the device.
 
     Attributes:
-      grown: the tree.
+      made: the tree.
       owners: whose items its responses are.
       fresh: its tokens beyond those that the tree before it begins with too.
     """
 
-    grown: Grown
+    made: ItemTree
     owners: list[tuple[_Job, int]]
     fresh: int
 
     @property
     def leans(self) -> bool:
         """Whether more than half of it is computed for the tree before it, so that they belong into one batch."""
-        return 2 * self.fresh < self.grown.tree.tokens
+        return 2 * self.fresh < self.made.tree.tokens
 
     @property
     def wanted(self) -> bool:
@@ -95,20 +93,31 @@ class Engine:
 
     def __init__(
         self,
-        grower: Grower,
+        tree_maker: TreeMaker,
         dealer: Dealer,
         dispatch: Callable[[Batch], jax.Array],
         *,
         tokens: int,
         most: int,
-        figures: Figures,
+        count: Callable[[int], None],
         lanes: int = 1,
     ) -> None:
+        """Start the threads.
+
+        Args:
+          tree_maker: makes trees of items.
+          dealer: makes batches of trees.
+          dispatch: gives a batch to the device.
+          tokens: of a full batch.
+          most: items that may wait for their scores.
+          count: is told the tokens of each batch.
+          lanes: batches computed side by side.
+        """
         self.tokens, self.most, self.lanes, self.waiting = tokens, most, lanes, 0
         self.failure: BaseException | None = None
-        self._grower, self._dealer, self._dispatch, self._figures = grower, dealer, dispatch, figures
+        self._tree_maker, self._dealer, self._dispatch, self._count = tree_maker, dealer, dispatch, count
         self._jobs: deque[_Job] = deque()
-        self._running: SimpleQueue[tuple[Dealt, list[_Ready], Callable[[], np.ndarray]] | None] = (
+        self._running: SimpleQueue[tuple[Dealt, list[_WaitingTree], Callable[[], jax.Array]] | None] = (
             SimpleQueue()
         )
         self._in_flight, self._wake_below, self._ends = 0, lanes, False
@@ -128,13 +137,21 @@ class Engine:
           TooManyCharactersError: a text that is too long to be tokenised.
           BusyError: too many wait.
         """
-        self._grower.check_sizes(items)
+        self._tree_maker.check_sizes(items)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Scores] = loop.create_future()
 
-        def settle(found: Scores | BaseException) -> None:
+        def finish(result: Scores | BaseException) -> None:
+            if done.done():
+                return
+            if isinstance(result, BaseException):
+                done.set_exception(result)
+            else:
+                done.set_result(result)
+
+        def settle(result: Scores | BaseException) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waited
-                loop.call_soon_threadsafe(_finish, done, found)
+                loop.call_soon_threadsafe(finish, result)
 
         job = _Job(items, settle)
         with self._news:
@@ -164,10 +181,10 @@ class Engine:
 
     def _give(self) -> None:
         """The work of the first thread: requests to trees to batches to the device."""
-        pool: list[_Ready] = []
+        pool: list[_WaitingTree] = []
         try:
             while (jobs := self._next_jobs(pool)) is not None:
-                pool += self._grown(jobs)
+                pool += self._trees_of(jobs)
                 pool = [ready for ready in pool if ready.wanted]
                 while pool and (dealt := self._choose(pool)):
                     members = set(dealt.members)
@@ -179,7 +196,7 @@ class Engine:
             for _ in range(self.lanes):
                 self._running.put(None)
 
-    def _next_jobs(self, pool: Sequence[_Ready]) -> list[_Job] | None:
+    def _next_jobs(self, pool: Sequence[_WaitingTree]) -> list[_Job] | None:
         """Wait for news, and return the requests to be read; None at the end."""
         full = sum(ready.fresh for ready in pool) > AHEAD * self.tokens
 
@@ -199,27 +216,27 @@ class Engine:
                     size += len(job.items)
             return None if self._ends and not (jobs or pool or self._jobs) else jobs
 
-    def _grown(self, jobs: Sequence[_Job]) -> list[_Ready]:
+    def _trees_of(self, jobs: Sequence[_Job]) -> list[_WaitingTree]:
         """The trees of requests."""
         owners = [(job, place) for job in jobs for place in range(len(job.items))]
         try:
-            grown, errors = self._grower.grow([job.items[place] for job, place in owners])
+            trees, errors = self._tree_maker.make_trees([job.items[place] for job, place in owners])
         except Exception as error:
             if len(jobs) > 1:  # one of them must not spoil the others
-                return [ready for job in jobs for ready in self._grown([job])]
+                return [ready for job in jobs for ready in self._trees_of([job])]
             jobs[0].settle(error)
             return []
         for number, error in errors.items():
             job, place = owners[number]
             job.add(place, error)
-        firsts = [each.tree.sequence(0) for each in grown]
+        firsts = [made.tree.sequence(0) for made in trees]
         shared = [0, *(common_run(pair) for pair in itertools.pairwise(firsts))]
         return [
-            _Ready(each, [owners[number] for number in each.members], each.tree.tokens - run)
-            for each, run in zip(grown, shared, strict=False)
+            _WaitingTree(made, [owners[number] for number in made.members], made.tree.tokens - run)
+            for made, run in zip(trees, shared, strict=False)
         ]
 
-    def _choose(self, pool: Sequence[_Ready]) -> Dealt | None:
+    def _choose(self, pool: Sequence[_WaitingTree]) -> Dealt | None:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
             in_flight = self._in_flight
@@ -230,22 +247,21 @@ class Engine:
         for ready in pool:
             if size > AHEAD * self.tokens and not ready.leans:
                 break
-            trees.append(ready.grown.tree)
+            trees.append(ready.made.tree)
             size += ready.fresh
         dealt = list(self._dealer.deal(trees, range(len(trees))))
         if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
             self._wake_below = self.lanes
             return None
-        chosen = max(dealt, key=lambda each: each.computed)
+        chosen = max(dealt, key=lambda batch: batch.computed)
         if self._passed >= AHEAD:
-            chosen = next(each for each in dealt if 0 in each.members)
+            chosen = next(batch for batch in dealt if 0 in batch.members)
         self._passed = 0 if 0 in chosen.members else self._passed + 1
         return chosen
 
-    def _start(self, dealt: Dealt, batch: list[_Ready]) -> None:
+    def _start(self, dealt: Dealt, batch: list[_WaitingTree]) -> None:
         """Give a batch to the device."""
-        self._figures.batches.inc()
-        self._figures.tokens.inc(dealt.computed)
+        self._count(dealt.computed)
         try:
             scores = self._scores(dealt.make())
         except Exception as error:
@@ -255,21 +271,21 @@ class Engine:
             self._in_flight += 1
         self._running.put((dealt, batch, scores))
 
-    def _scores(self, batch: Batch) -> Callable[[], np.ndarray]:
+    def _scores(self, batch: Batch) -> Callable[[], jax.Array]:
         """Return what waits for the scores of a batch: started here, or side by side by the threads that wait."""
         if self.lanes > 1:
-            return lambda: np.asarray(self._dispatch(batch), np.float32)
+            return lambda: self._dispatch(batch)
         scores = self._dispatch(batch)
-        return lambda: np.asarray(scores, np.float32)
+        return lambda: scores
 
     def _take_back(self) -> None:
         """The work of the other threads: scores from the device to the requests."""
         while (running := self._running.get()) is not None:
             dealt, batch, scores = running
             try:
-                rows = dealt.take(scores())
+                rows = dealt.take(np.asarray(scores(), np.float32))
                 for ready, row in zip(batch, rows, strict=True):
-                    for (job, place), score in zip(ready.owners, ready.grown.scores(row), strict=True):
+                    for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)
             except Exception as error:  # of the device: other batches may go well
                 _settle_all(batch, error)
@@ -277,7 +293,7 @@ class Engine:
                 self._in_flight -= 1
                 self._news.notify_all()
 
-    def _fail(self, error: BaseException, pool: Sequence[_Ready]) -> None:
+    def _fail(self, error: BaseException, pool: Sequence[_WaitingTree]) -> None:
         """Nothing can be scored any more: everybody who waits is told."""
         with self._news:
             self.failure = error
@@ -288,15 +304,6 @@ class Engine:
             job.settle(error)
 
 
-def _settle_all(batch: Sequence[_Ready], error: BaseException) -> None:
+def _settle_all(batch: Sequence[_WaitingTree], error: BaseException) -> None:
     for job in {id(job): job for ready in batch for job, _ in ready.owners}.values():
         job.settle(error)
-
-
-def _finish(done: asyncio.Future[Any], found: Scores | BaseException) -> None:
-    if done.done():
-        return
-    if isinstance(found, BaseException):
-        done.set_exception(found)
-    else:
-        done.set_result(found)

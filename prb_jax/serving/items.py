@@ -30,7 +30,7 @@ LEAST_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True)
-class Texts:
+class ChatItem:
     """A response to a prompt.
 
     Attributes:
@@ -47,7 +47,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Whole:
+class RenderedItem:
     """A whole conversation as the client rendered it, read at its last token.
 
     Attributes:
@@ -65,7 +65,7 @@ class Whole:
     user_id: str | None = None
 
 
-Item = Texts | Whole
+Item = ChatItem | RenderedItem
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class NotFiniteError(DataError):
 
 
 @dataclass(frozen=True, eq=False)
-class Grown:
+class ItemTree:
     """A tree of some of the items.
 
     Attributes:
@@ -101,14 +101,13 @@ class Grown:
 
     def scores(self, values: np.ndarray) -> list[Score | PrbError]:
         """Return the score of each member, from those of the tree."""
-        found: list[Score | PrbError] = []
-        for value, response in zip(values.tolist(), self.tree.responses, strict=True):
-            if not np.isfinite(value):
-                found.append(NotFiniteError(f"the model's score is {value}, which is not a finite number"))
-                continue
-            tokens = len(self.tree.prefix) + len(response)
-            found.append(Score(value, tokens, self.tree.truncation.any))
-        return found
+        prefix, cut = len(self.tree.prefix), self.tree.truncation.any
+        return [
+            Score(value, prefix + len(response), cut)
+            if np.isfinite(value)
+            else NotFiniteError(f"the model's score is {value}, which is not a finite number")
+            for value, response in zip(values.tolist(), self.tree.responses, strict=True)
+        ]
 
 
 class TooManyCharactersError(DataError):
@@ -116,7 +115,7 @@ class TooManyCharactersError(DataError):
 
 
 @dataclass(frozen=True)
-class Grower:
+class TreeMaker:
     """Makes trees of items: responses to one prompt, for one user with one profile, become one tree.
 
     Attributes:
@@ -140,7 +139,7 @@ class Grower:
         of_cut = max(least, LEAST_CHARACTERS)  # what is cut to fit may be longer
         of_response = of_cut if self.view.protocol is TextProtocol.PAPER else least
         for number, item in enumerate(items):
-            if isinstance(item, Whole):
+            if isinstance(item, RenderedItem):
                 lengths = {"input": (len(item.content), least if item.keep is None else of_cut)}
                 if not isinstance(item.content, str):
                     continue
@@ -158,16 +157,16 @@ class Grower:
                         f"conversation has at most {limit:,} tokens"
                     )
 
-    def grow(self, items: Sequence[Item]) -> tuple[list[Grown], dict[int, PrbError]]:
+    def make_trees(self, items: Sequence[Item]) -> tuple[list[ItemTree], dict[int, PrbError]]:
         """Return trees of the items, and by place why an item has none.
 
         What becomes of an item does not depend on the others.
         """
-        grown: list[Grown] = []
+        trees: list[ItemTree] = []
         errors: dict[int, PrbError] = {}
         together: dict[object, list[int]] = {}
         for place, item in enumerate(items):
-            if isinstance(item, Texts):
+            if isinstance(item, ChatItem):
                 key = (item.prompt, item.user_id, item.profile, item.profile_order)
                 together.setdefault(key, []).append(place)
         groups = [
@@ -177,22 +176,22 @@ class Grower:
         ]
         while groups:
             alone: list[list[int]] = []
-            trees = self._trees([[items[place] for place in places] for places in groups])
-            for places, tree in zip(groups, trees, strict=True):
+            made = self._trees([[items[place] for place in places] for places in groups])
+            for places, tree in zip(groups, made, strict=True):
                 if isinstance(tree, Tree):
-                    grown.append(Grown(tuple(places), tree))
+                    trees.append(ItemTree(tuple(places), tree))
                 elif len(places) == 1:
                     errors[places[0]] = tree
                 else:  # they have no tree together, though some of them may have one alone
                     alone += [[place] for place in places]
             groups = alone
         for place, item in enumerate(items):
-            if isinstance(item, Whole):
+            if isinstance(item, RenderedItem):
                 try:
-                    grown.append(Grown((place,), self._whole(item)))
+                    trees.append(ItemTree((place,), self._read_rendered(item)))
                 except PrbError as error:
                     errors[place] = error
-        return grown, errors
+        return trees, errors
 
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
         """The tree of each group, or why it has none, in one call of the tokenizer if that is possible."""
@@ -214,7 +213,7 @@ class Grower:
         except PrbError as error:
             return error
 
-    def _whole(self, item: Whole) -> Tree:
+    def _read_rendered(self, item: RenderedItem) -> Tree:
         ids = self._tokenised(item) if isinstance(item.content, str) else np.asarray(item.content, np.int32)
         kept = ids
         if item.keep is not None:
@@ -223,7 +222,7 @@ class Grower:
             raise DataError("input: expected at least one token, found an empty text")
         return self.reader.encode_ids([kept], user_id=item.user_id, view=self.view, name="input")
 
-    def _tokenised(self, item: Whole) -> np.ndarray:
+    def _tokenised(self, item: RenderedItem) -> np.ndarray:
         chat, text = self.reader.tokenizer, str(item.content)
         if isinstance(chat, PairTokenizer):
             raise DataError(
@@ -237,12 +236,12 @@ class Grower:
 
 def _comparison(items: Sequence[Item]) -> Comparison:
     """Responses to one prompt, so that the prompt is read once."""
-    texts = [item for item in items if isinstance(item, Texts)]
-    first = texts[0]
+    chats = [item for item in items if isinstance(item, ChatItem)]
+    first = chats[0]
     return Comparison(
         id=NAME,
         prompt=first.prompt,
-        responses=[each.response for each in texts],
+        responses=[item.response for item in chats],
         user_id=first.user_id,
         profile=first.profile,
         profile_order=first.profile_order,

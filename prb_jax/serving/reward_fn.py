@@ -13,8 +13,8 @@ from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.errors import DataError, PrbError, PrbWarning, quote
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving import fields
-from prb_jax.serving.items import MOST_RESPONSES, Grower, Score, Texts
-from prb_jax.serving.warm import shapes_for
+from prb_jax.serving.fixed_shapes import shapes_for
+from prb_jax.serving.items import MOST_RESPONSES, ChatItem, Score, TreeMaker
 from prb_jax.text.view import ViewOptions
 
 _QUESTION_KEYS = ("query", "question", "prompt")
@@ -64,7 +64,7 @@ class RewardFunction:
         shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
         self.__name__ = "prb_reward"  # TRL logs the mean under this name
         self._model, self._empty, self._dealer = model, empty, shapes.dealer()
-        self._grower = Grower(model.reader, view, min(shapes.responses, MOST_RESPONSES))
+        self._tree_maker = TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         """Return the rewards in the form of the trainer that calls."""
@@ -103,32 +103,32 @@ class RewardFunction:
         posts = read_profile(profile, "reward_fn")
         return self._rewards([_item(prompt, solution, _user(extra.get("user_id")), posts, "solution_str")])[0]
 
-    def _rewards(self, items: Sequence[Texts]) -> list[float]:
-        rewards: dict[int, float] = {}
+    def _rewards(self, items: Sequence[ChatItem]) -> list[float]:
+        rewards = [0.0 if self._empty is None else self._empty] * len(items)
         places = [place for place, item in enumerate(items) if item.response]
-        for place in sorted(set(range(len(items))) - set(places)):
-            if self._empty is None:
-                raise DataError(
-                    f"reward_fn: completion {place} is empty, which has no reward: give reward_fn(model, empty=...) "
-                    "if it shall have one"
-                )
-            rewards[place] = self._empty
-        grown, errors = self._grower.grow([items[place] for place in places])
-        found: dict[int, Score | PrbError] = dict(errors)
-        trees = [each.tree for each in grown]
-        for dealt in self._dealer.deal(trees, range(len(trees))):
-            rows = dealt.take(np.asarray(self._model.dispatch(dealt.make()), np.float32))
-            for member, row in zip(dealt.members, rows, strict=True):
-                found |= dict(zip(grown[member].members, grown[member].scores(row), strict=True))
-        for number, place in enumerate(places):
-            score = found[number]
+        if self._empty is None and (empty := set(range(len(items))) - set(places)):
+            raise DataError(
+                f"reward_fn: completion {min(empty)} is empty, which has no reward: give reward_fn(model, empty=...) "
+                "if it shall have one"
+            )
+        for place, score in zip(places, self._score([items[place] for place in places]), strict=True):
             if isinstance(score, PrbError):
                 raise DataError(f"reward_fn: completion {place}: {score}") from score
             rewards[place] = score.value
-        return [rewards[place] for place in range(len(items))]
+        return rewards
+
+    def _score(self, items: Sequence[ChatItem]) -> list[Score | PrbError]:
+        """The score of each item, or why it has none."""
+        trees, errors = self._tree_maker.make_trees(items)
+        scores: dict[int, Score | PrbError] = dict(errors)
+        for dealt in self._dealer.deal([made.tree for made in trees], range(len(trees))):
+            rows = dealt.take(np.asarray(self._model.dispatch(dealt.make()), np.float32))
+            for member, row in zip(dealt.members, rows, strict=True):
+                scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
+        return [scores[place] for place in range(len(items))]
 
 
-def _item(prompt: Any, completion: Any, user: str | None, profile: tuple[Post, ...], name: str) -> Texts:
+def _item(prompt: Any, completion: Any, user: str | None, profile: tuple[Post, ...], name: str) -> ChatItem:
     """A prompt and a completion, each a text or messages; the last message of a completion is the response."""
     messages = (
         (Message("user", prompt),) if isinstance(prompt, str) else fields.messages(_listed(prompt), "prompt")
@@ -140,7 +140,7 @@ def _item(prompt: Any, completion: Any, user: str | None, profile: tuple[Post, .
                 f"reward_fn: {name}: expected the assistant's message at the end, found {quote(said[-1].role)}"
             )
         messages, completion = (*messages, *said[:-1]), said[-1].content
-    return Texts(messages, completion, user, profile)
+    return ChatItem(messages, completion, user, profile)
 
 
 def _listed(value: Any) -> Any:

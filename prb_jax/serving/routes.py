@@ -21,13 +21,13 @@ from prb_jax.data.comparison import Message
 from prb_jax.data.conversation import Messages
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
-from prb_jax.serving.items import Item, Score, Texts, Whole
+from prb_jax.serving.items import ChatItem, Item, RenderedItem, Score
 
 Answer = Callable[[Sequence[Score], str], Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreRequest:
     """A request that was understood.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked:
         return self.answer(scores, model)
 
 
-def score(body: Body) -> Asked:
+def score(body: Body) -> ScoreRequest:
     """``/score`` of Personalised RewardBench: {response_text, query, profile}; of vLLM: {queries, documents}.
 
     A profile that is a text follows the query without a separator, as in the paper's scripts; a list of posts is
@@ -63,13 +63,13 @@ def score(body: Body) -> Asked:
     items: list[Item]
     if isinstance(profile, str):
         (user,), (order,) = fields.users(body, 1), fields.orders(body, 1)
-        items = [Texts(_user(query + checks.text(profile, WHERE, "profile")), response, user, (), order)]
+        items = [ChatItem(_user(query + checks.text(profile, WHERE, "profile")), response, user, (), order)]
     else:
         items = _answers(body, [_user(query)], [response])
-    return Asked(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
+    return ScoreRequest(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
 
 
-def _score_documents(body: Body) -> Asked:
+def _score_documents(body: Body) -> ScoreRequest:
     queries = fields.prompts(body, "queries", "text_1", "query")
     documents = fields.texts(body, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
@@ -84,10 +84,10 @@ def _score_documents(body: Body) -> Asked:
         data = [{"index": k, "object": "score", "score": each.value} for k, each in enumerate(scores)]
         return _envelope("score", model, data, scores)
 
-    return Asked(items, answer, _activation(body))
+    return ScoreRequest(items, answer, _activation(body))
 
 
-def rerank(body: Body) -> Asked:
+def rerank(body: Body) -> ScoreRequest:
     """``/rerank``: {query, documents, top_n}: results, the best first; `top_n` 0 gives all."""
     query, documents = fields.text(body, "query"), fields.texts(body, "documents")
     top = fields.whole_number(body, "top_n", least=0, default=0) or len(documents)
@@ -100,10 +100,10 @@ def rerank(body: Body) -> Asked:
         ]
         return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
 
-    return Asked(_answers(body, [_user(query)] * len(documents), documents), answer, _activation(body))
+    return ScoreRequest(_answers(body, [_user(query)] * len(documents), documents), answer, _activation(body))
 
 
-def classify(body: Body) -> Asked:
+def classify(body: Body) -> ScoreRequest:
     """``/classify``: {input or messages}: data with the score as the only entry of `probs`."""
 
     def one(place: int, value: float) -> Any:
@@ -112,14 +112,14 @@ def classify(body: Body) -> Asked:
     return _conversations(body, "classify", one)
 
 
-def pooling(body: Body) -> Asked:
+def pooling(body: Body) -> ScoreRequest:
     """``/pooling``: as :func:`classify`, in another form."""
     return _conversations(
         body, "pooling", lambda place, value: {"index": place, "object": "pooling", "data": [value]}
     )
 
 
-def embeddings(body: Body) -> Asked:
+def embeddings(body: Body) -> ScoreRequest:
     """``/v1/embeddings``: {input}: the score is an embedding of one number."""
     form = body.get("encoding_format") or "float"
     if form not in ("float", "base64"):
@@ -132,13 +132,13 @@ def embeddings(body: Body) -> Asked:
     return _conversations(body, "embd", one)
 
 
-def get_reward(body: Body) -> Asked:
+def get_reward(body: Body) -> ScoreRequest:
     """``/get_reward`` of OpenRLHF: {query: whole conversations as text}; each gets one end-of-text token."""
     fields.no_profile(body)
     texts = fields.texts(body, "query")
     users = fields.users(body, len(texts))
     items = [
-        Whole(text, special_tokens=False, ended=True, user_id=user)
+        RenderedItem(text, special_tokens=False, ended=True, user_id=user)
         for text, user in zip(texts, users, strict=True)
     ]
 
@@ -146,10 +146,10 @@ def get_reward(body: Body) -> Asked:
         values = [each.value for each in scores]
         return {"rewards": values, "scores": values, "extra_logs": {}}
 
-    return Asked(items, answer, _activation(body))
+    return ScoreRequest(items, answer, _activation(body))
 
 
-def bare_number(body: Body) -> Asked:
+def bare_number(body: Body) -> ScoreRequest:
     """``/slime``: {prompt, response}: the answer is the number itself. The prompt is a text or a conversation."""
     prompt, response = body.get("prompt"), fields.text(body, "response")
     if isinstance(prompt, list):
@@ -157,10 +157,10 @@ def bare_number(body: Body) -> Asked:
         items = _answers(body, [messages], [response])
     else:
         items = _answers(body, [_user(fields.text(body, "prompt"))], [response])
-    return Asked(items, lambda scores, model: scores[0].value, _activation(body))
+    return ScoreRequest(items, lambda scores, model: scores[0].value, _activation(body))
 
 
-ROUTES: Mapping[str, Callable[[Body], Asked]] = {
+ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
     "/score": score,
     "/v1/score": score,
     "/rerank": rerank,
@@ -176,16 +176,16 @@ ROUTES: Mapping[str, Callable[[Body], Asked]] = {
 """By path, how a request is understood."""
 
 
-def _conversations(body: Body, kind: str, one: Callable[[int, float], Any]) -> Asked:
+def _conversations(body: Body, kind: str, one: Callable[[int, float], Any]) -> ScoreRequest:
     def answer(scores: Sequence[Score], model: str) -> Any:
         data = [one(place, each.value) for place, each in enumerate(scores)]
         return _envelope(kind, model, data, scores)
 
-    items = _spoken(body) if body.get("messages") is not None else _whole(body)
-    return Asked(items, answer, _activation(body))
+    items = _chat_items(body) if body.get("messages") is not None else _rendered_items(body)
+    return ScoreRequest(items, answer, _activation(body))
 
 
-def _spoken(body: Body) -> list[Item]:
+def _chat_items(body: Body) -> list[Item]:
     if body.get("input") is not None:
         checks.fail(WHERE, "messages", "given beside 'input'; expected one of the two")
     messages = fields.messages(body["messages"], "messages")
@@ -194,8 +194,8 @@ def _spoken(body: Body) -> list[Item]:
     return _answers(body, [messages[:-1]], [messages[-1].content])
 
 
-def _whole(body: Body) -> list[Item]:
-    """Whole conversations as the client rendered them, as texts or token ids."""
+def _rendered_items(body: Body) -> list[Item]:
+    """RenderedItem conversations as the client rendered them, as texts or token ids."""
     fields.no_profile(body)
     given = body.get("input")
     if isinstance(given, str) or fields.token_ids(given) is not None:
@@ -213,7 +213,7 @@ def _whole(body: Body) -> list[Item]:
         content = fields.token_ids(each)
         if content is None:
             content = checks.text(each, WHERE, f"input[{k}]")
-        items.append(Whole(content, special_tokens=special, keep=keep, user_id=user))
+        items.append(RenderedItem(content, special_tokens=special, keep=keep, user_id=user))
     return items
 
 
@@ -225,7 +225,9 @@ def _answers(body: Body, prompts: Sequence[Messages], responses: Sequence[str]) 
     count = len(responses)
     users, profiles = fields.users(body, count), fields.profiles(body, count)
     given = zip(prompts, responses, users, profiles, fields.orders(body, count), strict=True)
-    return [Texts(prompt, response, user, profile, order) for prompt, response, user, profile, order in given]
+    return [
+        ChatItem(prompt, response, user, profile, order) for prompt, response, user, profile, order in given
+    ]
 
 
 def _activation(body: Body) -> bool:

@@ -12,14 +12,11 @@ from prb_jax.readouts.open_model import open_model
 from prb_jax.rl.remote import TOKEN
 from prb_jax.scoring.batching import lanes
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.serving.app import Served, make_app
+from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import Engine
-from prb_jax.serving.figures import Figures
-from prb_jax.serving.http_server import address, bind, run_app
-from prb_jax.serving.items import MOST_RESPONSES, Grower
-from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import is_loopback, local_names
-from prb_jax.serving.warm import shapes_for
+from prb_jax.serving.fixed_shapes import shapes_for
+from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
+from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
 from prb_jax.text.view import ViewOptions
 
 
@@ -86,12 +83,12 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
     shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=options.batch_tokens)
     shapes.compile(model)
     engine = Engine(
-        Grower(model.reader, view, min(shapes.responses, MOST_RESPONSES)),
+        TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES)),
         shapes.dealer(),
         model.dispatch,
         tokens=shapes.tokens,
         most=options.limits.waiting,
-        figures=figures,
+        count=figures.count_batch,
         lanes=lanes(model.mesh),
     )
     return engine, Served(

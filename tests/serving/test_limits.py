@@ -21,24 +21,21 @@ from starlette.testclient import TestClient
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.serving import fixed_shapes
 from prb_jax.serving import serve as serve_module
-from prb_jax.serving import warm
-from prb_jax.serving.app import Served, make_app
+from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
-from prb_jax.serving.figures import Figures
-from prb_jax.serving.http_server import bind, run_app
+from prb_jax.serving.http_server import Limits, bind, local_names, run_app
 from prb_jax.serving.items import (
-    Grower,
+    ChatItem,
     Item,
     NotFiniteError,
+    RenderedItem,
     Score,
-    Texts,
     TooManyCharactersError,
-    Whole,
+    TreeMaker,
     ended_once,
 )
-from prb_jax.serving.limits import Limits
-from prb_jax.serving.requests import local_names
 from prb_jax.serving.serve import ServeOptions, make_engine, serve
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
@@ -122,7 +119,7 @@ def test_slow_clients_are_not_waited_for() -> None:
 
 def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on accelerators, where trees are padded to fixed shapes: whatever comes, nothing is compiled for it."""
-    monkeypatch.setattr(warm, "BUCKETS", ((64,), (1, 4), (64,)))
+    monkeypatch.setattr(fixed_shapes, "BUCKETS", ((64,), (1, 4), (64,)))
     folder = write_model(tmp_path, "llama", num_hidden_layers=1)
     model = prb.load(folder)
     several = [record(number, 3) for number in range(6)]
@@ -133,7 +130,7 @@ def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     programs = cast(Any, model.score_fn)._cache_size()
     view = model.reader.view(options.view)
     items = [
-        Whole(tuple(tree.sequence(k).tolist()))
+        RenderedItem(tuple(tree.sequence(k).tolist()))
         for tree in model.reader.encode(several, view=view)
         for k in range(3)
     ]
@@ -160,7 +157,7 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
     engine, served = make_engine(silent, options=ServeOptions(batch_tokens=512))
     random = np.random.default_rng(0)
     prompts = [random.integers(4, 90, 150).tolist() for _ in range(40)]
-    pairs = [[Whole((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
+    pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
 
     async def ask() -> list[Scores]:
         return await asyncio.gather(*map(engine.score, pairs))
@@ -213,7 +210,7 @@ def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: py
     trees = [
         build_tree([np.resize(tree.sequence(0), 200).tolist()]) for tree in encoded
     ]  # each fills a stream
-    items = [Whole(tuple(tree.sequence(0).tolist())) for tree in trees]
+    items = [RenderedItem(tuple(tree.sequence(0).tolist())) for tree in trees]
 
     async def ask() -> list[Scores]:
         return await asyncio.gather(*(engine.score([item]) for item in items))
@@ -267,7 +264,7 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
 ) -> None:
     reader = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1)).reader
     view = reader.view(ViewOptions(max_length=64))
-    grower, calls = Grower(reader, view, 4), list[int]()
+    maker, calls = TreeMaker(reader, view, 4), list[int]()
     tokenize = ChatTokenizer.tokenize
 
     def counted(self: ChatTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -279,31 +276,35 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
     posts = (prb.Post(id="1", category="", text="a" * 100_001),)
     for item, message in (
         (
-            Texts(question, "a" * 1025),
+            ChatItem(question, "a" * 1025),
             "response 0: its response has 1,025 characters; at most 1,024 are read where",
         ),
         (
-            Texts((prb.Message("user", "a" * 100_001),), "a"),
+            ChatItem((prb.Message("user", "a" * 100_001),), "a"),
             "its prompt has 100,001 characters; at most 100,000",
         ),
-        (Texts(question, "a", profile=posts), "its profile has 100,001 characters"),
-        (Whole("a" * 1025), "its input has 1,025 characters; at most 1,024"),
-        (Whole("a" * 100_001, keep=5), "its input has 100,001 characters; at most 100,000"),
+        (ChatItem(question, "a", profile=posts), "its profile has 100,001 characters"),
+        (RenderedItem("a" * 1025), "its input has 1,025 characters; at most 1,024"),
+        (RenderedItem("a" * 100_001, keep=5), "its input has 100,001 characters; at most 100,000"),
     ):
         with pytest.raises(TooManyCharactersError, match=message):
-            grower.check_sizes([item])
+            maker.check_sizes([item])
     assert not calls
-    grower.check_sizes([Texts(question, "a" * 1024), Whole((1,) * 10_000), Whole("a" * 100_000, keep=5)])
+    maker.check_sizes(
+        [ChatItem(question, "a" * 1024), RenderedItem((1,) * 10_000), RenderedItem("a" * 100_000, keep=5)]
+    )
 
-    long = Texts(question, "word " * 100)
+    long = ChatItem(question, "word " * 100)
     reader.encode_each([prb.Comparison(id="1", prompt=question, responses=[long.response])], view=view)
     once = len(calls)
     calls.clear()
-    grown, errors = grower.grow([long])
-    assert (grown, list(errors), len(calls)) == ([], [0], once)
+    trees, errors = maker.make_trees([long])
+    assert (trees, list(errors), len(calls)) == ([], [0], once)
     assert isinstance(errors[0], TooLongError)
-    grown, errors = grower.grow([Texts(question, "a"), long, Texts(question, "b"), Whole((1,) * 65)])
-    assert ([tree.members for tree in grown], sorted(errors)) == ([(0,), (2,)], [1, 3])
+    trees, errors = maker.make_trees(
+        [ChatItem(question, "a"), long, ChatItem(question, "b"), RenderedItem((1,) * 65)]
+    )
+    assert ([tree.members for tree in trees], sorted(errors)) == ([(0,), (2,)], [1, 3])
 
 
 @pytest.mark.parametrize(
