@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Group
 
 from prb_jax.bench.sampling import silent_policy
 from prb_jax.bench.scorer import bench_source
@@ -27,7 +26,7 @@ from prb_jax.generation.token_scores import token_rewards
 from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, take_tried, try_tokens
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LINEAR
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import mesh_shape, parameter_shardings
 from prb_jax.trees.shapes import round_up
 
@@ -181,7 +180,7 @@ def _reward_loop(reward: Program, count: int) -> Callable[[Params, PrefixCache, 
     return jax.jit(loop)
 
 
-def table(results: Sequence[GuidanceResult]) -> Group:
+def table(results: Sequence[GuidanceResult]) -> ResultsTable:
     """Return all results, a column each."""
     columns: list[tuple[str, Callable[[GuidanceResult], str]]] = [
         ("dtype", lambda r: r.dtype),
@@ -193,4 +192,4 @@ def table(results: Sequence[GuidanceResult]) -> Group:
         ("guided ms/token", lambda r: f"{r.guided_ms:.2f}"),
         ("guided / (policy + reward model)", lambda r: f"{r.ratio:.2f}"),
     ]
-    return results_table("guidance", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return ResultsTable("guidance", [(name, [cell(each) for each in results]) for name, cell in columns])

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from rich.console import Group
 
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
@@ -88,7 +87,7 @@ def bench_loading(
     return results
 
 
-def table(results: Sequence[LoadingResult]) -> Group:
+def table(results: Sequence[LoadingResult]) -> ResultsTable:
     """Return all results, a column each."""
     columns: list[tuple[str, Callable[[LoadingResult], str]]] = [
         ("dtype", lambda r: r.dtype),
@@ -101,7 +100,7 @@ def table(results: Sequence[LoadingResult]) -> Group:
         ("arrays", lambda r: f"{r.shard_bytes / 1e9:.2f} GB"),
         ("host memory above", lambda r: _megabytes(r.peak_bytes_above_shards)),
     ]
-    return results_table("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return ResultsTable("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _megabytes(size: int | None) -> str:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Group
 
 from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.data.comparison import Comparison
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.rl.ppo import ppo
 from prb_jax.rl.sections import KlSettings, RolloutBatchSettings, RolloutSettings, UpdateSettings
 from prb_jax.rl.settings import PpoSettings
@@ -207,7 +206,7 @@ def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return statistics.median(other / own for other, own in zip(theirs, ours, strict=True))
 
 
-def table(results: Sequence[PolicyResult]) -> Group:
+def table(results: Sequence[PolicyResult]) -> ResultsTable:
     """Return all results, a column each."""
     columns: list[tuple[str, Any]] = [
         ("dtype", lambda r: r.dtype),
@@ -227,6 +226,6 @@ def table(results: Sequence[PolicyResult]) -> Group:
             ("  of the rollout", lambda r: f"{r.rollout_speedup:.2f}x"),
             ("  of the update", lambda r: f"{r.update_speedup:.2f}x"),
         ]
-    return results_table(
+    return ResultsTable(
         "training a policy", [(name, [cell(each) for each in results]) for name, cell in columns]
     )

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Group
 
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query
 from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity
@@ -160,7 +159,7 @@ def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
     return float((ordered - np.minimum.accumulate(ordered)).max())
 
 
-def table(results: Sequence[RankingResult]) -> Group:
+def table(results: Sequence[RankingResult]) -> ResultsTable:
     """Return all results, a column each."""
     columns: list[tuple[str, Callable[[RankingResult], str]]] = [
         ("dtype", lambda r: r.dtype),
@@ -182,7 +181,7 @@ def table(results: Sequence[RankingResult]) -> Group:
             ("equal orders", lambda r: f"{r.equal_orders} of {r.against_users}"),
             ("largest swap", lambda r: f"{r.largest_swap:.1e}"),
         ]
-    return results_table("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return ResultsTable("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:

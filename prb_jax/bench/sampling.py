@@ -12,7 +12,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Group
 
 from prb_jax.bench.scorer import bench_source
 from prb_jax.bench.workload import synthetic_workload
@@ -25,7 +24,7 @@ from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
 
 
@@ -209,7 +208,7 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
     return float(np.sum(same) / (len(same) * theirs.shape[1]))
 
 
-def table(results: Sequence[SamplingResult]) -> Group:
+def table(results: Sequence[SamplingResult]) -> ResultsTable:
     """Return all results, a column each."""
     columns: list[tuple[str, Any]] = [
         ("dtype", lambda r: r.dtype),
@@ -225,4 +224,4 @@ def table(results: Sequence[SamplingResult]) -> Group:
             ("speed-up", lambda r: f"{r.speedup:.2f}x"),
             ("equal tokens", lambda r: "-" if r.equal_tokens is None else f"{r.equal_tokens:.1%}"),
         ]
-    return results_table("sampling", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return ResultsTable("sampling", [(name, [cell(each) for each in results]) for name, cell in columns])

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Group
 
 from prb_jax.bench.scorer import score_pass
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.errors import RunError
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.load import load
 
 _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
@@ -172,7 +171,7 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     return np.asarray([each["data"][0] for each in cast(Any, json.loads(data))["data"]])
 
 
-def table(results: Sequence[ServingResult]) -> Group:
+def table(results: Sequence[ServingResult]) -> ResultsTable:
     """Return the results, a column each."""
     columns = [
         ("clients", lambda r: f"{r.clients:,}"),
@@ -185,4 +184,4 @@ def table(results: Sequence[ServingResult]) -> Group:
         ("p99", lambda r: f"{r.p99_seconds:.3f} s"),
         ("largest difference", lambda r: f"{r.max_difference:.1e}"),
     ]
-    return results_table("serving", [(name, [cell(each) for each in results]) for name, cell in columns])
+    return ResultsTable("serving", [(name, [cell(each) for each in results]) for name, cell in columns])

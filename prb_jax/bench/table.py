@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Group
-
-from prb_jax.reports.style import results_table
+from prb_jax.reports.style import ResultsTable
 
 
 class Column(NamedTuple):
@@ -28,7 +26,7 @@ def rates_table(
     rival_name: str | None,
     difference: Column,
     last: Sequence[Column] = (),
-) -> Group:
+) -> ResultsTable:
     """Return all results, a column each.
 
     Args:
@@ -61,6 +59,6 @@ def rates_table(
             difference,
             *last,
         ]
-    return results_table(
+    return ResultsTable(
         title, [(column.name, [column.cell(result) for result in results]) for column in columns]
     )

@@ -70,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
     """Score, and print the curves."""
     with until_terminated(options):
         start(options)
-        from prb_jax.generation.best_of_n import best_of_n
+        from prb_jax.generation.best_of_n import best_of_n, quality_label
         from prb_jax.generation.judge_ways import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.reports.style import results_table
+        from prb_jax.reports.style import ResultsTable
 
         judged = JudgeOptions(prompts=options.prompts, template=options.template)
         loading = LoadOptions(**device_options(options), **model_options(options))
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     columns = [("selector", list(curves))]
     for place, size in enumerate(sizes):
         columns.append((f"k={size}", [_cell(points[place]) for points in curves.values()]))
-    print_table(results_table(f"quality of the best of k: {options.quality}", columns))
+    print_table(ResultsTable(f"quality of the best of k: {quality_label(options.quality)}", columns))
     if result.summary["empty"]:
         print(
             f"{result.summary['empty']:,} empty samples cannot be scored and are left out; prompts with nothing else: "

@@ -1,6 +1,7 @@
 """`prb compare`: paired differences between finished runs."""
 
 import argparse
+import json
 
 from prb_jax.commands.arguments import Verbs, add_verb
 from prb_jax.commands.terminal import print_table
@@ -16,6 +17,7 @@ def add(verbs: Verbs) -> None:
     )
     sub.add_argument("runs", metavar="RUN", nargs="+", help="run folders of `prb evaluate`, two or more")
     sub.add_argument("--out", metavar="DIR", help="folder for compare.json")
+    sub.add_argument("--format", choices=("json",), help="print what compare.json holds instead of tables")
     sub.add_argument(
         "--across-protocols", action="store_true", help="compare runs with different protocols nevertheless"
     )
@@ -26,6 +28,9 @@ def run(options: argparse.Namespace) -> int:
     from prb_jax.reports.comparison import COMPARE, compare, render_comparison
 
     compared = compare(*options.runs, out=options.out, across_protocols=options.across_protocols)
+    if options.format == "json":
+        print(json.dumps(compared, indent=2))
+        return 0
     print_table(render_comparison(compared))
     if options.out is not None:
         print(f"written to {options.out}/{COMPARE}")

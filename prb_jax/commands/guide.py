@@ -103,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
         start(options)
         from prb_jax.generation.guide import guide
         from prb_jax.generation.settings import SampleOptions
+        from prb_jax.metrics.texts import TEXT_LABELS
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import facts_table
         from prb_jax.reports.table import interval
@@ -136,8 +137,8 @@ def run(options: argparse.Namespace) -> int:
             progress=not options.no_progress,
         )
     found = result.summary
-    facts = [(name, interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
-    facts.append(("corpus BLEU", f"{found['corpus_bleu']:.2f}"))
+    facts = [(TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
+    facts.append((TEXT_LABELS["corpus_bleu"], f"{found['corpus_bleu']:.2f}"))
     if one := found.get("quality"):
         facts.append((f"quality: {one['model']}", interval(one["value"], one["ci95"])))
     guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"

@@ -1,6 +1,7 @@
 """`prb personalise`: methods that learn a person's taste from a few comparisons, compared on the same people."""
 
 import argparse
+import json
 
 from prb_jax.commands.arguments import (
     Verbs,
@@ -80,6 +81,11 @@ def add(verbs: Verbs) -> None:
         default=0,
         help="of a reward model, as of `prb features`: for the method profile_in_context",
     )
+    sub.add_argument(
+        "--format",
+        choices=("json",),
+        help="print results.json and study.json as one object instead of tables",
+    )
     add_model_options(sub)
     add_no_progress(sub)
 
@@ -118,6 +124,9 @@ def run(options: argparse.Namespace) -> int:
             mesh=options.mesh,
             progress=not options.no_progress,
         )
+    if options.format == "json":
+        print(json.dumps({"results": study.results, "study": study.summary}, indent=2))
+        return 0
     print_table(render_study(study.results, study.summary, title=" ".join(options.data)))
     print(f"written to {study.out}")
     return 0

@@ -26,13 +26,23 @@ def add(verbs: Verbs) -> None:
         default=[],
         help="evaluations of this model, whose tables the card gets",
     )
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print the files and the card, and publish nothing"
+    )
     sub.add_argument("--private", action="store_true", help="a new repository is private")
 
 
 def run(options: argparse.Namespace) -> int:
     """Upload, and print where."""
-    from prb_jax.reports.push import push
+    from prb_jax.reports.push import CARD, prepare_push, push
 
+    if options.dry_run:
+        upload = prepare_push(options.run_folder, options.repository, evaluations=options.evaluations)
+        print(f"nothing is published: --dry-run. {upload.repository} would get, in one commit:")
+        for path in upload.files:
+            print(f"  {path.name}  {path.stat().st_size:,} bytes")
+        print(f"  {CARD}\n\n{upload.card}", end="")
+        return 0
     address = push(
         options.run_folder, options.repository, evaluations=options.evaluations, private=options.private
     )

@@ -283,6 +283,11 @@ def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
     return {"k": point.k, "quality": point.quality, **interval.to_json(), "first": point.first}
 
 
+def quality_label(quality: str) -> str:
+    """Return what a picture or a table calls the quality of a sample."""
+    return "ROUGE-L F1 against the best labelled response (0 to 1)" if quality == REFERENCE else quality
+
+
 def _draw(path: Path, summary: Mapping[str, Any]) -> None:
     from matplotlib.figure import Figure
 
@@ -296,9 +301,12 @@ def _draw(path: Path, summary: Mapping[str, Any]) -> None:
         if not bound and all(point["ci95"] for point in points):
             low, high = zip(*(point["ci95"] for point in points), strict=True)
             axis.fill_between(sizes, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+    sizes = sorted({point["k"] for points in summary["curves"].values() for point in points})
     axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.minorticks_off()
     axis.set_xlabel("k, samples to choose from")
-    axis.set_ylabel(f"quality: {summary['quality']}")
+    axis.set_ylabel(f"quality of the best of k: {quality_label(summary['quality'])}")
     axis.grid(alpha=0.3)
     axis.legend()
     with writing(path), whole_file(path) as file:

@@ -21,6 +21,18 @@ TEXT_DEFINITIONS: Final[Mapping[str, str]] = {
     "length_ratio": "words of the text / words of the person's own text",
 }
 
+TEXT_LABELS: Final[Mapping[str, str]] = {
+    **{
+        kind + stemmed: f"ROUGE-{kind.removeprefix('rouge')} F1{', stemmed' if stemmed else ''} (0 to 1)"
+        for stemmed in ("", STEMMED)
+        for kind in KINDS
+    },
+    "bleu": "BLEU (0 to 100)",
+    "length_ratio": "length / length of the preferred response",
+    "corpus_bleu": "BLEU of all texts together (0 to 100)",
+}
+"""What a table calls the figures, each with its range."""
+
 
 def text_figures(text: str, reference: str) -> dict[str, float]:
     """Return the figures of a text beside a reference: each of ``TEXT_FIGURES``.

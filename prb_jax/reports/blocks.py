@@ -71,6 +71,14 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """Sentences that stand below each other."""
+
+    kind: ClassVar = "listing"
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Preformatted:
     """Text that is shown as it is, folded away where it is long."""
 
@@ -119,7 +127,7 @@ class Pairs:
     users: Sequence[str]
 
 
-Block = PageTable | Drawing | Paragraph | Preformatted | Pairs
+Block = PageTable | Drawing | Paragraph | Listing | Preformatted | Pairs
 
 
 @dataclass(frozen=True)

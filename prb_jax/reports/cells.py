@@ -66,7 +66,7 @@ def headline(summaries: Mapping[str, Mapping[str, Any]], *, title: str, note: st
         ]
         for name, summary in summaries.items()
     ]
-    heads = ("", "n", "accuracy", "mean over users", "coverage", "ties", "mean margin")
+    heads = ("run", "n", "accuracy", "mean over users", "coverage", "ties", "mean margin")
     return PageTable(title, heads, rows, note=note)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 COMPARE: Final = "compare.json"
 _DIFFERENCES_SHOWN: Final = 4
+_SETTINGS: Final = {"profile_posts": "{} posts", "max_length": "max_length {}"}
+"""What is said of a setting, where its name and its value do not do."""
+_NO_SETTINGS: Final = ("data", "limit", "hints", "order_claim", "versions")  # hints are always shown in words
 
 
 def compare(
@@ -34,10 +37,10 @@ def compare(
       across_protocols: compare runs with different protocols, which show the models different texts.
 
     Returns:
-      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, rank_group; model, protocol,
-      profile_posts, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users, flips, scores) and
-      "definitions", which explains them. A run is called by the name of its folder, or by its path as given where two
-      folders share a name.
+      What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, rank_group;
+      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users,
+      flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by its path
+      as given where two folders share a name.
 
     Raises:
       RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on
@@ -54,6 +57,7 @@ def compare(
     for name, run in others:
         check_comparable(first, reference, name, run, across_protocols=across_protocols)
     compared = compare_rows({name: run.rows for name, run in found.items()}, clusters=reference.clusters)
+    differing = what_differs(found)
     for standing in compared["runs"]:
         run = found[standing["name"]]
         inputs = run.record["inputs"]
@@ -61,6 +65,8 @@ def compare(
             "model": run.summary.get("model"),
             "protocol": inputs.get("protocol"),
             "profile_posts": inputs.get("profile_posts"),
+            "differs": differing[standing["name"]],
+            "ci95_reason": run.summary.get("ci95_reason"),
             "hints": told_of(inputs.get("hints") or {}),
             "path": str(run.path),
         }
@@ -86,6 +92,35 @@ def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
     short = [path.resolve().name for path in paths]
     shared = len(set(short)) < len(short)
     return {str(path) if shared else name: path for name, path in zip(short, paths, strict=True)}
+
+
+def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
+    """Return what tells apart the runs of one model, in words such as "4 posts"; empty for the only run of a model."""
+    by_model: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, run in runs.items():
+        by_model.setdefault(str(run.record.get("model")), {})[name] = dict(_settings(run.record["inputs"]))
+    shown = dict.fromkeys(runs, "")
+    for settings in by_model.values():
+        keys = dict.fromkeys(key for values in settings.values() for key in values)
+        changed = [key for key in keys if len({repr(values.get(key)) for values in settings.values()}) > 1]
+        for name, values in settings.items():
+            words = [_SETTINGS.get(key, f"{key} {{}}").format(values.get(key)) for key in changed]
+            more = [f"and {len(words) - _DIFFERENCES_SHOWN} more"] if len(words) > _DIFFERENCES_SHOWN else []
+            shown[name] = ", ".join([*words[:_DIFFERENCES_SHOWN], *more])
+    return shown
+
+
+def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What decides the scores of a model, but for the data and the versions; digests with their first letters."""
+    for name, value in inputs.items():
+        if name == "model":
+            for key, part in value.items():
+                if key == "files":
+                    yield from ((file, str(digest)[:15]) for file, digest in part.items())
+                else:
+                    yield key, part
+        elif name not in _NO_SETTINGS:
+            yield name, value
 
 
 def check_comparable(
@@ -120,14 +155,20 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         cells = [
             str(run["rank_group"]),
             run["name"],
-            f"{run['model']}, {run['hints']}" if run["hints"] else str(run["model"]),
+            ", ".join(filter(None, (str(run["model"]), run["differs"], run["hints"]))),
             interval(run["accuracy"], run["ci95"]),
         ]
         ranks.add_row(*map(escape, cells))
     first = pairs[0]
     users = f" of {first['users']:,} users" if first["users"] else ""
+    reasons = dict.fromkeys(run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"])
     ranks.caption = escape(
-        f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart"
+        "\n".join(
+            [
+                f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart",
+                *(f"no interval: {reason}" for reason in reasons),
+            ]
+        )
     )
     table = new_table("Differences", ("run", "minus", "difference", "p", "p, Holm"), left=2)
     for column in (*ranks.columns[-1:], *table.columns[2:]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from prb_jax.metrics.prediction import (
     pooled,
     predict,
 )
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
 from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
@@ -45,6 +46,8 @@ _FIGURES: Final = {
     "intervals are over users, not over seeds",
     "lineage": "architecture of the reward model, or what --lineage says; same_as_policy: whether it is the policy's",
     **PREDICTION_DEFINITIONS,
+    "ci95_reason": "why there is no interval; accuracies have the intervals of summary.json, all other figures those "
+    "over draws, and none below six users or where every draw gives the same",
 }
 
 
@@ -128,8 +131,11 @@ def correlate(
         for name, run in runs.items()
     }
     for figure, sample in benchmark.items():
-        for model, value, bounds in zip(models.values(), sample.values, sample.intervals(), strict=True):
-            model["benchmark"][figure] = {"value": float(value), "ci95": bounds}
+        own = _standard_intervals(runs.values(), figure) or _intervals(
+            sample, len(set(_clusters(next(iter(runs.values())))))
+        )
+        for model, value, interval in zip(models.values(), sample.values, own, strict=True):
+            model["benchmark"][figure] = {"value": float(value), **interval}
     order, correlations, missing = list(runs), [], []
     for one in found:
         known = {names[key]: each for key, each in one.figures.items() if key in names}
@@ -147,10 +153,11 @@ def correlate(
                 f"{', '.join(each.label for key, each in one.figures.items() if key not in names) or 'none'}"
             )
         sample = pooled(_behaviour_cells(own, places), weights)
-        for place, value, bounds in zip(columns, sample.values, sample.intervals(), strict=True):
+        users = min(len(set(each.clusters)) for each in own)
+        for place, value, interval in zip(columns, sample.values, _intervals(sample, users), strict=True):
             models[order[place]]["behaviour"][one.name] = {
                 "value": float(value),
-                "ci95": bounds,
+                **interval,
                 "repetitions": one.repeated[_key(reward_identity_of(runs[order[place]]))],
                 "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
             }
@@ -162,7 +169,10 @@ def correlate(
                     "benchmark": figure,
                     "models": len(columns),
                     "policy": one.policy,
-                    "measures": predict(part, sample, seed=seed),
+                    "measures": {
+                        name: {**found, **_shown_interval(found["ci95"], users)}
+                        for name, found in predict(part, sample, seed=seed).items()
+                    },
                 }
             )
     alone = [name for name, model in models.items() if not model["behaviour"]]
@@ -181,6 +191,32 @@ def correlate(
         draw_correlation(Path(out) / PICTURE, result)
         write_json(Path(out) / CORRELATE, result)
     return result
+
+
+def _standard_intervals(runs: Iterable[FinishedRun], figure: str) -> list[dict[str, Any]] | None:
+    """The intervals of accuracies as every other verb gives them; None for other figures."""
+    if figure not in ("accuracy", "user_accuracy"):
+        return None
+    per_user = figure == "user_accuracy"
+    return [
+        accuracy_interval(outcomes(run.rows).wins, run.clusters, per_user=per_user).to_json() for run in runs
+    ]
+
+
+def _intervals(sample: Sample, clusters: int) -> list[dict[str, Any]]:
+    return [_shown_interval(bounds, clusters) for bounds in sample.intervals()]
+
+
+def _shown_interval(bounds: Sequence[float] | None, clusters: int) -> dict[str, Any]:
+    """An interval over draws of users, by the rule of all others: six clusters, and a width."""
+    reason = None
+    if clusters < LEAST_CLUSTERS:
+        reason = f"{clusters} users; an interval needs at least {LEAST_CLUSTERS}"
+    elif bounds is None:
+        reason = "not defined in half of the draws"
+    elif bounds[0] == bounds[1]:
+        reason = "the same in every draw, which says nothing of other users"
+    return {"ci95": None if reason else bounds, "ci95_reason": reason}
 
 
 def reward_identity_of(run: FinishedRun) -> dict[str, Any]:

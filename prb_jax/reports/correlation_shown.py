@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,12 +12,27 @@ from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.table import interval
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.console import Group
 
 PICTURE: Final = "correlate.png"
 
 _NAMED: Final = 20
 """The most models whose names stand beside their points."""
+
+_NAME_HEIGHT: Final = 0.055  # of a line of names, as a share of the axes
+
+_WORDS: Final = {
+    "user_accuracy": "mean over users",
+    "user_quantile": "quantile over users",
+    "subset_quantile": "quantile over subsets",
+    "pearson": "Pearson's r",
+    "spearman": "Spearman's rho",
+    "kendall": "Kendall's tau",
+    "weighted_tau": "weighted tau",
+    "ndcg": "nDCG",
+    "rbo": "rank-biased overlap",
+}
 
 
 def render_correlation(found: Mapping[str, Any]) -> Group:
@@ -26,30 +42,40 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
 
     models = found["models"]
     behaviours = list(found["verdicts"])
-    table = new_table("Reward models", ("run", "lineage", "accuracy", *behaviours), left=2)
+    table = new_table("Reward models", ("run", "lineage", "accuracy", *map(_words, behaviours)), left=2)
     for model in sorted(models, key=lambda one: -one["benchmark"]["accuracy"]["value"]):
         cells = [model["name"], model["lineage"] or NONE, _cell(model["benchmark"]["accuracy"])]
         cells += [_cell(model["behaviour"].get(name)) for name in behaviours]
         table.add_row(*map(escape, cells))
-    table.caption = escape("[..] 95 % interval over users" + _unmatched(found["unmatched"]))
+    figures = [model["benchmark"]["accuracy"] for model in models]
+    figures += [figure for model in models for figure in model["behaviour"].values()]
+    table.caption = escape(
+        "[..] 95 % interval over users" + _reasons(figures) + _unmatched(found["unmatched"])
+    )
     parts = [table]
     for behaviour in behaviours:
         own = [each for each in found["correlations"] if each["behaviour"] == behaviour]
         part = new_table(
-            f"Does the benchmark predict {behaviour}?",
+            f"Does the benchmark predict {_words(behaviour)}?",
             ("benchmark", "measure", "value", "p", "by chance"),
             left=2,
         )
         for each in own:
             for name, one in each["measures"].items():
-                cells = [each["benchmark"], name, signed(one["value"], one["ci95"]), _p(one["p"])]
+                cells = [
+                    _words(each["benchmark"]),
+                    _words(name),
+                    signed(one["value"], one["ci95"]),
+                    _p(one["p"]),
+                ]
                 part.add_row(*map(escape, [*cells, _p(one["chance"])]))
         part.columns[2].no_wrap = True
         parameters = found["parameters"]
         part.caption = escape(
             f"{found['verdicts'][behaviour]}.\n[..] 95 % interval over users and models, {parameters['draws']:,} "
-            f"draws; p: permutation test; rbo with p = {parameters['rbo_p']:g}, extrapolated; quantile: "
-            f"{parameters['quantile']:g}"
+            f"draws; p: permutation test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
+            f"quantile: {parameters['quantile']:g}"
+            + _reasons([one for each in own for one in each["measures"].values()])
         )
         parts.append(part)
     return Group(*parts)
@@ -71,7 +97,8 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     lineages = sorted({model["lineage"] or NONE for model in found["models"]})
     width = len(columns) if len(columns) > 1 else min(4, len(rows))
     height = -(-len(pairs) // width)
-    figure = Figure(figsize=(3.4 * width, 3.1 * height), layout="constrained")
+    named = len(found["models"]) <= _NAMED
+    figure = Figure(figsize=((5.2 if named else 3.6) * width, 3.4 * height), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
     for axis in axes.flat[len(pairs) :]:
         axis.set_visible(False)
@@ -94,16 +121,64 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
                     x, y, xerr=bars[0], yerr=bars[1], fmt="o", markersize=4, linewidth=0.7, color=f"C{number}",
                     label=lineage,
                 )  # fmt: skip
-                for model, *place in zip(own, x, y, strict=True) if len(found["models"]) <= _NAMED else ():
-                    axis.annotate(model["name"], place, (3, 3), textcoords="offset points", fontsize=5)
+        shown = [model for model in found["models"] if each["behaviour"] in model["behaviour"]]
+        if named:
+            _name_points(
+                axis,
+                {
+                    model["name"]: (
+                        model["benchmark"][each["benchmark"]]["value"],
+                        model["behaviour"][each["behaviour"]]["value"],
+                    )
+                    for model in shown
+                },
+            )
         rho = each["measures"]["spearman"]
-        axis.set_title(f"Spearman {signed(rho['value'], rho['ci95'])}, p {_p(rho['p'])}", fontsize=8)
-        axis.set_xlabel(each["benchmark"])
-        axis.set_ylabel(each["behaviour"])
+        axis.set_title(f"Spearman's rho {signed(rho['value'], rho['ci95'])}, p {_p(rho['p'])}", fontsize=8)
+        axis.set_xlabel(_words(each["benchmark"]))
+        axis.set_ylabel(textwrap.fill(_words(each["behaviour"]), 34))
         axis.grid(alpha=0.3)
-    axes[0][0].legend(title="lineage", fontsize=7)
+    if len(lineages) > 1:
+        axes[0][0].legend(title="lineage", fontsize=7)
     with writing(path), whole_file(path) as file:
         figure.savefig(file, dpi=110, format="png", metadata={"Software": None})
+
+
+def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write the names in a column at the right of the axes, each with a line to its point and none over another."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high)
+    order = sorted(points, key=lambda name: points[name][1])
+    wanted = [(points[name][1] - low) / (high - low) for name in order]
+    gap = min(_NAME_HEIGHT, 1 / max(len(order) - 1, 1))
+    heights = [0.0] * len(order)
+    below = -gap
+    for place, height in enumerate(wanted):
+        heights[place] = below = max(height, below + gap)
+    above = 1.0 + gap
+    for place in reversed(range(len(order))):
+        heights[place] = above = min(heights[place], above - gap)
+    for name, height in zip(order, heights, strict=True):
+        axis.annotate(
+            name,
+            points[name],
+            (1.04, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            arrowprops={"arrowstyle": "-", "color": "#808080", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
+        )
+
+
+def _words(name: str) -> str:
+    """What a figure is called in a table or a picture."""
+    return _WORDS.get(name, name.replace("_", " "))
+
+
+def _reasons(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Why some figures have no interval, each reason once."""
+    reasons = dict.fromkeys(one["ci95_reason"] for one in figures if one["ci95_reason"])
+    return "".join(f"\nno interval: {reason}" for reason in reasons)
 
 
 def _bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:

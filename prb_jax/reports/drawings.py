@@ -200,7 +200,7 @@ def draw_shots(rows: Sequence[Mapping[str, Any]]) -> Drawing:
         curves_figure(rows),
         "Few-shot curves",
         "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
-        "on; bands are 95 % intervals, dotted lines baselines without shots.",
+        "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
     )
 
 
@@ -251,6 +251,6 @@ def inline_svg(text: str, *, title: str) -> Markup:
     width, height = map(float, re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2])
     inside = text[text.index(">") + 1 :]
     name = Markup.escape(title)
-    size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width / 11:.0f}rem"'
+    size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width / 11:.0f}rem;min-width:{width / 18:.0f}rem"'
     inside = re.sub(r"\n+ *", "\n", inside)
     return Markup(f'<svg role="img" aria-label="{name}" {size}>{inside.strip()}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ from prb_jax.reports.texts import Texts
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+
+
+def model_name(record: Mapping[str, Any]) -> str:
+    """Return what a page calls the model of a run: a local folder by the last part of its path."""
+    name, model = str(record.get("model")), record["inputs"].get("model") or {}
+    if not isinstance(model.get("files"), dict) or model.get("revision") is not None:
+        return name
+    parts = Path(name).parts
+    return "/".join(parts[-2:] if parts[-1:] == ("model",) else parts[-1:]) or name
+
 
 MOST_ROWS = 2000
 """Of a table; more would make a page that nobody reads and few browsers open at once."""
@@ -55,7 +66,7 @@ def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str,
 def _result(run: FinishedRun) -> Iterator[Block]:
     summary = run.summary
     definitions = summary.get("definitions") or {}
-    model = str(summary.get("model", run.path.name))
+    model = model_name(run.record)
     if summary.get("limit") is not None:
         yield Paragraph(f"Testing only: the first {summary['limit']} comparisons of each source.", True)
     note = f"[..] 95 % interval: {definitions.get('ci95', 'see summary.json')}. A tie is not a win."
@@ -176,7 +187,7 @@ def _cut(run: FinishedRun) -> Iterator[Block]:
 
 def _benchmarks(run: FinishedRun) -> Iterator[Block]:
     for name, result in (run.summary.get("benchmarks") or {}).items():
-        shown = {str(run.summary.get("model")): result, **(result.get("baselines") or {})}
+        shown = {model_name(run.record): result, **(result.get("baselines") or {})}
         figures = dict.fromkeys(key for part in shown.values() for key in part.get("figures") or {})
         rows = [[Cell("score"), *(figure_cell(part.get("score"), form="{:.4f}") for part in shown.values())]]
         for figure in figures:

@@ -19,6 +19,7 @@
     if (table.tBodies[0].rows.length < 2) continue;
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
+      if (head.textContent.trim() === "") return;
       const button = document.createElement("button");
       button.type = "button";
       button.append(...head.childNodes);

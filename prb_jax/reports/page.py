@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +17,9 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
 from prb_jax.reports.cells import figure_cell, headline, last_figures
+from prb_jax.reports.comparison import named_runs, what_differs
 from prb_jax.reports.drawings import draw_curves, draw_points
-from prb_jax.reports.evaluation import evaluation_chapter, manifest
+from prb_jax.reports.evaluation import evaluation_chapter, manifest, model_name
 from prb_jax.reports.policy import policy_chapter
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
@@ -65,11 +66,10 @@ def report(
         raise RunError(f"{target}: the page would replace a folder; give --out a file")
     if not folders:
         raise RunError("runs: expected at least one folder of a run")
-    twice = [folder for place, folder in enumerate(folders) if folder in folders[:place]]
-    if twice:
-        raise RunError(f"{twice[0]}: given twice as a run")
+    named_runs(folders)
     places = [data] if isinstance(data, str | Path) else list(data)
     reader = TextReader([str(place) for place in places])
+    given = folders
     studies = [folder for folder in folders if (folder / STUDY).is_file()]
     sweeps = [folder for folder in folders if (folder / _SWEEP).is_file()]
     folders = [
@@ -81,8 +81,14 @@ def report(
     policies = [folder for folder in folders if _is_policy(folder)]
     trainings = [folder for folder in folders if (folder / _TRAINING).is_file() and folder not in policies]
     finished = [read_finished(folder) for folder in folders if folder not in [*trainings, *policies]]
-    names = _names([*studies, *trainings, *policies, *(run.path for run in finished)])
-    chapters = [_several(finished, names)] if len(finished) > 1 else []
+    paths = named_runs([*studies, *trainings, *policies, *(run.path for run in finished)])
+    names = {path: name for name, path in paths.items()}
+    differing = what_differs({names[run.path]: run for run in finished})
+    titles = {
+        run.path: ", ".join(filter(None, (model_name(run.record), differing[names[run.path]])))
+        for run in finished
+    }
+    chapters = [_several(finished, names, titles)] if len(finished) > 1 else []
     chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
     for number, run in enumerate(finished, start=1):
         chapters.append(
@@ -90,7 +96,7 @@ def report(
                 run,
                 reader.read(run),
                 name=f"run-{number}",
-                title=f"{names[run.path]}: {run.summary.get('model')}",
+                title=f"{names[run.path]}: {titles[run.path]}",
                 room=_ROOM // len(finished),
             )
         )
@@ -103,17 +109,11 @@ def report(
         study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
         for number, folder in enumerate(studies, start=1)
     ]
-    shown = [*studies, *folders]
-    page = _render(chapters, title=title or f"Report: {', '.join(names[folder] for folder in shown)}")
+    shown = [names.get(folder, folder.resolve().name) for folder in given]
+    page = _render(chapters, title=title or f"Report: {', '.join(shown)}")
     with writing(target), whole_file(target) as file:
         file.write(page.encode("utf-8"))
     return target
-
-
-def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """The last part of each path, or the whole path where that is not enough to tell them apart."""
-    last = [folder.resolve().name for folder in folders]
-    return {folder: name if last.count(name) == 1 else str(folder) for folder, name in zip(folders, last)}
 
 
 def _of_sweep(folder: Path) -> list[Path]:
@@ -152,8 +152,8 @@ def _sweep(folder: Path, name: str) -> Chapter:
     return Chapter(title, name, [Section("The same model, shown more of the profile", [drawing, table])])
 
 
-def _several(runs: Sequence[FinishedRun], names: dict[Path, str]) -> Chapter:
-    summaries = {names[run.path]: run.summary for run in runs}
+def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Mapping[Path, str]) -> Chapter:
+    summaries = {f"{names[run.path]}: {titles[run.path]}": run.summary for run in runs}
     note = (
         "Each with the interval of its own run; paired differences say more than two intervals side by side."
     )
@@ -172,7 +172,7 @@ def _several(runs: Sequence[FinishedRun], names: dict[Path, str]) -> Chapter:
     return Chapter("All runs", "all", [Section("Comparison", blocks)])
 
 
-def _compared(runs: Sequence[FinishedRun], names: dict[Path, str]) -> list[Block]:
+def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Block]:
     """Tables of what `prb compare` finds in runs on the same data."""
     found = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
     standings = [

@@ -22,12 +22,18 @@ _REPOSITORY = re.compile(f"{_PART}/{_PART}")
 
 
 @dataclass(frozen=True)
-class _Published:
-    """A folder with the files of a model, and the runs that tell of it."""
+class Upload:
+    """What a push publishes.
 
-    folder: Path
-    training: TrainedRun | None
-    evaluations: list[FinishedRun]
+    Attributes:
+      repository: on the hub.
+      files: of the model.
+      card: the text of README.md.
+    """
+
+    repository: str
+    files: Sequence[Path]
+    card: str
 
 
 def push(
@@ -38,39 +44,63 @@ def push(
     The repository is made where there is none. The login is that of `hf auth login`, or of the variable HF_TOKEN.
 
     Args:
-      run: a finished run of `prb train`; or one of `prb evaluate` whose model is a folder that is still there and
-        unchanged.
-      repository: "ORG/NAME".
-      evaluations: runs of `prb evaluate` of this model; the card gets their tables.
+      run, repository, evaluations: see :func:`prepare_push`, which says what would be published.
       private: makes a new repository private.
 
     Returns:
       The address of the commit.
 
     Raises:
-      RunError: the folder holds no finished run, or no model; an evaluation is of another model; the hub refuses.
+      RunError: as of :func:`prepare_push`; or the hub refuses.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    upload = prepare_push(run, repository, evaluations=evaluations)
+    operations: list[Any] = [CommitOperationAdd(path.name, str(path)) for path in upload.files]
+    operations.append(CommitOperationAdd(CARD, upload.card.encode("utf-8")))
+    api = HfApi(library_name="prb_jax")
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        commit = api.create_commit(
+            repository, operations, commit_message="Model and card from a run of prb_jax"
+        )
+    except Exception as error:  # of the hub, of its library and of the network; the chain keeps the details
+        raise RunError(f"{repository}: the hub did not take it: {_reason(error)}") from error
+    return str(commit.commit_url)
+
+
+def prepare_push(run: str | Path, repository: str, *, evaluations: Sequence[str | Path] = ()) -> Upload:
+    """Return what :func:`push` would publish, without a connection.
+
+    Args:
+      run: a finished run of `prb train`; or one of `prb evaluate` whose model is a folder that is still there and
+        unchanged.
+      repository: "ORG/NAME".
+      evaluations: runs of `prb evaluate` of this model; the card gets their tables.
+
+    Raises:
+      RunError: the folder holds no finished run, or no model; an evaluation is of another model.
     """
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise RunError(f"repository: expected ORG/NAME, found {quote(repository)}")
-    found = _published(Path(run))
-    digests = fingerprint(found.folder)
+    folder, training, runs = _published(Path(run))
+    digests = fingerprint(folder)
     for path in evaluations:
         evaluation = read_finished(path)
         if evaluation.record["inputs"].get("model", {}).get("files") != digests:
             raise RunError(
                 f"{path}: evaluates another model than that of {run}: the digests of the files differ"
             )
-        found.evaluations.append(evaluation)
-    card = model_card(
-        repository,
-        training=found.training,
-        evaluations=found.evaluations,
-        base_model=_base_model(found.training),
-    )
-    return _upload(found.folder, repository, card=card, private=private)
+        runs.append(evaluation)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
+    if not any(path.name == "config.json" for path in files):
+        raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
+    card = model_card(repository, training=training, evaluations=runs, base_model=_base_model(training))
+    return Upload(repository, files, card)
 
 
-def _published(path: Path) -> _Published:
+def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
+    """The folder of the model that a run names, its training, and the evaluations that tell of it."""
     if path.is_file():
         raise RunError(f"{path}: expected the folder of a run, found a file; data are not pushed")
     if (path / TRAIN).is_file():
@@ -78,7 +108,7 @@ def _published(path: Path) -> _Published:
         assert record is not None
         if not is_finished(path) or not (path / MODEL).is_dir():
             raise RunError(f"{path}: the training run is not finished, so there is no model in it yet")
-        return _Published(path / MODEL, TrainedRun(record, read_summary(path)), [])
+        return path / MODEL, TrainedRun(record, read_summary(path)), []
     if not (path / RUN).is_file():
         raise RunError(
             f"{path}: expected the folder of a run, found no {TRAIN} and no {RUN}; data are not pushed"
@@ -96,7 +126,7 @@ def _published(path: Path) -> _Published:
     folder = locate(name).path
     if fingerprint(folder) != recorded["files"]:
         raise RunError(f"{path}: the model {name} has changed since the run scored it")
-    return _Published(folder, _training_of(Path(name).expanduser()), [run])
+    return folder, _training_of(Path(name).expanduser()), [run]
 
 
 def _training_of(folder: Path) -> TrainedRun | None:
@@ -116,27 +146,6 @@ def _base_model(training: TrainedRun | None) -> str | None:
     model = record["inputs"].get("model")
     on_hub = isinstance(model, dict) and model.get("revision") is not None
     return str(name) if on_hub and isinstance(name, str) and _REPOSITORY.fullmatch(name) else None
-
-
-def _upload(folder: Path, repository: str, *, card: str, private: bool) -> str:
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
-    if not any(path.name == "config.json" for path in paths):
-        raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
-    operations: list[Any] = [CommitOperationAdd(path.name, str(path)) for path in paths]
-    operations.append(CommitOperationAdd(CARD, card.encode("utf-8")))
-    api = HfApi(library_name="prb_jax")
-    try:
-        api.create_repo(repository, private=private, exist_ok=True)
-        commit = api.create_commit(
-            repository, operations, commit_message="Model and card from a run of prb_jax"
-        )
-    except (
-        Exception
-    ) as error:  # errors of the hub, of its library and of the network; the chain keeps the details
-        raise RunError(f"{repository}: the hub did not take it: {_reason(error)}") from error
-    return str(commit.commit_url)
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError
-from prb_jax.reports.blocks import Cell, Chapter, PageTable, Paragraph, Preformatted, Section
+from prb_jax.reports.blocks import Cell, Chapter, Listing, PageTable, Section
 from prb_jax.reports.cells import figure_cell
 from prb_jax.reports.drawings import draw_shots
 from prb_jax.reports.style import NONE, new_table, signed
@@ -203,12 +203,17 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
         "n",
     )
     costs = [[Cell(text) for text in row] for row in _costs(rows)]
-    meanings = [f"{field}: {meaning}." for field, meaning in summary["definitions"].items()]
+    meanings = [[Cell(field), Cell(meaning)] for field, meaning in summary["definitions"].items()]
     blocks = [
         draw_shots(rows),
         PageTable("Every method, number of shots and control", heads, table, words=2, filtered=True),
         PageTable("Time and memory of each method", _COSTS, costs),
-        Paragraph(" ".join(_notes(summary))),
-        Preformatted("What the figures mean", "\n".join(meanings), folded=True),
+        Listing(_notes(summary)),
     ]
-    return Chapter(title, name, [Section("Learning from a few comparisons of a person", blocks)])
+    sections = [
+        Section("Learning from a few comparisons of a person", blocks),
+        Section(
+            "Definitions", [PageTable("What the figures mean", ("figure", "meaning"), meanings, words=2)]
+        ),
+    ]
+    return Chapter(title, name, sections)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
 NONE = "–"
 """In the place of a figure that there is not."""
 
-_RESULTS_SIDE_BY_SIDE = 3
+_RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
+_UNBOUNDED = 10_000
 
 
 def signed(value: float | None, bounds: Sequence[float] | None) -> str:
@@ -59,17 +61,39 @@ def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
     return table
 
 
-def results_table(title: str, figures: Sequence[tuple[str, Sequence[str]]]) -> Group:
-    """Return figures of several results: a line for each figure, a column for each result, a few side by side."""
-    from rich.console import Group
-    from rich.markup import escape
+@dataclass(frozen=True)
+class ResultsTable:
+    """Figures of several results: a line for each figure, a column for each result, as many as have room.
 
-    tables, count = [], len(figures[0][1])
-    for start in range(0, count, _RESULTS_SIDE_BY_SIDE):
-        results = slice(start, start + _RESULTS_SIDE_BY_SIDE)
-        name, headings = figures[0]
-        table = new_table(title, [name, *headings[results]])
-        for name, cells in figures[1:]:
-            table.add_row(name, *map(escape, cells[results]))
-        tables.append(table)
-    return Group(*tables)
+    Attributes:
+      title: above each table.
+      figures: the name of a figure, and its text for each result; the first one is the head.
+    """
+
+    title: str
+    figures: Sequence[tuple[str, Sequence[str]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        from rich.measure import Measurement
+
+        size = len(self.figures[0][1])
+        wide = options.update(max_width=_UNBOUNDED)
+        while size > _RESULTS_SIDE_BY_SIDE and any(
+            Measurement.get(console, wide, table).maximum > options.max_width for table in self.tables(size)
+        ):
+            size -= 1
+        yield from self.tables(size)
+
+    def tables(self, size: int) -> list[Table]:
+        """Return tables with at most so many results side by side."""
+        from rich.markup import escape
+
+        (name, headings), *figures = self.figures
+        tables = []
+        for start in range(0, len(headings), size):
+            results = slice(start, start + size)
+            table = new_table(self.title, [name, *headings[results]])
+            for figure, cells in figures:
+                table.add_row(figure, *map(escape, cells[results]))
+            tables.append(table)
+        return tables

@@ -48,7 +48,8 @@ def interval(value: float | None, bounds: list[float] | None) -> str:
     if value is None:
         return NONE
     # no space inside the brackets, so that a narrow terminal breaks the line before them
-    return f"{value:.3f}" if bounds is None else f"{value:.3f} [{bounds[0]:.3f}..{bounds[1]:.3f}]"
+    shown = [f"{round(number, 3) + 0.0:.3f}" for number in (value, *(bounds or ()))]  # 0.000, never -0.000
+    return shown[0] if bounds is None else f"{shown[0]} [{shown[1]}..{shown[2]}]"
 
 
 def _with_baselines(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

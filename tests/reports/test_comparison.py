@@ -71,6 +71,11 @@ def test_a_process_compares_and_writes_the_file(runs: Path, tmp_path: Path) -> N
     assert abs(pair["difference"]) == pytest.approx(abs(by_length["difference"]))
     again = prb.compare(runs / "length", runs / "random", runs / "profile-overlap")
     assert again["pairs"] == found["pairs"]
+    done = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, timeout=120, cwd=runs
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["pairs"] == found["pairs"]
     assert again["definitions"] == found["definitions"]
 
 

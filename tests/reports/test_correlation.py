@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import scipy.stats
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
@@ -34,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of `prb evaluate` of five functions and a baseline, and a behaviour of four of these and another one."""
     top = tmp_path_factory.mktemp("runs")
     rows = [
-        {"id": str(k), "user_id": f"u{k % USERS}", "subset": "ab"[k % 2], "question": "?", "chosen": "Yes.",
+        {"id": str(k), "user_id": f"u{k % USERS}", "subset": "ab"[k % 2], "question": f"{k}?", "chosen": "Yes.",
          "rejected": "No."}
         for k in range(USERS * EACH)
     ]  # fmt: skip
@@ -102,8 +104,8 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         assert benchmark["user_accuracy"]["value"] == pytest.approx(summary["user_accuracy"])
         subsets = list(summary["accuracy_by_subset"].values())
         assert benchmark["subset_quantile"]["value"] == pytest.approx(np.quantile(subsets, 0.1))
-        low, high = benchmark["accuracy"]["ci95"]
-        assert low <= summary["accuracy"] <= high
+        for figure, interval in (("accuracy", "ci95"), ("user_accuracy", "user_accuracy_ci95")):
+            assert benchmark[figure]["ci95"] == pytest.approx(summary[interval])
     assert {each["benchmark"] for each in found["correlations"]} == {
         "accuracy", "user_accuracy", "user_quantile", "subset_quantile",
     }  # fmt: skip
@@ -127,6 +129,56 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     )
     assert some["correlations"] == found["correlations"][:1]
     assert (tmp_path / "some" / "correlate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"id": str(k), "user_id": f"u{k % 2}", "question": f"{k}?", "chosen": "Yes.", "rejected": "No."}
+        for k in range(24)
+    ]
+    data, names, figures = tmp_path / "pairs.jsonl", ("m0", "m1", "m2"), []
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for place, name in enumerate(names):
+        prb.evaluate(judge(2 * place), str(data), out=tmp_path / name, name=name, progress=False)
+        identity = json.loads((tmp_path / name / "run.json").read_text())["inputs"]["model"]
+        clusters = [cluster_of(row["user_id"], row["id"]) for row in rows]
+        figures.append(
+            figure_of(
+                [float(place)] * len(rows), clusters, name="good", label=name, identity=identity, setting={},
+                policy=None,
+            )
+        )  # fmt: skip
+    (tmp_path / "behaviour").mkdir()
+    write_behaviour(tmp_path / "behaviour", figures)
+    scores = [str(tmp_path / name) for name in names]
+    assert cli.main(["correlate", "--scores", *scores, "--behaviour", str(tmp_path / "behaviour")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no interval: 2 users; an interval needs at least 6" in shown
+    assert ".." not in re.sub(r"\[\.\.\]", "", shown)  # no interval is shown
+    found = prb.correlate(scores, [tmp_path / "behaviour"], draws=100)
+    measure = found["correlations"][0]["measures"]["spearman"]
+    assert (measure["value"], measure["ci95"]) == (1.0, None)
+    assert measure["ci95_reason"] == "2 users; an interval needs at least 6"
+
+
+def test_names_at_points_stay_within_the_picture_and_apart(folders: Path, tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    from prb_jax.reports.correlation_shown import _name_points
+
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    points = {f"a model with a long name {k}": (0.5 + k / 1000, 0.9 if k < 12 else 0.1) for k in range(16)}
+    axis.plot(*zip(*points.values(), strict=True), "o")
+    _name_points(axis, points)
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in axis.texts]  # without the lines to the points
+    inside = figure.bbox
+    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 for box in boxes)
+    heights = sorted(box.y0 + box.height / 2 for box in boxes)
+    assert min(np.diff(heights)) > 0.8 * boxes[0].height
+    assert min(box.x0 for box in boxes) >= axis.get_window_extent().x1
 
 
 def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path):
     for arguments, message in (
         ([tmp_path / "nothing"], "nothing: expected the folder of a run, found no run.json in it"),
         ([begun], "begun: the run is not finished: it has no summary.json"),
-        ([runs / "length", runs / "length"], "length: given twice as a run"),
+        ([runs / "length", runs / "length"], "length: given twice, also as"),
     ):
         done = prb_process("report", *arguments, "--out", "page.html", cwd=tmp_path)
         assert done.returncode == 2
@@ -254,6 +254,11 @@ def test_in_a_browser(runs):
         assert page.evaluate(f"{shown}.map((p) => p.dataset.user)") == [hostile]
 
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+        ink = page.evaluate("getComputedStyle(document.body).color")
+        fills = (
+            "[...new Set([...document.querySelectorAll('svg text')].map((t) => getComputedStyle(t).fill))]"
+        )
+        assert page.evaluate(fills) == [ink]  # black letters cannot be read in the dark
         page.evaluate("document.querySelector('[data-theme-switch]').click()")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         nameless = "[...document.querySelectorAll('svg, table, [role=region]')].filter((e) => !(e.ariaLabel "
@@ -264,6 +269,41 @@ def test_in_a_browser(runs):
         assert len(ids) == len(set(ids))
         assert page.complaints == []
         assert page.requests == [(runs / "page.html").as_uri()]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_on_a_narrow_screen_words_stay_words_and_the_page_does_not_scroll(runs):
+    with open_page(runs / "page.html", width=390) as page:
+        widths = (
+            "[...document.querySelectorAll('tbody th.words')].map((c) => c.getBoundingClientRect().width)"
+        )
+        assert min(page.evaluate(widths)) >= 100
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        letters = "[...document.querySelectorAll('svg')].map((s) => s.getBoundingClientRect().width"
+        assert min(page.evaluate(f"{letters} / s.viewBox.baseVal.width)")) >= 0.88  # of 10 points: 9 pixels
+
+
+def test_runs_of_one_model_are_told_apart_by_what_differs(tmp_path):
+    data = write(tmp_path / "pairs.jsonl", records(24))
+
+    for posts in (0, 2):
+        out = tmp_path / f"r{posts}"
+        prb.evaluate("baseline:random", data, out=out, progress=False)
+        record = json.loads((out / "run.json").read_text())
+        record["inputs"]["profile_posts"] = posts
+        (out / "run.json").write_text(json.dumps(record))
+    prb.evaluate("baseline:length", data, out=tmp_path / "length", progress=False)
+    runs = [tmp_path / name for name in ("r0", "r2", "length")]
+    elements = Elements(report(runs, out=tmp_path / "page.html"))
+    assert (
+        "All runsr0: baseline:random, 0 postsr2: baseline:random, 2 postslength: baseline:length"
+        in elements.texts["nav"].replace("\n", "")
+    )
+    assert {run["name"]: run["differs"] for run in prb.compare(*runs)["runs"]} == {
+        "r0": "0 posts",
+        "r2": "2 posts",
+        "length": "",
+    }
 
 
 def test_controls_stand_beside_the_model(tmp_path):

@@ -140,6 +140,16 @@ def test_what_has_no_model_is_refused(folder, tmp_path):
         push(other, "people/first")
 
 
+def test_a_dry_run_shows_what_would_be_published(folder):
+    done = prb("push", "scored", "people/first", "--dry-run", cwd=folder, HF_ENDPOINT="http://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in (folder / "trained" / "model").iterdir():
+        assert f"{path.name}  {path.stat().st_size:,} bytes" in done.stdout
+    assert "nothing is published" in done.stdout
+    assert 'library_name: "prb_jax"' in done.stdout
+    assert "## Evaluation on" in done.stdout
+
+
 def test_no_network_is_one_line(folder):
     done = prb(
         "push", "trained", "people/first", cwd=folder, HF_ENDPOINT="http://127.0.0.1:1", HF_TOKEN=TOKEN

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import prb_jax
 from prb_jax.quickstart.tables import KEYS, quickstart_table
-from prb_jax.reports.style import facts_table, results_table
+from prb_jax.reports.style import ResultsTable, facts_table
 
 
 def shown(table: object) -> str:
@@ -31,11 +31,14 @@ def test_results_side_by_side():
         ("dtype", [f"float{n}" for n in range(5)]),
         ("workload", [f"K={n} [x], 4,096" for n in range(5)]),
     ]
-    text = shown(results_table("scoring", results))
+    text = shown(ResultsTable("scoring", results))
     assert max(map(len, text.splitlines())) <= 80
     for _, cells in results:
         assert all(cell in text for cell in cells)
     assert text.count("workload") == 2  # five results are two tables
+    console = Console(file=StringIO(), width=100)
+    console.print(ResultsTable("scoring", results))
+    assert console.file.getvalue().count("workload") == 1  # and one where there is room
 
 
 def test_facts():
