@@ -80,7 +80,7 @@ def load_pair_tokenizer(path_or_id: str | Path) -> PairTokenizer:
     """
     name = str(path_or_id)
     tokenizer = open_tokenizer(name)
-    first, second = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("a b", "c"))
+    first, second = (ids.tolist() for ids in tokenize(tokenizer, ["a b", "c"]))
     whole = list(tokenizer("a b", "c")["input_ids"])
     for start in range(len(whole) - len(first) + 1):
         stop = start + len(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Message
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, PrbWarning
 from prb_jax.text.boundaries import independent_tokens
 from prb_jax.text.template import choose_template
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
@@ -23,6 +24,9 @@ from tests.text.paper import paper_ids
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "tokenizers"
 REAL = ("qwen3", "llama3-instruct", "minimind")
+
+CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"a" * 5000 + b"\0").decode()
+"""A table of SentencePiece with a long text in it."""
 
 EXCHANGE = (
     Message("user", "  What should I cook? \n"),
@@ -303,3 +307,60 @@ def test_a_model_folder_without_tokenizer_files_is_refused(tmp_path):
     for template in (None, "plain"):
         with pytest.raises(CheckpointError, match="no tokenizer"):
             load_tokenizer(tmp_path, chat_template=template)
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                {"model": {"vocab": {"zz": 2**31}}},
+                "vocab: token 'zz' has the id 2147483648; expected ids below",
+            ),
+            (
+                {"normalizer": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}] * 10},
+                "normalizer: may make a text 1.02e\\+13 times as long; expected at most 100 times",
+            ),
+            (
+                {"normalizer": [{"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}] * 60},
+                "normalizer: may make a text",
+            ),
+            ({"normalizer": [{"type": "Prepend", "prepend": "a" * 1000}]}, "normalizer: may make a text"),
+            (
+                {"normalizer": [{"type": "Precompiled", "precompiled_charsmap": CHARSMAP}]},
+                "normalizer: may make a text 5e\\+03 times as long",
+            ),
+        ],
+    )
+    def test_is_refused(self, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+        folder = changed(tiny.write_tokenizer(tmp_path), change)
+        with pytest.raises(CheckpointError, match=f"{folder}: tokenizer.json: {message}"):
+            load_tokenizer(folder)
+
+    def test_a_pattern_that_panics_names_the_tokenizer(self, tmp_path: Path) -> None:
+        # The panic of the library is no Exception; this pattern gives up on long texts alone.
+        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        chat = load_tokenizer(changed(tiny.write_tokenizer(tmp_path), {"pre_tokenizer": pattern}))
+        with pytest.raises(
+            CheckpointError, match=f"{tmp_path}: tokenizer.json: the tokenizer breaks down: .*limit"
+        ):
+            chat.tokenize(["a" * 40 + "!"])
+
+    def test_dropout_is_off_and_told(self, tmp_path: Path) -> None:
+        plain = load_tokenizer(tiny.write_tokenizer(tmp_path)).encode(EXCHANGE)
+        with pytest.warns(PrbWarning, match="model.dropout 0.5 would give the same text other tokens"):
+            chat = load_tokenizer(changed(tmp_path, {"model": {"dropout": 0.5}}))
+        assert [chat.encode(EXCHANGE) for _ in range(3)] == [plain] * 3
+
+
+def changed(folder: Path, change: dict[str, Any]) -> Path:
+    """Change fields of the tokenizer.json of a folder."""
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text())
+    model = change.get("model", {})
+    value["model"] |= model | {"vocab": value["model"]["vocab"] | model.get("vocab", {})}
+    if "normalizer" in change:
+        value["normalizer"] = {"type": "Sequence", "normalizers": change["normalizer"]}
+    value["pre_tokenizer"] = change.get("pre_tokenizer", value["pre_tokenizer"])
+    path.write_text(json.dumps(value))
+    return folder

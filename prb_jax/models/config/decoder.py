@@ -13,7 +13,7 @@ from typing import Any, Literal
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
-from prb_jax.models.config.fields import MOST_LAYERS, FieldReader
+from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, FieldReader
 from prb_jax.models.config.layer_windows import parse_layer_windows
 from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.config.rope import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
@@ -218,7 +218,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", default=defaults["rms_norm_eps"]),
+        rms_norm_eps=fields.number("rms_norm_eps", default=defaults["rms_norm_eps"], maximum=LARGEST_EPSILON),
         hidden_activation=_activation(fields, family),
         attention_bias=attention_bias,
         attention_output_bias=attention_bias and family.bias == "field",

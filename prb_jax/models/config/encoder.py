@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.fields import MOST_LAYERS, FieldReader
+from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, FieldReader
 from prb_jax.models.config.shared import (
     WITHOUT_EFFECT,
     parse_architectures,
@@ -213,7 +213,9 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
         intermediate_size=fields.integer("intermediate_size"),
         num_hidden_layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
         num_attention_heads=heads,
-        layer_norm_eps=fields.number("layer_norm_eps", default=1e-12 if bert else 1e-7),
+        layer_norm_eps=fields.number(
+            "layer_norm_eps", default=1e-12 if bert else 1e-7, maximum=LARGEST_EPSILON
+        ),
         hidden_activation=ACTIVATIONS[activation],
         max_position_embeddings=max_positions,
         absolute_positions=bert or fields.flag("position_biased_input", default=True),

@@ -1,6 +1,5 @@
 """Typed access to the fields of a raw ``config.json``: every error names the file and the field."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,9 @@ from prb_jax.errors import CheckpointError, quote
 MOST_LAYERS = 4096
 """Tables with an entry a layer are made before the layers of the weights are counted."""
 LARGEST_INTEGER = 2**53  # a float holds all of them
-_LARGEST_NUMBER = sys.float_info.max
+LARGEST_NUMBER = 3.4028234663852886e38  # of float32
+LARGEST_EPSILON = 1.0
+"""A larger one would drown the values that a norm divides by."""
 
 
 class FieldReader:
@@ -75,14 +76,23 @@ class FieldReader:
         """As :meth:`integer`, but an explicit null is None, and so is an absent field without default."""
         return self.integer(name, default=default, minimum=minimum) if self._given(name, default) else None
 
-    def number(self, name: str, *, default: float | None = None, positive: bool = True) -> float:
-        """A finite number (an integer is one too), by default above zero."""
+    def number(
+        self,
+        name: str,
+        *,
+        default: float | None = None,
+        positive: bool = True,
+        maximum: float = LARGEST_NUMBER,
+    ) -> float:
+        """A finite number of at most ``maximum`` (an integer is one too), by default above zero."""
         expected = "a number above 0" if positive else "a number"
         value = self._present(name, default, expected)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(name, expected)
         if positive and value <= 0:
             raise self.error(name, expected)
+        if abs(value) > maximum:
+            raise self.error(name, f"{expected} and at most {maximum:g}")
         return float(value)
 
     def optional_number(self, name: str, *, default: float | None = None) -> float | None:

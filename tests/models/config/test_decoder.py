@@ -322,6 +322,14 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"num_labels": 2, "id2label": {"0": "a"}}, "'num_labels': expected 1"),
     "no labels": ({"id2label": {}}, "'id2label'"),
     "not finite": ({"rms_norm_eps": float("nan")}, "'rms_norm_eps'"),
+    "drowns every value": (
+        {"rms_norm_eps": 1e300},
+        "'rms_norm_eps': expected a number above 0 and at most 1, found 1e\\+300",
+    ),
+    "beyond float32": (
+        {"rope_theta": 1e300},
+        "'rope_theta': expected a number above 0 and at most 3.40282e\\+38",
+    ),
     "mistral layer types": (
         {"model_type": "mistral", "layer_types": ["full_attention"] * 4},
         "'layer_types'.*sliding_attention",
