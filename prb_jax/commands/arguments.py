@@ -165,6 +165,22 @@ def policy_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
 
 
+def add_columns(sub: Parser) -> None:
+    """Add the option that names the columns of data which are not called as the fields of a record."""
+    sub.add_argument(
+        "--columns",
+        metavar="FIELD=COLUMN",
+        nargs="+",
+        help="fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
+        'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
+    )
+
+
+def with_columns(source: str, columns: Sequence[str] | None) -> str:
+    """Return the name of a source with its columns, as `prb_jax.sources.reading` takes it."""
+    return f"{source}?{'&'.join(columns)}" if columns else source
+
+
 def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
     """Add `--data`, `--subset` and `--limit`."""
     sub.add_argument(

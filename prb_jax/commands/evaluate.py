@@ -9,6 +9,7 @@ from prb_jax.commands.arguments import (
     Verbs,
     add_aspects,
     add_attention,
+    add_columns,
     add_distributed,
     add_history,
     add_model_options,
@@ -18,6 +19,7 @@ from prb_jax.commands.arguments import (
     model_options,
     not_negative,
     positive,
+    with_columns,
 )
 from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.process import start, until_terminated
@@ -56,6 +58,7 @@ def add(verbs: Verbs) -> None:
         help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
+    add_columns(sub)
     sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
     sub.add_argument("--subset", metavar="S", help="one subset of the data")
     sub.add_argument(
@@ -124,6 +127,7 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Evaluate, and print the summary."""
     options = with_config(options, options.parser)
+    options.data = [with_columns(source, options.columns) for source in options.data]
     with until_terminated(options):
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)

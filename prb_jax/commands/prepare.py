@@ -4,11 +4,13 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Verbs,
+    add_columns,
     add_model_options,
     add_verb,
     model_options,
     not_negative,
     positive,
+    with_columns,
 )
 from prb_jax.errors import RunError
 from prb_jax.text.protocol import PROTOCOLS
@@ -30,6 +32,7 @@ def add(verbs: Verbs) -> None:
         required=True,
         help="what `prb evaluate --data` takes; repeatable",
     )
+    add_columns(sub)
     sub.add_argument(
         "--split",
         metavar="S",
@@ -66,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     given = {**asked, "processes": options.processes, **model_options(options)}
     if options.model is None and (without := [name for name, value in given.items() if value is not None]):
         raise RunError(f"--{without[0].replace('_', '-')}: is about the tokens of a model, and needs --model")
+    options.data = [with_columns(source, options.columns) for source in options.data]
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []
     if options.model is not None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb, not_negative
+from prb_jax.commands.arguments import Verbs, add_columns, add_verb, not_negative, with_columns
 
 
 def add(verbs: Verbs) -> None:
@@ -12,6 +12,7 @@ def add(verbs: Verbs) -> None:
     )
     sub.add_argument("--by", choices=("user", "question"), required=True, help="what is in one part alone")
     sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
+    add_columns(sub)
     sub.add_argument(
         "--out", metavar="DIR", required=True, help="folder for PART.jsonl; then valid as --data DIR"
     )
@@ -39,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
     given = options.parts or list(PARTS.items())
     if len(dict(given)) < len(given):
         options.parser.error("argument --parts: a part is named twice")
-    made = split(options.data, by=options.by, out=options.out, parts=dict(given), seed=options.seed)
+    data = with_columns(options.data, options.columns)
+    made = split(data, by=options.by, out=options.out, parts=dict(given), seed=options.seed)
     for part in made.parts.values():
         print(
             f"{part.path}: {part.comparisons:,} comparisons, {part.users:,} users, {part.questions:,} questions"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import DataError, quote
 
 
-def parquet_values(path: Path, wanted: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
     """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
 
     Raises:
@@ -34,7 +34,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
 
 
-def table_values(table: Any, wanted: Collection[str], *, where: str) -> Iterator[Mapping[str, Any]]:
+def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
     """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
 
     Raises:
@@ -50,7 +50,7 @@ def table_values(table: Any, wanted: Collection[str], *, where: str) -> Iterator
         raise DataError(f"{where}: not a table of records: {_first_line(error)}") from error
 
 
-def chosen_columns(names: Sequence[str], wanted: Collection[str] | None, where: str) -> list[str]:
+def chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
     """Return which of a table's columns are read: the wanted ones (None: all), each there at most once."""
     columns = [name for name in names if wanted is None or name in wanted]
     for name in columns:

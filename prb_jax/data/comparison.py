@@ -5,7 +5,7 @@ responses with labels::
 
     id, question | prompt (string or list of {role, content}), chosen, rejected
     or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
-    optional: user_id, profile [{id, category, text}], profile_order, category, subset, margin
+    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
 A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
@@ -64,7 +64,7 @@ class Comparison:
       labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
         only to be scored (possible from Python, not from files).
       user_id: whose preference this is; None where no user is known.
-      profile: the user's posts.
+      profile: the user's posts; a text is one post.
       profile_order: by what they were ordered, the most relevant first: "bm25", "recency" (the newest first) or the
         encoder that `prb rank-profiles` was given; None for an order of which nothing is known.
       category, subset: free labels; results are reported by subset.
@@ -106,7 +106,7 @@ class Comparison:
         responses: Sequence[str | Sequence[Message | Mapping[str, Any]]] | None = None,
         labels: Iterable[float] | None = None,
         user_id: str | int | None = None,
-        profile: Iterable[Post | Mapping[str, Any]] | None = None,
+        profile: str | Iterable[Post | str | Mapping[str, Any]] | None = None,
         profile_order: str | None = None,
         category: str | None = None,
         subset: str | None = None,
@@ -256,12 +256,16 @@ def read_profile(value: object, where: str) -> tuple[Post, ...]:
     """The posts of a profile, none where it is absent; errors of single ones start with ``where``."""
     if value is None:
         return ()
+    if isinstance(value, str):
+        value = [value] if value.strip() else []
     return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
 
 
 def _post(value: object, where: str, index: int) -> Post:
     if isinstance(value, Post):
         item: Mapping[str, Any] = {"id": value.id, "text": value.text, "category": value.category}
+    elif isinstance(value, str):
+        item = {"text": value}
     else:
         item = fields.mapping(value, where, f"profile[{index}]")
     text, identifier, category = item.get("text"), item.get("id"), item.get("category")

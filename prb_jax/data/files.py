@@ -1,7 +1,8 @@
 """Rows of local files: JSON lines, JSON arrays, CSV (all also gzipped) and parquet, each with its place.
 
 In a CSV file the first line names the columns. ``responses``, ``labels``, ``profile`` and ``rubric_aspects`` are
-JSON; ``question``, ``prompt``, ``chosen`` and ``rejected`` are text, or a list of messages as JSON.
+JSON (a profile may also be a text); ``question``, ``prompt``, ``chosen`` and ``rejected`` are text, or a list of
+messages as JSON.
 """
 
 from __future__ import annotations
@@ -14,34 +15,17 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.arrow import parquet_values
+from prb_jax.data.field_names import RECORD, FieldNames
 from prb_jax.data.reading import open_file, unique_fields
 from prb_jax.errors import DataError, quote
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
-
-RECORD_FIELDS: Final = (
-    "id",
-    "question",
-    "prompt",
-    "chosen",
-    "rejected",
-    "responses",
-    "labels",
-    "user_id",
-    "profile",
-    "profile_order",
-    "category",
-    "subset",
-    "margin",
-    "rubric_aspects",
-    "narrative",
-)
 
 LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
 """Fields of a record that are lists."""
@@ -63,12 +47,12 @@ def has_known_suffix(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def read_rows(path: Path, *, columns: Collection[str] | None = RECORD_FIELDS) -> Iterator[Row]:
+def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Row]:
     """The records of one file, in order.
 
     Args:
       path: the file.
-      columns: of parquet files, which are not read beyond these; None for all of them.
+      columns: of CSV and parquet files, which are not read beyond these; None for all of them.
 
     Raises:
       DataError: for a file that is missing, unreadable, truncated, of unknown kind, not UTF-8 or
@@ -228,7 +212,7 @@ def _malformed(where: str, error: Exception) -> str:
     return f"{where}: malformed JSON: {error}"
 
 
-def _csv_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
+def _csv_rows(path: Path, wanted: FieldNames | None) -> Iterator[Row]:
     """Records of a table whose first line names the columns; an empty cell is an absent field."""
     raw = path.read_bytes()
     text = _decode_all(gzip.decompress(raw) if path.name.endswith(".gz") else raw, path)
@@ -249,17 +233,19 @@ def _csv_rows(path: Path, wanted: Collection[str] | None) -> Iterator[Row]:
                     f"{where}: expected {len(names)} cells, one for each column, found {len(cells)}"
                 )
             pairs = zip(names, cells)
-            value = {n: _csv_value(n, cell, where) for n, cell in pairs if wanted is None or n in wanted}
-            yield Row(where, value)
+            named = {
+                n: n if wanted is None else wanted.field(n) for n in names if wanted is None or n in wanted
+            }
+            yield Row(where, {n: _csv_value(named[n], cell, where) for n, cell in pairs if n in named})
     except csv.Error as error:
         raise DataError(f"{path}:{start}: malformed CSV: {error}") from error
 
 
-def _csv_names(cells: list[str], where: str, wanted: Collection[str] | None) -> list[str]:
+def _csv_names(cells: list[str], where: str, wanted: FieldNames | None) -> list[str]:
     for name, count in Counter(cells).items():
         if count > 1 and (wanted is None or name in wanted):
             raise DataError(f"{where}: field {quote(name)} is given twice")
-    if wanted is not None and not set(cells) & set(wanted):
+    if wanted is not None and not any(name in wanted for name in cells):
         raise DataError(
             f"{where}: names no field of a record; expected a first line as: id,question,chosen,rejected"
         )
@@ -274,6 +260,8 @@ def _csv_value(name: str, cell: str, where: str) -> Any:
             return float(cell)
         except ValueError:
             return cell  # refused where numbers are checked
+    if name == "profile" and not cell.lstrip().startswith(("[", "{", '"')):
+        return cell
     if name in LISTS:
         try:
             return _decoder().decode(cell)

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from prb_jax.data.files import RECORD_FIELDS, Row, has_known_suffix, read_rows
+from prb_jax.data.field_names import RECORD, FieldNames
+from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.data.hub import choose_configs, join_configs, paper_order
 from prb_jax.errors import DataError, listed, quote
 
@@ -40,7 +41,7 @@ _NO_DATA: Final = (
 
 
 def read_folder(
-    folder: Path, *, subset: str | None, split: str, columns: Collection[str] | None = RECORD_FIELDS
+    folder: Path, *, subset: str | None, split: str, columns: FieldNames | None = RECORD
 ) -> list[Row]:
     """The records of all configs of a folder, or of the one that ``subset`` names, in order.
 

@@ -7,12 +7,13 @@ paper's released scripts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.files import RECORD_FIELDS, Row
+from prb_jax.data.field_names import RECORD, FieldNames
+from prb_jax.data.files import Row
 from prb_jax.errors import DataError, quote
 
 PRB_REPOSITORY: Final = "QiyaoMa/Personalized-RewardBench"
@@ -35,7 +36,7 @@ def short_name(subset: str) -> str:
 
 
 def read_hub(
-    source: str, *, subset: str | None, split: str, columns: Collection[str] | None = RECORD_FIELDS
+    source: str, *, subset: str | None, split: str, columns: FieldNames | None = RECORD
 ) -> list[Row]:
     """The records of all configs of a data set, or of the one that ``subset`` names, in order.
 
@@ -113,7 +114,7 @@ def _configs(source: str) -> list[str]:
         return paper_order(datasets.get_dataset_config_names(source))
 
 
-def _load(source: str, config: str, *, split: str, columns: Collection[str] | None) -> list[dict[str, Any]]:
+def _load(source: str, config: str, *, split: str, columns: FieldNames | None) -> list[dict[str, Any]]:
     import datasets  # slow to import
 
     with _loading(source):

@@ -14,6 +14,7 @@ import numpy as np
 from prb_jax.data import blocks
 from prb_jax.data.block_reader import BlockReader
 from prb_jax.data.blocks import Block, blocks_digest, is_blank, read_at
+from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
 from prb_jax.data.files import Row, parse_line, reading
 from prb_jax.data.inflated import InflatedLines
 from prb_jax.data.line_table import LineTable
@@ -48,8 +49,9 @@ class JsonLines:
       DataError: a file that is missing or unreadable.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, columns: FieldNames = RECORD) -> None:
         self.path = path
+        self._mapped = FieldMapper(columns, path)
         self._growing = threading.RLock()
         with reading(path):
             self._file = open_file(path)
@@ -142,7 +144,7 @@ class JsonLines:
         found = parse_line(line, where, first=self._source.table.numbers[index] == 1)
         if found is None:
             raise DataError(f"{where}: changed while it was being read")
-        return found
+        return Row(where, self._mapped(found.value, where=where))
 
     def where(self, index: int) -> str:
         """The place of a record that is known: FILE:LINE."""

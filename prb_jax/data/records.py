@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +15,9 @@ from typing import Any, Protocol
 from prb_jax.data import fields
 from prb_jax.data.arrow import table_values
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import LISTS, RECORD_FIELDS, Row
-from prb_jax.errors import DataError
+from prb_jax.data.field_names import RECORD, FieldMapper
+from prb_jax.data.files import LISTS, Row
+from prb_jax.errors import DataError, PrbWarning
 
 
 class ArrowTable(Protocol):
@@ -47,9 +50,10 @@ def given_rows(data: Records) -> Iterator[Row]:
     Raises:
       DataError: for anything but ``Records``.
     """
+    mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
-        for position, value in enumerate(table_values(data, RECORD_FIELDS, where="data")):
-            yield Row(f"position {position}", value)
+        for position, value in enumerate(table_values(data, RECORD, where="data")):
+            yield Row(f"position {position}", mapped(value, where=f"position {position}"))
         return
     if isinstance(data, Mapping) and data and all(hasattr(part, "column_names") for part in data.values()):
         raise DataError(
@@ -62,7 +66,7 @@ def given_rows(data: Records) -> Iterator[Row]:
         where = f"position {position}"
         if isinstance(item, Mapping):
             lists = {name: fields.as_list(item[name]) for name in LISTS if name in item}
-            yield Row(where, {**item, **lists})
+            yield Row(where, mapped({**item, **lists}, where=where))
         elif isinstance(item, Comparison):
             yield Row(where, item)
         else:
@@ -81,17 +85,56 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True) -> Iterator[Plac
       DataError: for a record that is none.
     """
     unnamed: Counter[str] = Counter()
-    for row in rows:
-        if isinstance(row.value, Comparison):
-            yield Placed(row.where, row.value)
-            continue
-        comparison = Comparison.from_row(row.value, where=row.where, labelled=labelled)
-        if row.value.get("id") is None:
-            unnamed[comparison.id] += 1
-            if (count := unnamed[comparison.id]) > 1:
-                value = {**row.value, "id": f"{comparison.id}#{count}"}
-                comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
-        yield Placed(row.where, comparison)
+    users: dict[str, str] = {}
+    try:
+        for row in rows:
+            placed = _read(row, unnamed, labelled=labelled)
+            if placed.comparison.user_id is not None:
+                users.setdefault(placed.comparison.user_id, row.where)
+            yield placed
+    finally:
+        tell_equal(unnamed)
+        tell_alike(users)
+
+
+def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
+    if isinstance(row.value, Comparison):
+        return Placed(row.where, row.value)
+    comparison = Comparison.from_row(row.value, where=row.where, labelled=labelled)
+    if row.value.get("id") is None:
+        unnamed[comparison.id] += 1
+        if (count := unnamed[comparison.id]) > 1:
+            value = {**row.value, "id": f"{comparison.id}#{count}"}
+            comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
+    return Placed(row.where, comparison)
+
+
+def tell_equal(counts: Mapping[str, int]) -> None:
+    """Warn of equal records without an id; `counts` is how many there are of each digest."""
+    again = {name: count for name, count in counts.items() if count > 1}
+    if again:
+        warnings.warn(
+            f"{sum(again.values()) - len(again):,} of {sum(counts.values()):,} records without an id are equal to an "
+            f"earlier one, and counted again (as {next(iter(again))}#2); remove them, or give each an id",
+            PrbWarning,
+            stacklevel=2,
+        )
+
+
+def tell_alike(users: Mapping[str, str]) -> None:
+    """Warn of names of users that differ by Unicode form or white space alone; `users` is where each occurs first."""
+    spellings: dict[str, list[str]] = {}
+    for user in users:
+        spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
+    alike = [names for names in spellings.values() if len(names) > 1]
+    if alike:
+        first = " and ".join(f"{name!a} ({users[name]})" for name in alike[0][:2])
+        warnings.warn(
+            f"field 'user_id': {sum(map(len, alike)):,} names differ from another one by Unicode form or white space "
+            f"alone, and are counted as {sum(map(len, alike)):,} users, not {len(alike):,}: {first}",
+            PrbWarning,
+            stacklevel=2,
+        )
 
 
 def digest(comparisons: Iterable[Comparison]) -> str:

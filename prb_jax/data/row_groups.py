@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from prb_jax.data.arrow import arrow_errors, batch_values, chosen_columns
 from prb_jax.data.blocks import blocks_digest, scan_blocks
-from prb_jax.data.files import RECORD_FIELDS, Row, reading
+from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
+from prb_jax.data.files import Row, reading
 
 _AT_A_TIME = 256
 
@@ -28,10 +29,11 @@ class ParquetRows:
       DataError: a file that is missing, unreadable or damaged.
     """
 
-    def __init__(self, path: Path, *, columns: Collection[str] = RECORD_FIELDS) -> None:
+    def __init__(self, path: Path, *, columns: FieldNames = RECORD) -> None:
         import pyarrow.parquet as pq  # slow to import
 
         self.path = path
+        self._mapped = FieldMapper(columns, path)
         self._lock = threading.Lock()
         with reading(path), arrow_errors(path):
             self.digest = blocks_digest(block.digest for block in scan_blocks(path))
@@ -58,7 +60,8 @@ class ParquetRows:
                 self._values, self._next = self._from_group(group), start
             value = next(itertools.islice(self._values, index - self._next, None))
             self._next = index + 1
-        return Row(f"{self.path}: row {index + 1}", value)
+        where = f"{self.path}: row {index + 1}"
+        return Row(where, self._mapped(value, where=where))
 
     def _from_group(self, group: int) -> Iterator[Mapping[str, Any]]:
         groups = range(group, len(self._starts) - 1)

@@ -13,6 +13,7 @@ import numpy as np
 
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.field_names import FieldNames
 from prb_jax.data.files import Row
 from prb_jax.data.hub import short_name
 from prb_jax.data.lines import JsonLines
@@ -369,9 +370,10 @@ def is_large(path: Path) -> bool:
     return path.name.endswith(SUFFIXES) and size * (_PACKED if packed else 1) >= blocks.LARGE
 
 
-def open_rows(path: Path) -> JsonLines | ParquetRows:
+def open_rows(path: Path, *, columns: FieldNames) -> JsonLines | ParquetRows:
     """Open a file of one of the kinds in ``SUFFIXES`` for reading by windows."""
-    return ParquetRows(path) if path.name.endswith(".parquet") else JsonLines(path)
+    kind = ParquetRows if path.name.endswith(".parquet") else JsonLines
+    return kind(path, columns=columns)
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:

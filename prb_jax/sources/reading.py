@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any, Final
 from prb_jax import benchmarks
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
 from prb_jax.data.folders import folder_files, folder_layout, read_folder
 from prb_jax.data.hub import read_hub, short_name
@@ -39,6 +40,7 @@ __all__ = [
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
 
+_COLUMNS: Final = re.compile(r"(?P<source>.+)\?(?P<columns>\w+=[^&=?]+(&\w+=[^&=?]+)*)", re.DOTALL)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -54,12 +56,13 @@ class _Kind(StrEnum):
 class _Source:
     """A resolved source; ``name`` is a path, a hub id, or the part of the generated benchmark.
 
-    ``benchmark`` is the name of the benchmark that it holds, if it holds one.
+    ``benchmark`` is the name of the benchmark that it holds, if it holds one; ``columns`` are those of other names.
     """
 
     kind: _Kind
     name: str
     benchmark: str | None = None
+    columns: FieldNames = RECORD
 
 
 def read_comparisons(
@@ -75,6 +78,7 @@ def read_comparisons(
         "NAME:PATH", a folder or file of it; or another hub id;
         "personas" or "personas:PART", the generated benchmark;
         or the records themselves: see ``prb_jax.data.records.Records``.
+        A name may end in "?FIELD=COLUMN&...", for data whose columns have other names ("votes.csv?user_id=voter").
       subset: keep only this subset; for the paper's data set long or short ("Art").
       split: of a folder, a hub data set, or the generated benchmark if it is named without a part;
         benchmarks but the paper's are read from the split that they are published in.
@@ -154,7 +158,7 @@ def open_comparisons(
     if resolved.kind is _Kind.PREPARED:
         whole, opened = LargeComparisons([PreparedComparisons(Path(resolved.name), split=split)]), {}
     else:
-        parts = [open_rows(file) for file in files]
+        parts = [open_rows(file, columns=resolved.columns) for file in files]
         whole = LargeComparisons(parts)
         opened = {part.path: part for part in parts if is_large(part.path)}
     if not whole:
@@ -205,9 +209,9 @@ def source_rows(source: str | Path) -> list[Row]:
     Raises:
       DataError: as `read_comparisons`; of a file only what is no record at all.
     """
-    path = Path(source)
-    if has_known_suffix(path):
-        rows = list(read_rows(path))
+    resolved = _resolve(source, split="test")
+    if resolved.kind is _Kind.FILE and resolved.benchmark is None:
+        rows = list(_rows(resolved, subset=None, split="test"))
     else:
         found = read_comparisons(source)
         rows = [
@@ -244,7 +248,9 @@ def describe_source(
     resolved = _resolve(source, split=split)
     # The paper's data set needs no mark: it is read alike with and without its name.
     marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
-    mark = {"benchmark": resolved.benchmark} if marked else {}
+    mark: dict[str, Any] = {"benchmark": resolved.benchmark} if marked else {}
+    if resolved.columns.columns:
+        mark["columns"] = dict(resolved.columns.columns)
     path = Path(resolved.name)
     if resolved.kind is _Kind.PREPARED:
         described = source_description(path, split=split)
@@ -291,6 +297,15 @@ def benchmark_of(source: str | Path) -> str | None:
 
 
 def _resolve(source: str | Path, *, split: str) -> _Source:
+    """The source of a name, which may end in "?FIELD=COLUMN&..."."""
+    if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
+        found = _resolve(match["source"], split=split)
+        if found.kind in (_Kind.GENERATED, _Kind.PREPARED) or found.benchmark not in (None, PRB):
+            raise DataError(
+                f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
+            )
+        columns = dict(pair.split("=", 1) for pair in match["columns"].split("&"))
+        return replace(found, columns=FieldNames(columns))
     if isinstance(source, str):
         name, colon, rest = source.partition(":")
         if name == PERSONAS:
@@ -360,14 +375,21 @@ def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
     if source.benchmark not in (None, PRB):
         benchmark = benchmarks.get_benchmark(source.benchmark)
         yield from read_benchmark(benchmark, place, subset=subset, split=split)
-    elif source.kind is _Kind.FILE:
-        yield from read_rows(Path(source.name))
-    elif source.kind is _Kind.PREPARED:
+        return
+    if source.kind is _Kind.PREPARED:
         yield from read_prepared(Path(source.name), split=split)
+        return
+    rows: Iterable[Row]
+    if source.kind is _Kind.FILE:
+        rows = read_rows(Path(source.name), columns=source.columns)
     elif source.kind is _Kind.FOLDER:
-        yield from read_folder(Path(source.name), subset=subset, split=split)
+        rows = read_folder(Path(source.name), subset=subset, split=split, columns=source.columns)
     else:
-        yield from read_hub(source.name, subset=subset, split=split)
+        rows = read_hub(source.name, subset=subset, split=split, columns=source.columns)
+    mapped = FieldMapper(source.columns, source.name)
+    for row in rows:
+        yield Row(row.where, mapped(row.value, where=row.where))
+    mapped.finish()
 
 
 def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:

@@ -188,9 +188,9 @@ BAD = [
     (PAIR | {"margin": "1"}, "field 'margin': expected a number"),
     (PAIR | {"margin": float("nan")}, "field 'margin': expected a finite number"),
     (PAIR | {"narrative": 1}, "field 'narrative': expected a string"),
-    (PAIR | {"profile": "posts"}, "field 'profile': expected a list"),
+    (PAIR | {"profile": 1}, "field 'profile': expected a list"),
     (PAIR | {"profile": {"text": "x"}}, "field 'profile': expected a list"),
-    (PAIR | {"profile": ["x"]}, r"field 'profile\[0\]': expected an object"),
+    (PAIR | {"profile": [1]}, r"field 'profile\[0\]': expected an object"),
     (PAIR | {"profile": [{"id": "1"}]}, r"field 'profile\[0\]\.text': missing"),
     (PAIR | {"profile": [{"text": "x"}, {"text": 1}]}, r"field 'profile\[1\]\.text': expected a string"),
     (
@@ -250,3 +250,19 @@ def test_any_json_is_a_valid_comparison_or_a_data_error(changes, row):
         assert str(error).startswith("f:1: field '")  # noqa: PT017
     else:
         assert Comparison.from_row(json.loads(json.dumps(c.to_row(), allow_nan=False)), where="f:1") == c
+
+
+@pytest.mark.parametrize(
+    ("profile", "texts"),
+    [
+        ("I like tea.", ["I like tea."]),
+        (["a", "b"], ["a", "b"]),
+        (["a", {"text": "b"}], ["a", "b"]),
+        ("", []),
+        (" ", []),
+    ],
+)
+def test_a_profile_may_be_texts(profile, texts):
+    expected = tuple(Post(id="", text=text) for text in texts)
+    assert Comparison.from_row(PAIR | {"profile": profile}, where="x").profile == expected
+    assert Comparison(**PAIR, profile=profile).profile == expected

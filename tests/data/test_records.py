@@ -6,7 +6,7 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import as_comparisons
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, PrbWarning
 from prb_jax.sources.reading import read_comparisons
 
 ROWS = [
@@ -125,3 +125,21 @@ def test_one_response_can_be_scored_but_not_evaluated():
         Comparison(**row, labels=[1])
     with pytest.raises(DataError, match="field 'responses': expected at least 2 responses, found 0"):
         Comparison(question="q", responses=[])
+
+
+def test_equal_records_without_an_id_are_counted_and_told():
+    row = {"question": "q", "chosen": "a", "rejected": "b"}
+    with pytest.warns(PrbWarning, match=r"^3 of 6 records without an id are equal to an earlier one.*#2\)"):
+        assert (
+            len(as_comparisons([row, row, row, row | {"question": "r"}, row | {"question": "s"}, row])) == 6
+        )
+
+
+@pytest.mark.parametrize("other", ["Jose\u0301", "Jos\u00e9 ", " Jos\u00e9"])
+def test_names_of_users_that_look_alike_are_told(other):
+    rows = [ROWS[i] | {"user_id": user} for i, user in enumerate(["Jos\u00e9", other, "ann", "Ann"])]
+    with pytest.warns(
+        PrbWarning, match=r"'user_id': 2 names .* counted as 2 users, not 1: 'Jos\\xe9' \(position 0\)"
+    ):
+        found = as_comparisons(rows)
+    assert len({comparison.user_id for comparison in found}) == 4

@@ -1,0 +1,160 @@
+"""The names of a record's fields: how columns with other names are mapped to them, and a warning of near misses."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prb_jax.errors import DataError, PrbWarning, quote
+
+RECORD_FIELDS: Final = (
+    "id",
+    "question",
+    "prompt",
+    "chosen",
+    "rejected",
+    "responses",
+    "labels",
+    "user_id",
+    "profile",
+    "profile_order",
+    "category",
+    "subset",
+    "margin",
+    "rubric_aspects",
+    "narrative",
+)
+
+_KNOWN: Final = frozenset(RECORD_FIELDS)
+_OTHER_NAMES: Final = {
+    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author",
+    "profile": "history posts userhistory userposts userprofile",
+    "question": "query instruction userprompt",
+    "responses": "answers completions candidates",
+    "labels": "label ratings",
+    "chosen": "preferred winner",
+    "rejected": "dispreferred loser",
+}
+_MEANT: Final = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+_INSTEAD: Final = {
+    "question": ("prompt",),
+    "prompt": ("question",),
+    "responses": ("chosen",),
+    "labels": ("chosen",),
+    "chosen": ("responses",),
+    "rejected": ("responses",),
+}
+"""Fields beside which another one is not missed."""
+
+_NEAR: Final = 0.86
+_PATIENCE: Final = 1000
+"""Records in which a mapped column must occur."""
+
+
+@functools.lru_cache(maxsize=4096)
+def nearest_field(name: str) -> str | None:
+    """The field of a record that a column of another name seems to be; None where there is none."""
+    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
+    if name in _KNOWN or not plain:
+        return None
+    if plain in _MEANT:
+        return _MEANT[plain]
+    spelled = {known.replace("_", ""): known for known in RECORD_FIELDS}
+    near = difflib.get_close_matches(plain, spelled, n=1, cutoff=_NEAR)
+    return spelled[near[0]] if near else None
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """What is read of a record: the fields that it may have, columns mapped to them, and names like theirs.
+
+    Attributes:
+      columns: by field, the name that it has in the data.
+
+    Raises:
+      DataError: a mapping to what is no field, or of a field itself.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if name not in _KNOWN:
+                expected = f"expected FIELD=COLUMN with a field of a record: {', '.join(RECORD_FIELDS)}"
+                raise DataError(f"columns: {quote(name)} is no field; {expected}")
+            if column in _KNOWN:
+                raise DataError(f"columns: {name}={column}: {quote(column)} is a field of a record by itself")
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a column is read."""
+        return name in _KNOWN or name in self.columns.values() or nearest_field(str(name)) is not None
+
+    def field(self, column: str) -> str:
+        """The field to which a column is mapped, or its own name."""
+        return next((name for name, mapped in self.columns.items() if mapped == column), column)
+
+
+RECORD: Final = FieldNames()
+"""Fields under their own names."""
+
+
+class FieldMapper:
+    """Gives the fields of the records of one source their names, and warns once of each that is like a field.
+
+    Args:
+      names: of the fields.
+      source: of the records, for messages.
+    """
+
+    def __init__(self, names: FieldNames, source: object) -> None:
+        self._names, self._source = names, source
+        self._missing = set(names.columns)
+        self._told: set[str] = set()
+        self._records = 0
+
+    def __call__(self, value: Any, *, where: str) -> Any:
+        """Return a record with the names of fields, in place of the mapped ones.
+
+        Raises:
+          DataError: a field is there beside the column that is mapped to it, or a mapped column occurs nowhere.
+        """
+        if not isinstance(value, Mapping):
+            return value  # refused where it is checked
+        for name, column in self._names.columns.items():
+            if column in value:
+                if value.get(name) is not None:
+                    raise DataError(
+                        f"{where}: field {name!r}: given beside {quote(column)}, which is mapped to it"
+                    )
+                value = {name if key == column else key: item for key, item in value.items() if key != name}
+                self._missing.discard(name)
+        self._records += 1
+        if self._missing and self._records == _PATIENCE:
+            self.finish()
+        for column in value.keys() - _KNOWN - self._told:
+            name = nearest_field(column) if isinstance(column, str) else None
+            if name is None:
+                self._told.add(column)
+            elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
+                self._told.add(column)
+                warnings.warn(
+                    f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
+                    f"give --columns {name}={column}, or end the name of the data in '?{name}={column}'",
+                    PrbWarning,
+                    stacklevel=2,
+                )
+        return value
+
+    def finish(self) -> None:
+        """Raise DataError if a mapped column did not occur in any record."""
+        for name in sorted(self._missing):
+            column = self._names.columns[name]
+            records = f"the first {self._records:,} records" if self._records == _PATIENCE else "any record"
+            raise DataError(
+                f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
+            )

@@ -1,0 +1,157 @@
+"""Columns with other names than the fields of a record: told, or mapped."""
+
+import json
+import warnings
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prb_jax.data import blocks
+from prb_jax.data.field_names import nearest_field
+from prb_jax.errors import DataError, PrbWarning
+from prb_jax.sources.large import LargeComparisons
+from prb_jax.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
+
+ROWS = [
+    {
+        "id": str(i),
+        "question": f"q{i}",
+        "chosen": "a",
+        "rejected": "b",
+        "user": f"u{i}",
+        "posts": ["x", "y"],
+        "meta": 1,
+    }
+    for i in range(4)
+]
+COLUMNS = "?user_id=user&profile=posts"
+
+
+@pytest.fixture(params=["x.jsonl", "x.csv", "x.parquet", "folder", "large x.jsonl", "large x.parquet"])
+def data(request, tmp_path, monkeypatch):
+    """The rows as a source of each kind."""
+    name = request.param.removeprefix("large ")
+    if name != request.param:
+        monkeypatch.setattr(blocks, "LARGE", 1)
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        path /= "test.jsonl"
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif name.endswith(".csv"):
+        lines = [f'{r["id"]},{r["question"]},a,b,{r["user"]},"[""x"",""y""]",1' for r in ROWS]
+        path.write_text("\n".join(["id,question,chosen,rejected,user,posts,meta", *lines]) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path / name
+
+
+def opened(source):
+    return list(open_comparisons(str(source)).comparisons)
+
+
+def test_a_name_like_that_of_a_field_is_told_once(data):
+    with pytest.warns(PrbWarning) as told:
+        found = opened(data)
+    assert [comparison.user_id for comparison in found] == [None] * 4
+    texts = sorted(str(warning.message) for warning in told if warning.category is PrbWarning)
+    assert len(texts) == 2, texts
+    for text, name, field in zip(texts, ("posts", "user"), ("profile", "user_id")):
+        told_of = f"{name!r} is no field of a record and is not read; to read it as {field!r}"
+        assert f"{told_of}, give --columns {field}={name}, or" in text
+
+
+def test_columns_are_mapped(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = opened(f"{data}{COLUMNS}")
+        assert found == read_comparisons(f"{data}{COLUMNS}")
+    assert [comparison.user_id for comparison in found] == ["u0", "u1", "u2", "u3"]
+    assert [[post.text for post in comparison.profile] for comparison in found] == [["x", "y"]] * 4
+    mapped = describe_source(f"{data}{COLUMNS}")
+    assert mapped.pop("columns") == {"user_id": "user", "profile": "posts"}
+    assert mapped == describe_source(str(data))
+
+
+def test_large_files_are_read_by_windows_with_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "LARGE", 1)
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert isinstance(open_comparisons(f"{path}{COLUMNS}").comparisons, LargeComparisons)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("user_id=voter", "x.jsonl: columns: user_id=voter: no field 'voter' in any record"),
+        (
+            "uid=user",
+            "columns: 'uid' is no field; expected FIELD=COLUMN with a field of a record: id, question",
+        ),
+        ("user_id=id", "columns: user_id=id: 'id' is a field of a record by itself"),
+        ("question=user", "x.jsonl:1: field 'question': given beside 'user', which is mapped to it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::prb_jax.PrbWarning")
+def test_a_mapping_that_cannot_be(columns, message, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with pytest.raises(DataError, match=message):
+        read_comparisons(f"{path}?{columns}")
+
+
+@pytest.mark.filterwarnings("ignore::prb_jax.PrbWarning")
+def test_a_mapped_column_that_many_records_lack(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "LARGE", 1)
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(ROWS[0] | {"id": i}) + "\n" for i in range(1001)))
+    with pytest.raises(DataError, match="no field 'voter' in the first 1,000 records"):
+        opened(f"{path}?user_id=voter&profile=posts")
+
+
+def test_generated_data_has_no_columns_to_map():
+    with pytest.raises(
+        DataError, match="columns can be mapped in files, folders and data sets of the hub alone"
+    ):
+        read_comparisons("personas:test-seen?user_id=user")
+
+
+def test_a_file_may_have_a_question_mark_in_its_name(tmp_path):
+    path = tmp_path / "x?user_id=user.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.warns(PrbWarning):
+        assert len(read_comparisons(str(path))) == 1
+
+
+def test_parts_keep_the_mapped_names(data):
+    if data.suffix == ".jsonl":
+        assert source_rows(f"{data}{COLUMNS}")[0].value["user_id"] == "u0"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("user", "user_id"), ("userid", "user_id"), ("User-ID", "user_id"), ("annotator_id", "user_id"),
+        ("profiles", "profile"), ("history", "profile"), ("chosen_", "chosen"), ("label", "labels"),
+        ("user_id", None), ("meta", None), ("source", None), ("domain", None), ("score", None), ("名前", None),
+    ],
+)  # fmt: skip
+def test_nearest_field(name, expected):
+    assert nearest_field(name) == expected
+
+
+def test_a_field_that_another_one_stands_for_is_not_missed():
+    pair = {
+        "question": "q",
+        "chosen": "a",
+        "rejected": "b",
+        "user_id": "u",
+        "user": "x",
+        "label": 1,
+        "query": "q",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_comparisons([pair])
