@@ -21,18 +21,17 @@ if TYPE_CHECKING:
     from prb_jax.building.settings import BuildSettings
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
-    from prb_jax.generation.aspects import plan_aspects
-    from prb_jax.generation.best_of_n import BestOfN, best_of_n
-    from prb_jax.generation.endpoint import EndpointOptions
+    from prb_jax.generation.choose import SampleOptions
     from prb_jax.generation.guide import guide
-    from prb_jax.generation.judge_run import judge
-    from prb_jax.generation.judge_ways import JudgeOptions
-    from prb_jax.generation.load import load_policy
-    from prb_jax.generation.policy import Policy, Sample
+    from prb_jax.generation.policy import Policy, Sample, load_policy
     from prb_jax.generation.policy_accuracy import PolicyAccuracy, policy_accuracy
     from prb_jax.generation.sample import SampleRun, sample_data
-    from prb_jax.generation.settings import SampleOptions
     from prb_jax.inspection.inspect import inspect
+    from prb_jax.judges.aspects import plan_aspects
+    from prb_jax.judges.best_of_n import BestOfN, best_of_n
+    from prb_jax.judges.endpoint import EndpointOptions
+    from prb_jax.judges.judge import judge
+    from prb_jax.judges.options import JudgeOptions
     from prb_jax.personal.features import FeatureStore
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.readouts.load_options import LoadOptions
@@ -81,21 +80,21 @@ _HOMES = {
     "PrbError": "prb_jax.errors",
     "PrbWarning": "prb_jax.errors",
     "RunError": "prb_jax.errors",
-    "plan_aspects": "prb_jax.generation.aspects",
-    "BestOfN": "prb_jax.generation.best_of_n",
-    "best_of_n": "prb_jax.generation.best_of_n",
-    "EndpointOptions": "prb_jax.generation.endpoint",
+    "plan_aspects": "prb_jax.judges.aspects",
+    "BestOfN": "prb_jax.judges.best_of_n",
+    "best_of_n": "prb_jax.judges.best_of_n",
+    "EndpointOptions": "prb_jax.judges.endpoint",
     "guide": "prb_jax.generation.guide",
-    "judge": "prb_jax.generation.judge_run",
-    "JudgeOptions": "prb_jax.generation.judge_ways",
-    "load_policy": "prb_jax.generation.load",
+    "judge": "prb_jax.judges.judge",
+    "JudgeOptions": "prb_jax.judges.options",
+    "load_policy": "prb_jax.generation.policy",
     "Policy": "prb_jax.generation.policy",
     "Sample": "prb_jax.generation.policy",
     "PolicyAccuracy": "prb_jax.generation.policy_accuracy",
     "policy_accuracy": "prb_jax.generation.policy_accuracy",
     "SampleRun": "prb_jax.generation.sample",
     "sample_data": "prb_jax.generation.sample",
-    "SampleOptions": "prb_jax.generation.settings",
+    "SampleOptions": "prb_jax.generation.choose",
     "inspect": "prb_jax.inspection.inspect",
     "FeatureStore": "prb_jax.personal.features",
     "PersonalisedModel": "prb_jax.personal.model",

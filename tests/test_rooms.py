@@ -33,6 +33,7 @@ ORDER = (
     ("training",),
     ("study",),
     ("generation",),
+    ("judges",),
     ("rl",),
     ("serving",),
     ("building",),

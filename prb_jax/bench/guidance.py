@@ -18,8 +18,7 @@ from prb_jax.bench.scorer import bench_source
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.choose import Rules
 from prb_jax.generation.guided import GuidedPrompts, GuidedRows, reward_programs
-from prb_jax.generation.load import make_program
-from prb_jax.generation.programs import Shape, make_programs, prompt_columns
+from prb_jax.generation.programs import Shape, make_program, make_programs, prompt_columns
 from prb_jax.generation.schedule import as_rules
 from prb_jax.generation.steps import Program, Stops
 from prb_jax.generation.token_scores import token_rewards

@@ -17,8 +17,8 @@ from prb_jax.bench.scorer import bench_source
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.errors import DataError
-from prb_jax.generation.load import make_program
 from prb_jax.generation.policy import Policy
+from prb_jax.generation.programs import make_program
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LanguageHead

@@ -25,7 +25,7 @@ from prb_jax.building.writers import Writer, open_speaker, open_writer
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
-from prb_jax.generation.endpoint import REPLIES
+from prb_jax.judges.endpoint import REPLIES
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind

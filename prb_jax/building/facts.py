@@ -15,7 +15,7 @@ from prb_jax.building.settings import BuildSettings, SpeakerSettings
 from prb_jax.building.write import total
 from prb_jax.building.writers import EndpointWriter, Writer, cost
 from prb_jax.data.records import digest
-from prb_jax.generation.speakers import EndpointSpeaker, Speaker
+from prb_jax.judges.chat import ChatModel, EndpointChat
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.clusters import clusters_of
@@ -27,7 +27,7 @@ _SPEAKERS: Final = ("generator.", "judge.")
 
 
 def decided_inputs(
-    settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: Speaker | None
+    settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: ChatModel | None
 ) -> dict[str, Any]:
     """Return everything that decides a build, JSON-ready: records, models, prompts and settings."""
     flat = flat_settings(settings)
@@ -36,7 +36,7 @@ def decided_inputs(
         for name, value in flat.items()
         if name not in _NOT_COMPARED and not name.startswith(_SPEAKERS)
     }
-    local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointSpeaker | None)
+    local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointChat | None)
     return {
         "records": {"count": len(records), "sha256": digest(each.comparison for each in records)},
         "generator": dict(writer.identity()),

@@ -25,7 +25,7 @@ from prb_jax.building.gates.overlap import read_known
 from prb_jax.building.judging import BLIND, RUBRIC, Verdicts, judge_pairs
 from prb_jax.building.settings import BuildSettings
 from prb_jax.errors import RunError, short_repr
-from prb_jax.generation.speakers import Speaker
+from prb_jax.judges.chat import ChatModel
 from prb_jax.runs.progress import Count, show_progress
 
 REWARDS = "reward_models"
@@ -128,7 +128,7 @@ def run_gates(
     *,
     records: int,
     settings: BuildSettings,
-    judge: Speaker | None,
+    judge: ChatModel | None,
     folder: Path,
     progress: bool = False,
 ) -> Gated:
@@ -186,7 +186,7 @@ def run_gates(
 
 
 def _verdicts(
-    pairs: Sequence[Pair], judge: Speaker | None, *, folder: Path, progress: bool
+    pairs: Sequence[Pair], judge: ChatModel | None, *, folder: Path, progress: bool
 ) -> dict[str, dict[str, Verdicts]] | None:
     """The verdicts of both kinds; None without a judge."""
     if judge is None:

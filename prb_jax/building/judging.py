@@ -12,9 +12,8 @@ from typing import Any, Final
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.prompts import blind_messages, prompts_digest, rubric_messages
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.generation.judge_pairs import LETTER_TOKENS
-from prb_jax.generation.speakers import Speaker
-from prb_jax.generation.verdicts import default_verdict
+from prb_jax.judges.chat import ChatModel
+from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
 from prb_jax.runs.rows import Row, open_rows
 
 JUDGEMENTS: Final = "judgements.jsonl"
@@ -48,7 +47,7 @@ class Verdicts:
 
 
 def judge_pairs(
-    pairs: Sequence[Pair], kind: str, speaker: Speaker, *, folder: Path, advance: Callable[[int], None]
+    pairs: Sequence[Pair], kind: str, speaker: ChatModel, *, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, Verdicts]:
     """Return the verdicts on pairs by id; those that are in the folder's file already are not asked for again.
 
@@ -76,7 +75,7 @@ def judge_pairs(
                     "kind": kind,
                     "pair": keys[pair.id],
                     "id": pair.id,
-                    "verdicts": [default_verdict(reply.text) for reply in both],
+                    "verdicts": [read_verdict(reply.text) for reply in both],
                     "replies": [reply.text for reply in both],
                     "tries": [reply.tries for reply in both],
                     "prompt_tokens": [reply.prompt_tokens for reply in both],

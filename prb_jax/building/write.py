@@ -14,7 +14,7 @@ from prb_jax.building.records import Record
 from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.building.writers import Ask, Conversation, Writer
 from prb_jax.data.comparison import RubricAspect
-from prb_jax.generation.endpoint import NoReplyError, Reply
+from prb_jax.judges.endpoint import NoReplyError, Reply
 
 PLANS: Final = ("content", "follow", "avoid")
 _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}

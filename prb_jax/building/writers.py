@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from prb_jax.building.settings import SpeakerSettings
 from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
-from prb_jax.generation.endpoint import KEY, Endpoint, EndpointOptions, NoReplyError, Reply
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.speakers import EndpointSpeaker, PolicySpeaker, Speaker
+from prb_jax.judges.chat import ChatModel, EndpointChat, LocalChat
+from prb_jax.judges.endpoint import KEY, Endpoint, EndpointOptions, NoReplyError, Reply
 
 Conversation = Sequence[Message]
 
@@ -121,15 +121,15 @@ def open_writer(settings: SpeakerSettings, *, cache: Path) -> EndpointWriter | P
     return PolicyWriter(_policy(settings))
 
 
-def open_speaker(settings: SpeakerSettings, *, cache: Path) -> Speaker:
+def open_speaker(settings: SpeakerSettings, *, cache: Path) -> ChatModel:
     """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
     if settings.endpoint is not None:
-        return EndpointSpeaker(Endpoint(endpoint_options(settings), cache=cache))
-    return PolicySpeaker(_policy(settings))
+        return EndpointChat(Endpoint(endpoint_options(settings), cache=cache))
+    return LocalChat(_policy(settings))
 
 
 def _policy(settings: SpeakerSettings) -> Policy:
-    from prb_jax.generation.load import load_policy
+    from prb_jax.generation.policy import load_policy
 
     assert settings.model is not None
     return load_policy(

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.endpoint is None:
             start(options)
-        from prb_jax.generation.aspects import plan_aspects
+        from prb_jax.judges.aspects import plan_aspects
         from prb_jax.readouts.load_options import LoadOptions
 
         result = plan_aspects(

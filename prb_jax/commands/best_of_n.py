@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
     """Score, and print the curves."""
     with until_terminated(options):
         start(options)
-        from prb_jax.generation.best_of_n import best_of_n, quality_label
-        from prb_jax.generation.judge_ways import JudgeOptions
+        from prb_jax.judges.best_of_n import best_of_n, quality_label
+        from prb_jax.judges.options import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import ResultsTable
 

@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
     """Draw, and print the figures."""
     with until_terminated(options):
         start(options)
+        from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.guide import guide
-        from prb_jax.generation.settings import SampleOptions
         from prb_jax.metrics.texts import TEXT_LABELS
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import facts_table

@@ -134,7 +134,8 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.endpoint is None:
             start(options)
-        from prb_jax.generation.judge_run import JudgeOptions, judge
+        from prb_jax.judges.judge import judge
+        from prb_jax.judges.options import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.table import render_summary
         from prb_jax.scoring.prompt_extras import HintOptions

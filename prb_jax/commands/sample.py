@@ -89,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
     """Sample, and print how much was drawn."""
     with until_terminated(options):
         start(options)
+        from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.sample import sample_data
-        from prb_jax.generation.settings import SampleOptions
         from prb_jax.readouts.load_options import LoadOptions
 
         chosen = SampleOptions(

@@ -16,6 +16,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, quote
+from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy
@@ -28,7 +29,6 @@ from prb_jax.generation.sample import (
     row_key,
     sample_data,
 )
-from prb_jax.generation.settings import SampleOptions
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions

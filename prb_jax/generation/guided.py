@@ -20,13 +20,18 @@ from jax import lax
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, short_repr
-from prb_jax.generation.choose import Rules, choose
-from prb_jax.generation.load import make_program
+from prb_jax.generation.choose import Rules, SampleOptions, choose
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import Programs, Shape, make_programs, program_shardings, prompt_columns
+from prb_jax.generation.programs import (
+    Programs,
+    Shape,
+    make_program,
+    make_programs,
+    program_shardings,
+    prompt_columns,
+)
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn, draw
-from prb_jax.generation.settings import SampleOptions
 from prb_jax.generation.steps import (
     Program,
     Prompts,

@@ -1,4 +1,4 @@
-"""A policy ready to sample: tokenizer, weights on a mesh, and compiled programs."""
+"""A policy: a language model ready to sample, with its tokenizer and its weights on a mesh; how it is loaded."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.generation.programs import Shape, choose_shape, make_programs
+from prb_jax.generation.choose import SampleOptions
+from prb_jax.generation.programs import Shape, choose_shape, make_program, make_programs
 from prb_jax.generation.prompts import Prompt, comparison_prompts, given_prompts
 from prb_jax.generation.schedule import Cut, Drawn, Task, as_rules, draw
-from prb_jax.generation.settings import SampleOptions
 from prb_jax.generation.steps import Program
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.models.quantization import quantization_form
+from prb_jax.readouts.language_model import open_language_model
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.tokenizer import ChatTokenizer
-
-if TYPE_CHECKING:
-    from prb_jax.checkpoints.load import LoadReport
-    from prb_jax.models.config.decoder import DecoderConfig
-    from prb_jax.models.decoder import Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,6 +294,70 @@ class Policy:
             **({} if self.quantize is None else {"quantize": self.quantize}),
             "template": self.tokenizer.template_hash,
         }
+
+
+def load_policy(
+    model: str | Path,
+    *,
+    mesh: str | Mesh | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    tokenizer: str | Path | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> Policy:
+    """Load a causal language model from a Hugging Face folder or hub id, to sample texts from it.
+
+    Args:
+      model: folder with ``config.json`` of a ``*ForCausalLM``, safetensors and tokenizer files; or a hub id.
+      mesh, dtype, revision, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
+
+    Raises:
+      CheckpointError: it is no causal language model, or cannot be used as it is; the message names file, tensor or
+        field.
+      MeshError: the mesh does not fit the devices or the model.
+    """
+    options = LoadOptions(
+        mesh=mesh,
+        dtype=dtype,
+        revision=revision,
+        chat_template=chat_template,
+        tokenizer=tokenizer,
+        quantize=quantize,
+        attention=attention,
+    )
+    return load_opened_policy(open_language_model(model, options))
+
+
+def load_opened_policy(opened: OpenedModel) -> Policy:
+    """Read the weights of an opened language model; errors as of :func:`load_policy`."""
+    chat, mesh, dtype = opened.chat(), opened.mesh, jnp.dtype(opened.dtype)
+    config, quantize = opened.decoder.config, opened.options.quantize
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    if quantize is not None:
+        quantization_form(quantize, mesh=mesh)
+    stop_ids = read_stop_ids(opened.folder.path, chat, raw=config.original)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    program = make_program(config, mesh=mesh, dtype=dtype, attention=opened.options.attention)
+    loaded = load_params(opened.folder.path, config, dtype=dtype, shardings=shardings, quantize=quantize)
+    return Policy(
+        name=opened.name,
+        program=program,
+        params=loaded.params,
+        tokenizer=chat,
+        stop_ids=stop_ids,
+        mesh=mesh,
+        dtype=opened.dtype,
+        quantize=quantize,
+        report=loaded.report,
+        source=opened.source,
+    )
+
+
+def open_policy(model: str | Path | Policy, loading: LoadOptions) -> Policy:
+    """Return the policy, loaded if it is given by name."""
+    return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
 
 
 def read_stop_ids(folder: Path, tokenizer: ChatTokenizer, *, raw: Mapping[str, Any]) -> tuple[int, ...]:

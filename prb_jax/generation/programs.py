@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.generation import steps
 from prb_jax.generation.choose import Rules
 from prb_jax.generation.steps import Program, Prompts, Rows, Stops
+from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import mesh_shape, partition_spec, replicated
@@ -26,6 +29,33 @@ READ_TOKENS = {"cpu": 512, "gpu": 16_384, "tpu": 16_384}
 """Padded tokens of prompts that are read at a time, for each part; a single prompt may have more."""
 
 FILLER = {"cpu": 1, "gpu": 16, "tpu": 128}
+
+
+def make_program(
+    config: DecoderConfig, *, mesh: Mesh, dtype: jnp.dtype, attention: str = "auto", lora_scale: float = 1.0
+) -> Program:
+    """Return what the programs of a policy have in common.
+
+    Args:
+      config: architecture, with a head of the whole vocabulary.
+      mesh: devices.
+      dtype: of activations and caches.
+      attention: that reads prompts, one of :data:`prb_jax.models.ATTENTIONS`.
+      lora_scale: of adapters among the parameters.
+
+    Raises:
+      CheckpointError, MeshError: these devices or this dtype have no such attention.
+    """
+    platform = mesh.devices.flat[0].platform
+    return Program(
+        config=config,
+        dtype=dtype,
+        mesh=mesh,
+        attention=wanted_attention(mesh, dtype, attention),
+        lora_scale=lora_scale,
+        filler=max(FILLER.get(platform, 1), mesh.shape["sequence"]),
+        copies_layers=platform == "cpu",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.text.prompting import encode_prompts
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.visible import OrderClaim, visible
+
+Fitting = TypeVar("Fitting")
 
 TOGETHER = 64
 """Prompts that are tokenised in one call."""
@@ -58,49 +61,66 @@ def comparison_prompts(
     Raises:
       DataError: a prompt that is too long without any post, or that the template refuses; names the comparison.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for start in range(0, len(comparisons), TOGETHER):
         part = comparisons[start : start + TOGETHER]
-        shown = [min(len(each.profile), profile_posts) for each in part]
-        for each, posts, ids in zip(part, shown, _encode(part, shown, chat, order_claim), strict=True):
-            found.append(_fitted(each, posts, ids, chat, limit, order_claim))
-    return found
+        posts = [min(len(comparison.profile), profile_posts) for comparison in part]
+        for comparison, most, ids in zip(part, posts, _encode(part, posts, chat, order_claim), strict=True):
+
+            def read(
+                count: int, comparison: Comparison = comparison, most: int = most, ids: np.ndarray = ids
+            ) -> np.ndarray:
+                read_ids = ids if count == most else _encode([comparison], [count], chat, order_claim)[0]
+                if len(read_ids) > limit:
+                    raise IdsTooLongError(
+                        f"comparison {quote(comparison.id)}: its prompt has {len(read_ids)} tokens without profile; "
+                        f"expected at most {limit}, so that the new tokens fit into the model's context"
+                    )
+                return read_ids
+
+            fitting, shown = fit_posts(read, most)
+            prompts.append(Prompt(comparison.id, fitting, most - shown))
+    return prompts
+
+
+def fit_posts(read: Callable[[int], Fitting], most: int) -> tuple[Fitting, int]:
+    """Return what ``read`` gives for as many posts of a profile as fit, at most ``most``, and how many these are.
+
+    Args:
+      read: gives the text with the first posts; raises IdsTooLongError where it does not fit.
+      most: posts.
+
+    Raises:
+      IdsTooLongError: it does not fit without any post.
+    """
+    try:
+        return read(most), most
+    except IdsTooLongError:
+        if not most:
+            raise
+    fitting, fits, too_many = read(0), 0, most
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        try:
+            fitting, fits = read(middle), middle
+        except IdsTooLongError:
+            too_many = middle
+    return fitting, fits
 
 
 def _encode(
     comparisons: Sequence[Comparison], posts: Sequence[int], chat: ChatTokenizer, claim: OrderClaim
 ) -> list[np.ndarray]:
-    default = TextProtocol.DEFAULT
-    seen = [
-        visible(each, profile_posts=count, protocol=default, order_claim=claim).prefix_messages
-        for each, count in zip(comparisons, posts, strict=True)
+    messages = [
+        visible(
+            comparison, profile_posts=count, protocol=TextProtocol.DEFAULT, order_claim=claim
+        ).prefix_messages
+        for comparison, count in zip(comparisons, posts, strict=True)
     ]
     try:
-        return encode_prompts(chat, seen)
+        return encode_prompts(chat, messages)
     except RenderError as error:
         raise DataError(f"comparison {quote(comparisons[error.conversation].id)}: {error.reason}") from error
-
-
-def _fitted(
-    comparison: Comparison, posts: int, ids: np.ndarray, chat: ChatTokenizer, limit: int, claim: OrderClaim
-) -> Prompt:
-    fits, low, high = ids, 0, posts + 1  # the smallest number of posts that is too many is in low..high
-    if len(ids) > limit:
-        fits, high = _encode([comparison], [0], chat, claim)[0], posts
-        if len(fits) > limit:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: its prompt has {len(fits)} tokens without profile; expected at "
-                f"most {limit}, so that the new tokens fit into the model's context"
-            )
-        while high - low > 1:
-            middle = (low + high) // 2
-            tried = _encode([comparison], [middle], chat, claim)[0]
-            if len(tried) <= limit:
-                low, fits = middle, tried
-            else:
-                high = middle
-        return Prompt(comparison.id, fits, posts - low)
-    return Prompt(comparison.id, fits)
 
 
 def given_prompts(
@@ -116,17 +136,17 @@ def given_prompts(
     Raises:
       DataError: anything else, or a prompt that is too long; names the position.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for position, item in enumerate(data):
         where = f"prompt {position}"
         if isinstance(item, Comparison):
-            found += comparison_prompts([item], chat, profile_posts=profile_posts, limit=limit)
+            prompts += comparison_prompts([item], chat, profile_posts=profile_posts, limit=limit)
             continue
         if isinstance(item, str):
             ids = encode_prompts(chat, [[Message("user", item)]])[0]
         elif isinstance(item, Sequence) and item and all(isinstance(part, Mapping) for part in item):
             comparison = Comparison(id=where, prompt=item, responses=["-"])
-            found += comparison_prompts([comparison], chat, profile_posts=0, limit=limit)
+            prompts += comparison_prompts([comparison], chat, profile_posts=0, limit=limit)
             continue
         else:
             ids = _given_ids(item, where=where, vocab_size=vocab_size)
@@ -135,8 +155,8 @@ def given_prompts(
                 f"{where}: has {len(ids)} tokens; expected at most {limit}, so that the new tokens fit into the "
                 "model's context"
             )
-        found.append(Prompt(where, ids))
-    return found
+        prompts.append(Prompt(where, ids))
+    return prompts
 
 
 def _given_ids(item: Any, *, where: str, vocab_size: int) -> np.ndarray:

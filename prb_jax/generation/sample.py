@@ -9,23 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
+from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
-from prb_jax.generation.load import load_opened_policy
-from prb_jax.generation.policy import Policy, Sample
+from prb_jax.generation.policy import Policy, Sample, open_policy
 from prb_jax.generation.prompts import Prompt
-from prb_jax.generation.settings import SampleOptions
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, open_rows
+from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions, session_facts
 
@@ -149,13 +147,19 @@ def sample_data(
     return SampleRun(path, summary)
 
 
-def open_policy(model: str | Path | Policy, loading: LoadOptions) -> Policy:
-    """Return the policy, loaded if it is given by name."""
-    return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
+def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
+    """Return the samples of a finished run by comparison and number, in their order.
+
+    Raises:
+      RunError: the run is not finished, or a row cannot be read.
+    """
+    RUNS.read_finished(folder)
+    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=FIELDS)
+    return cast(dict[tuple[str, int], Row], rows)
 
 
 def row_key(row: Row) -> tuple[str, int]:
-    """What tells samples apart."""
+    """Return the comparison and the number of a sample."""
     return row["id"], row["sample"]
 
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.generation.load import make_program
-from prb_jax.generation.programs import choose_shape, program_shardings
+from prb_jax.generation.programs import choose_shape, make_program, program_shardings
 from prb_jax.generation.steps import empty_prompts, empty_rows
 from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prb_jax.generation.endpoint import REPLIES
-from prb_jax.generation.judge_ratings import ExpectedRatings
-from prb_jax.generation.judge_ways import RUBRIC, JudgeOptions
-from prb_jax.generation.rating_scorer import RatingScorer, open_judge, parse_judge
+from prb_jax.judges.endpoint import REPLIES
+from prb_jax.judges.options import RUBRIC, JudgeOptions, open_named_judge, parse_judge
+from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.rl.settings import PpoSettings
 
 _POINTWISE = ("judge.template", "judge.system", "judge.lowest", "judge.highest")
 
 
-def open_judge_reward(settings: PpoSettings, name: str, *, out: Path | None) -> RatingScorer:
+def open_judge_reward(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
     """Open the judge of a name as `judge:MODEL` or `rubric:MODEL`.
 
     Args:
@@ -33,7 +32,7 @@ def open_judge_reward(settings: PpoSettings, name: str, *, out: Path | None) -> 
         given |= {"template": asked.template, "system": asked.system, "scale": asked.scale}
     if named.url is not None:
         given["top_logprobs"] = asked.top_logprobs
-    return open_judge(
+    return open_named_judge(
         name,
         JudgeOptions(**given),
         loading=LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype),
@@ -42,11 +41,11 @@ def open_judge_reward(settings: PpoSettings, name: str, *, out: Path | None) -> 
     )
 
 
-def used_by_judge(scorer: RatingScorer) -> tuple[str, ...]:
+def used_by_judge(scorer: JudgeScorer) -> tuple[str, ...]:
     """Return the options of `scoring` that a judge uses."""
-    pointwise = () if scorer.options.protocol == RUBRIC else _POINTWISE
+    pointwise = () if scorer.identity()["judge"] == RUBRIC else _POINTWISE
     if scorer.endpoint:
         own: tuple[str, ...] = ("judge.top_logprobs", "judge.concurrency")
     else:
-        own = ("dtype", "mesh", *(("max_length",) if isinstance(scorer.way, ExpectedRatings) else ()))
+        own = ("dtype", "mesh", *(("max_length",) if scorer.has_max_length else ()))
     return ("profile_posts", "judge.reason", *pointwise, *own)

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.generation.load import make_program
 from prb_jax.generation.policy import Policy, read_stop_ids
+from prb_jax.generation.programs import make_program
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import init_lora

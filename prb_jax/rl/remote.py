@@ -20,7 +20,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import RunError, quote
-from prb_jax.generation.endpoint import LONGEST_WAIT, RETRIED, retry_after, shown
+from prb_jax.judges.endpoint import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation

@@ -13,7 +13,8 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, RunError, quote
-from prb_jax.generation.rating_scorer import RatingScorer, is_judge
+from prb_jax.judges.options import is_judge
+from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
@@ -77,7 +78,7 @@ class Reward:
         """
         if isinstance(self.scorer, RemoteScorer | PlainScorer):
             return ()
-        if isinstance(self.scorer, RatingScorer):
+        if isinstance(self.scorer, JudgeScorer):
             return used_by_judge(self.scorer)
         if isinstance(self.scorer, PersonalisedModel):
             return (*(("mesh",) if self.by_name else ()), "history")
@@ -140,7 +141,7 @@ class Reward:
 
         scorer = self.scorer
         alone = isinstance(scorer, PlainScorer | RemoteScorer) or (
-            isinstance(scorer, RatingScorer) and scorer.endpoint
+            isinstance(scorer, JudgeScorer) and scorer.endpoint
         )
         found, failed = on_first_process(fill) if alone else fill()
         return np.asarray(found), failed
@@ -166,7 +167,7 @@ class Reward:
             for place, row in found:
                 ask = waiting.pop(place)
                 if not np.isfinite(row).all():
-                    unread = " (nan: no number in the reply)" if isinstance(self.scorer, RatingScorer) else ""
+                    unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
                     gave = f"gave {quote(np.asarray(row).tolist())}{unread}"
                     failed += self._failed(values, ask, gave, step=step)
                     continue

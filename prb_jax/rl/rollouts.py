@@ -13,11 +13,11 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import choose_shape, make_programs
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
-from prb_jax.generation.settings import SampleOptions
 from prb_jax.generation.steps import Program
 from prb_jax.models.decoder import Params
 from prb_jax.rl.sections import RolloutSettings

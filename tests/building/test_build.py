@@ -17,7 +17,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from tests.building.engine import WORDS, engine, record
-from tests.generation.stand_in import Answer, StandIn, completion, stand_in
+from tests.judges.stand_in import Answer, StandIn, completion, stand_in
 
 COUNT = 24
 RELAXED = ("overlap", "blind-reward")

@@ -31,7 +31,7 @@ from prb_jax.building.judging import Verdicts
 from prb_jax.building.parts import split_parts
 from prb_jax.building.settings import GATES, BuildSettings
 from prb_jax.data.comparison import Message
-from prb_jax.generation.endpoint import Reply
+from prb_jax.judges.endpoint import Reply
 from prb_jax.sources import personas
 
 LEVEL = 0.99

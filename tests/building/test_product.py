@@ -15,7 +15,7 @@ from prb_jax.building.settings import GATES, load_build_settings
 from prb_jax.errors import DataError, RunError
 from tests.building.engine import engine, record
 from tests.building.test_build import config, lines, write_records
-from tests.generation.stand_in import stand_in
+from tests.judges.stand_in import stand_in
 from tests.parity.stories260k import write_model
 from tests.tiny_policies import write_policy
 

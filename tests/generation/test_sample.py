@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.sample import sample_data
-from prb_jax.generation.settings import SampleOptions
 from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
 from tests.plain_process import plain_environment

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.generation import endpoint
-from prb_jax.generation.judge_run import JudgeOptions
-from prb_jax.generation.rating_scorer import parse_judge
+from prb_jax.judges import endpoint
+from prb_jax.judges.options import JudgeOptions, parse_judge
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import JudgeSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
-from tests.generation.stand_in import stand_in
+from tests.judges.stand_in import stand_in
 from tests.rl.tiny import comparisons, has_letter, metrics, settings, write_rows, write_tiny_policy
 
 TEXTS = [["a", "bb", "a"], ["ccc", "d", "d"]]

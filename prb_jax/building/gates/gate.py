@@ -20,7 +20,7 @@ class Pair:
 
     Attributes:
       comparison: the chosen answer first, with the aspects that it follows.
-      finishes: why the two answers end, as of `prb_jax.generation.endpoint.Reply`.
+      finishes: why the two answers end, as of `prb_jax.judges.endpoint.Reply`.
       provenance: how it came about.
     """
 

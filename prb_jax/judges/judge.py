@@ -1,18 +1,15 @@
-"""Judge by a language model that is given by name: on this machine, or behind an endpoint."""
+"""`prb judge`: comparisons judged by a language model, in a run folder as that of `prb evaluate`."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prb_jax.errors import PrbWarning
-from prb_jax.generation.endpoint import REPLIES, Endpoint, EndpointOptions, check_one_model
-from prb_jax.generation.judge import JUDGEMENTS, JudgeScorer
-from prb_jax.generation.judge_ways import PAPERS, RUBRICS, JudgeOptions, local_way, spoken_way
-from prb_jax.generation.speakers import EndpointSpeaker
+from prb_jax.judges.endpoint import REPLIES, EndpointOptions
+from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions, open_judge
+from prb_jax.judges.scorer import JUDGEMENTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
@@ -47,31 +44,11 @@ def judge(
         down or lies; and what `prb_jax.evaluate` raises.
       DataError: a comparison that is no pair (but for "score"), or too long.
     """
-    options = options or JudgeOptions()
-    check_one_model(model, endpoint, verb="judge")
-    options.check(local=endpoint is None)
-    folder, asked = Path(out), None
-    if endpoint is None:
-        assert model is not None
-        way = local_way(model, options, loading or LoadOptions())
-    else:
-        asked = Endpoint(endpoint, cache=folder / REPLIES)
-        way = spoken_way(EndpointSpeaker(asked), options)
-
-    def usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        if asked is None:
-            return {}
-        prompts, replies = (_total(rows, key) for key in ("prompt_tokens", "completion_tokens"))
-        return {
-            "requests": sum(len(row["replies"]) for row in rows),
-            "prompt_tokens": prompts,
-            "completion_tokens": replies,
-            "cost_dollars": asked.cost(prompts, replies),
-        }
-
+    options, folder = options or JudgeOptions(), Path(out)
+    scorer = open_judge(model, options, endpoint=endpoint, loading=loading, cache=folder / REPLIES)
     result = evaluate(
-        JudgeScorer(way, out=folder, name=name, usage=usage),
-        _told(read_inputs(data, subset=subset, limit=limit), options),
+        replace(scorer, folder=folder, name=name),
+        _with_hints(read_inputs(data, subset=subset, limit=limit), options),
         out=out,
         profile_posts=options.posts,
         protocol=TextProtocol.PAPER if options.protocol in PAPERS else TextProtocol.DEFAULT,
@@ -98,7 +75,7 @@ def judge(
     return result
 
 
-def _told(inputs: Inputs, options: JudgeOptions) -> Inputs:
+def _with_hints(inputs: Inputs, options: JudgeOptions) -> Inputs:
     """The inputs with what the judge is told of the users; a rubric judge is told what no model could know."""
     told = with_hints(inputs, options.hints)
     if options.protocol not in RUBRICS:
@@ -106,9 +83,3 @@ def _told(inputs: Inputs, options: JudgeOptions) -> Inputs:
     hints = dict(told.hints)
     bounds = [*hints.get(UPPER_BOUND, ()), "rubric"]
     return replace(told, hints={**hints, "rubric": {"kind": ORACLE, "without": 0}, UPPER_BOUND: bounds})
-
-
-def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    """The tokens of all replies; None where the endpoint did not tell those of one."""
-    counts = [count for row in rows for count in row[key]]
-    return None if None in counts else sum(counts)

@@ -7,20 +7,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
-from prb_jax.generation import judge_pairs, verdicts
-from prb_jax.generation.endpoint import EndpointOptions
-from prb_jax.generation.judge_run import JudgeOptions
-from prb_jax.generation.verdicts import default_messages, default_verdict, paper_first, paper_verdict
+from prb_jax.judges import pairs as pair_judges
+from prb_jax.judges import paper
+from prb_jax.judges.endpoint import EndpointOptions
+from prb_jax.judges.options import JudgeOptions
+from prb_jax.judges.pairs import pair_messages, read_verdict
+from prb_jax.judges.paper import PaperPairs, paper_first, paper_verdict
 from prb_jax.text.prompting import prompt_texts
 from prb_jax.text.tokenizer import load_tokenizer
-from tests.generation.stand_in import stand_in
+from tests.judges.stand_in import stand_in
 from tests.tiny_policies import write_policy
 
 
@@ -76,7 +78,7 @@ def test_the_paper_s_coin() -> None:
     ],
 )  # fmt: skip
 def test_our_own_parser(reply: str, verdict: str | None) -> None:
-    assert default_verdict(reply) == verdict
+    assert read_verdict(reply) == verdict
 
 
 def test_both_orders_at_an_endpoint(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RunError, match="not the paper's file: expected sha256 5438903c1bb5524d"):
         judged(lambda text, _: "A", "other")
     digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
-    monkeypatch.setattr(verdicts, "PAPER_PROMPTS", digests)
+    monkeypatch.setattr(paper, "PAIR_PROMPTS", digests)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
         mute = judged(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
     assert (mute["accuracy"], mute["judge"]["accuracy"], mute["judge"]["failed_parses"]) == (0.6, 0.6, 10)
@@ -173,11 +175,11 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_response_that_names_a_place_is_shown_as_it_is() -> None:
     """The paper's scripts would show the other response in its place."""
-    prompts = verdicts.PaperPrompts("Judge.", "{question}|{Response_A}|{Response_B}|{other}")
+    judge = PaperPairs(cast(Any, None), "Judge.", "{question}|{Response_A}|{Response_B}|{other}")
     pair = prb.Comparison(
         id="1", question="{Response_A}?", chosen="{Response_B} {question}", rejected="no {Response_A}"
     )
-    _, asked = prompts.messages(pair, 0)
+    _, asked = judge.messages(pair, 0)
     assert asked.content == "{Response_A}?|{Response_B} {question}|no {Response_A}|{other}"
 
 
@@ -194,7 +196,7 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
     for comparison, row, scored in zip(data, rows, found.rows, strict=True):
         probabilities, masses = [], []
         for first in (0, 1):
-            messages = default_messages(comparison, first, profile_posts=1, reason=False)
+            messages = pair_messages(comparison, first, profile_posts=1, reason=False)
             ids = chat.tokenize(prompt_texts(chat, [messages]))[0]
             with torch.no_grad():
                 logits = reference(torch.tensor(ids[None].astype(np.int64))).logits[0, -1]
@@ -226,14 +228,14 @@ def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: p
     folder, data = tmp_path / "policy", pairs(3)
     write_policy(folder, "qwen3", eos=3, num_hidden_layers=1)
     policy = prb.load_policy(folder)
-    monkeypatch.setattr(judge_pairs, "REASON_TOKENS", 8)
+    monkeypatch.setattr(pair_judges, "REASON_TOKENS", 8)
     reasoned = JudgeOptions(profile_posts=0, reason=True)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
         found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
     assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
     said = [json.loads(line)["replies"] for line in (tmp_path / "words" / "judgements.jsonl").open()]
     asked = [
-        [{"role": "user", "content": default_messages(one, first, profile_posts=0, reason=True)[0].content}]
+        [{"role": "user", "content": pair_messages(one, first, profile_posts=0, reason=True)[0].content}]
         for one in data
         for first in (0, 1)
     ]

@@ -1,20 +1,20 @@
-"""How a judge is asked: the options, and the ways that they lead to, on this machine or behind an endpoint."""
+"""How a judge is asked: the options of users, the names of judges as rewards, and the scorer that they lead to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from prb_jax.errors import RunError, quote
-from prb_jax.generation.judge import Way
-from prb_jax.generation.judge_pairs import BothOrders, PaperWay
-from prb_jax.generation.judge_ratings import SpokenRatings, load_expected_ratings
-from prb_jax.generation.paper_ratings import read_paper_ratings
-from prb_jax.generation.ratings import RatingTemplate, Scale, read_template
-from prb_jax.generation.rubrics import RUBRIC_SCALE, RubricTemplate
-from prb_jax.generation.speakers import Speaker, local_speaker
-from prb_jax.generation.verdicts import read_paper_prompts
+from prb_jax.judges.chat import ChatModel, EndpointChat, open_chat
+from prb_jax.judges.endpoint import KEY, EndpointOptions
+from prb_jax.judges.pairs import PairsInWords, load_pairs_by_logits
+from prb_jax.judges.paper import open_paper_judge
+from prb_jax.judges.rating_template import RUBRIC_SCALE, RatingTemplate, RubricTemplate, Scale, read_template
+from prb_jax.judges.ratings import RatingsInWords, load_ratings_by_logits
+from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.prompt_extras import HintOptions
@@ -29,6 +29,9 @@ PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)
 """Those that show the true rubric of the data: upper bounds."""
+
+PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}
+"""Before the name of a judge: how it is asked."""
 
 _POSTS = {str(TextProtocol.PAPER): 0, RUBRIC: 0, PAPER_RUBRIC: 0}
 _DEFAULT_POSTS: Final = 10
@@ -132,44 +135,131 @@ class JudgeOptions:
             )
 
 
-def local_way(model: str | Path, options: JudgeOptions, loading: LoadOptions) -> Way:
-    """Load a model on this machine as a judge.
+def open_judge(
+    model: str | Path | None,
+    options: JudgeOptions,
+    *,
+    endpoint: EndpointOptions | None = None,
+    loading: LoadOptions | None = None,
+    cache: Path,
+    verb: str = "judge",
+) -> JudgeScorer:
+    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``.
 
     Raises:
-      CheckpointError, MeshError: it cannot be loaded, or be read in this way.
-      RunError: a file of the options cannot be read.
+      RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
+        read.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
     """
-    if options.protocol in PAPERS or options.reason:
-        return spoken_way(local_speaker(model, loading), options)
+    loading, local = loading or LoadOptions(), endpoint is None
+    in_words = not local or options.protocol in PAPERS or options.reason
+    if in_words or model is None:
+        options.check(local=local)
+        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb=verb)
+        asked = chat.endpoint if isinstance(chat, EndpointChat) else None
+        return JudgeScorer(protocol=_in_words(chat, options), posts=options.posts, endpoint=asked)
+    options.check(local=True)
     if options.protocol in (SCORE, RUBRIC):
-        return load_expected_ratings(
+        protocol = load_ratings_by_logits(
             model, loading, template=_template(options), scale=_scale(options), max_length=options.max_length
         )
-    from prb_jax.generation.judge_logits import load_logits_way
+    else:
+        protocol = load_pairs_by_logits(
+            model, loading, max_length=options.max_length, min_mass=options.min_mass
+        )
+    return JudgeScorer(protocol=protocol, posts=options.posts)
 
-    return load_logits_way(model, loading, max_length=options.max_length, min_mass=options.min_mass)
 
+def open_named_judge(
+    name: str,
+    options: JudgeOptions | None = None,
+    *,
+    loading: LoadOptions | None = None,
+    cache: Path,
+    concurrency: int = 8,
+) -> JudgeScorer:
+    """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
 
-def spoken_way(speaker: Speaker, options: JudgeOptions) -> Way:
-    """Return the way of a judge that replies in words.
+    Args:
+      name: of the judge.
+      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      loading: of a model on this machine.
+      cache: folder for the replies of an endpoint, which is asked nothing twice.
+      concurrency: requests at a time.
 
     Raises:
-      RunError: a file of the options cannot be read.
+      RunError: a name of no model, or options that do not go together.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
     """
+    judge, options = parse_judge(name), options or JudgeOptions()
+    protocol = judge.protocol if options.prompts is None else f"paper-{judge.protocol}"
+    endpoint = None
+    if judge.url is not None:
+        key = os.environ.get(KEY) or None
+        endpoint = EndpointOptions(url=judge.url, model=judge.model, key=key, concurrency=concurrency)
+    return open_judge(
+        judge.model if endpoint is None else None,
+        replace(options, protocol=protocol),
+        endpoint=endpoint,
+        loading=loading,
+        cache=cache,
+    )
+
+
+@dataclass(frozen=True)
+class JudgeName:
+    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user, and
+    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean).
+
+    Attributes:
+      protocol: "score" or "rubric".
+      model: folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there.
+      url: of the endpoint; None for a model on this machine.
+    """
+
+    protocol: str
+    model: str
+    url: str | None = None
+
+
+def is_judge(name: object) -> bool:
+    """Tell whether a reward is named as a judge."""
+    return isinstance(name, str) and name.startswith(tuple(PREFIXES))
+
+
+def parse_judge(name: str) -> JudgeName:
+    """Return the parts of a name.
+
+    Raises:
+      RunError: it names no model.
+    """
+    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    protocol, model = PREFIXES[prefix], name.removeprefix(prefix)
+    if not model.startswith(("http://", "https://")):
+        if not model:
+            raise RunError(f"{quote(name)}: expected {prefix}MODEL, a folder or hub id, or {prefix}URL#NAME")
+        return JudgeName(protocol, model)
+    url, _, model = model.partition("#")
+    if not model:
+        raise RunError(
+            f"{quote(name)}: expected {prefix}URL#NAME, where NAME is the model's name at the endpoint"
+        )
+    return JudgeName(protocol, model, url)
+
+
+def _in_words(chat: ChatModel, options: JudgeOptions) -> JudgeProtocol:
     if options.protocol in (SCORE, RUBRIC):
-        return SpokenRatings(
-            speaker,
+        return RatingsInWords(
+            chat,
             _template(options),
             _scale(options),
             reason=options.reason,
             alternatives=options.top_logprobs,
         )
     if options.protocol not in PAPERS:
-        return BothOrders(speaker, options.reason)
+        return PairsInWords(chat, options.reason)
     assert options.prompts is not None
-    if options.protocol == TextProtocol.PAPER:
-        return PaperWay(speaker, read_paper_prompts(options.prompts))
-    return read_paper_ratings(speaker, options.protocol, prompts=options.prompts, template=options.template)
+    return open_paper_judge(chat, options.protocol, prompts=options.prompts, template=options.template)
 
 
 def _template(options: JudgeOptions) -> RatingTemplate:

@@ -14,12 +14,11 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 import prb_jax as prb
-from prb_jax.generation.best_of_n import best_of_n
-from prb_jax.generation.candidates import read_candidates
+from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import sample_data
-from prb_jax.generation.settings import SampleOptions
+from prb_jax.judges.best_of_n import best_of_n, read_candidates
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.rl.rewards import _asks
 from tests.scoring.records import write_model

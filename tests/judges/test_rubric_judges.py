@@ -12,14 +12,12 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
-from prb_jax.generation import paper_ratings
-from prb_jax.generation.endpoint import EndpointOptions
-from prb_jax.generation.judge_run import JudgeOptions
-from prb_jax.generation.judge_ways import local_way
-from prb_jax.generation.paper_ratings import paper_list, paper_number
-from prb_jax.generation.rubrics import ONE_ASPECT
-from prb_jax.readouts.load_options import LoadOptions
-from tests.generation.stand_in import stand_in
+from prb_jax.judges import paper
+from prb_jax.judges.endpoint import EndpointOptions
+from prb_jax.judges.options import JudgeOptions, open_judge
+from prb_jax.judges.paper import paper_list, paper_number
+from prb_jax.judges.rating_template import ONE_ASPECT
+from tests.judges.stand_in import stand_in
 from tests.tiny_policies import write_policy
 
 NAN = float("nan")
@@ -76,9 +74,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "BoN" / "score.py").write_text(
         f'run([{{"role": "system", "content": "{system}"}}], "other")\n'
     )
-    monkeypatch.setattr(paper_ratings, "SYSTEM_DIGEST", hashlib.sha256(system.encode()).hexdigest()[:16])
+    monkeypatch.setattr(paper, "SYSTEM_DIGEST", hashlib.sha256(system.encode()).hexdigest()[:16])
     digest = hashlib.sha256(evaluation.encode()).hexdigest()[:16]
-    monkeypatch.setattr(paper_ratings, "RUBRIC_PROMPT", ("evaluation.txt", digest))
+    monkeypatch.setattr(paper, "RUBRIC_PROMPT", ("evaluation.txt", digest))
     return folder
 
 
@@ -155,18 +153,18 @@ def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path: Path) -> No
     """Of what the judge of single numbers says where it is asked for each aspect in the same words."""
     folder, data = tmp_path / "policy", rated_pairs(2)
     write_policy(folder, "qwen3", num_hidden_layers=1)
-    way = local_way(folder, JudgeOptions(protocol="rubric"), LoadOptions())
-    found = [one.scores for one in way.judge(data, [0, 0], profile_posts=0)]
+    rubric = open_judge(folder, JudgeOptions(protocol="rubric"), cache=tmp_path).protocol
+    found = [one.scores for one in rubric.judge(data, [0, 0], profile_posts=0)]
     expected = np.zeros((2, 2))
     for aspect in ("tea: likes it", "walks"):
         template = tmp_path / "t.txt"
         template.write_text(ONE_ASPECT.replace("{aspect}", aspect))
         options = JudgeOptions(protocol="score", template=str(template), scale=(0, 2))
-        one = local_way(folder, options, LoadOptions())
+        one = open_judge(folder, options, cache=tmp_path).protocol
         expected += [each.scores / 2 for each in one.judge(data, [0, 0], profile_posts=0)]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
-        way.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
+        rubric.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
     assert np.ptp(found) > 1e-4
 
 

@@ -360,12 +360,6 @@ def endpoint_options(
     return EndpointOptions(url=url, model=model, key=key, concurrency=concurrency, prices=prices)
 
 
-def check_one_model(model: object, endpoint: EndpointOptions | None, *, verb: str) -> None:
-    """Raise RunError for both a model on this machine and an endpoint, or neither."""
-    if (model is None) == (endpoint is None):
-        raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
-
-
 def _alternatives(found: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:
     """The tokens of a reply with the most probable ones of their places; None where they are not told as expected."""
     try:

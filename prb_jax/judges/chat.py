@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import CheckpointError, DataError, quote
-from prb_jax.generation.endpoint import Endpoint, Reply
-from prb_jax.generation.load import load_opened_policy
-from prb_jax.generation.policy import Policy
-from prb_jax.generation.settings import SampleOptions
+from prb_jax.errors import CheckpointError, DataError, RunError, quote
+from prb_jax.generation.choose import SampleOptions
+from prb_jax.generation.policy import Policy, load_opened_policy
+from prb_jax.generation.prompts import fit_posts
+from prb_jax.judges.endpoint import Endpoint, EndpointOptions, Reply
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.text.prompting import encode_prompts
 from prb_jax.text.tokenizer import RenderError
 
 
-class Speaker(Protocol):
+class ChatModel(Protocol):
     """A model that replies to conversations, always in the same way."""
 
     def identity(self) -> Mapping[str, Any]:
@@ -49,7 +49,7 @@ class Speaker(Protocol):
 
 
 @dataclass(frozen=True)
-class PolicySpeaker:
+class LocalChat:
     """A language model on this machine."""
 
     policy: Policy
@@ -66,8 +66,10 @@ class PolicySpeaker:
     ) -> list[Reply]:
         assert alternatives is None  # a model on this machine is read at its logits
         prompts = [[asdict(message) for message in messages] for messages in conversations]
-        found = self.policy.sample(prompts, temperature=0.0, max_new_tokens=max_new_tokens)
-        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for (one,) in found]
+        drawn = self.policy.sample(prompts, temperature=0.0, max_new_tokens=max_new_tokens)
+        return [
+            Reply(sample.text, len(sample.prompt_token_ids), len(sample.token_ids)) for (sample,) in drawn
+        ]
 
     def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
         limit = self.policy.limit(SampleOptions(temperature=0.0, max_new_tokens=max_new_tokens))
@@ -78,7 +80,7 @@ class PolicySpeaker:
 
 
 @dataclass(frozen=True)
-class EndpointSpeaker:
+class EndpointChat:
     """A model behind an endpoint."""
 
     endpoint: Endpoint
@@ -102,72 +104,68 @@ class EndpointSpeaker:
         return None
 
 
-def local_speaker(model: str | Path, loading: LoadOptions) -> PolicySpeaker:
-    """Load a causal language model that replies.
+def open_chat(
+    model: str | Path | None,
+    *,
+    endpoint: EndpointOptions | None,
+    loading: LoadOptions,
+    cache: Path,
+    verb: str,
+) -> ChatModel:
+    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``.
 
     Raises:
-      CheckpointError: it cannot be loaded, or nothing could end a reply.
+      RunError: both or neither of model and endpoint; names the verb.
+      CheckpointError: the model cannot be loaded, or nothing could end a reply.
     """
+    if endpoint is not None and model is None:
+        return EndpointChat(Endpoint(endpoint, cache=cache))
+    if endpoint is not None or model is None:
+        raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
     policy = load_opened_policy(open_language_model(model, loading))
     if not policy.stop_ids:
         raise CheckpointError(
             f"{policy.name}: no stop token, and no reply would end: expected eos_token_id in generation_config.json, "
             "config.json or the tokenizer's files"
         )
-    return PolicySpeaker(policy)
+    return LocalChat(policy)
 
 
-def fitted(
-    speaker: Speaker,
-    comparison: Comparison,
-    asked: Callable[[int], list[tuple[Message, ...]]],
+def fit_conversations(
+    chat: ChatModel,
+    comparisons: Sequence[Comparison],
+    ask: Callable[[Comparison, int], list[tuple[Message, ...]]],
     *,
     posts: int,
     max_new_tokens: int,
-) -> tuple[list[tuple[Message, ...]], int]:
-    """Return conversations about a comparison with as many posts as leave room for a reply, and how many do not fit.
+) -> tuple[list[tuple[Message, ...]], list[int]]:
+    """Return conversations about comparisons that leave room for a reply, and how many posts of each do not fit.
 
     Args:
-      speaker: that will reply.
-      comparison: for its profile, and for messages.
-      asked: gives the conversations with so many posts.
+      chat: the model that will reply.
+      comparisons: for their profiles, and for messages.
+      ask: gives the conversations about a comparison with so many posts.
       posts: at most.
       max_new_tokens: of a reply.
 
     Raises:
       DataError: there is no room without any post, or the chat template refuses a conversation.
     """
-    shown, name = min(posts, len(comparison.profile)), f"comparison {quote(comparison.id)}"
-    for tried in range(shown, -1, -1):
-        conversations = asked(tried)
-        try:
-            reason = speaker.too_long(conversations, max_new_tokens=max_new_tokens)
-        except RenderError as error:
-            raise DataError(f"{name}: {error.reason}") from error
-        if reason is None:
-            return conversations, shown - tried
-        if not tried:
-            raise DataError(f"{name}: {reason}")
-    raise AssertionError
-
-
-def all_fitted(
-    speaker: Speaker,
-    comparisons: Sequence[Comparison],
-    asked: Callable[[Comparison, int], list[tuple[Message, ...]]],
-    *,
-    posts: int,
-    max_new_tokens: int,
-) -> tuple[list[tuple[Message, ...]], list[int]]:
-    """Return the conversations about all comparisons, one after the other, and how many posts of each do not fit.
-
-    Arguments and errors as of :func:`fitted`; `asked` is given the comparison too.
-    """
     conversations, dropped = [], []
-    for each in comparisons:
-        own, lost = fitted(
-            speaker, each, functools.partial(asked, each), posts=posts, max_new_tokens=max_new_tokens
-        )
-        conversations += own
-        dropped.append(lost)
+    for comparison in comparisons:
+
+        def read(count: int, comparison: Comparison = comparison) -> list[tuple[Message, ...]]:
+            name, asked = f"comparison {quote(comparison.id)}", ask(comparison, count)
+            try:
+                reason = chat.too_long(asked, max_new_tokens=max_new_tokens)
+            except RenderError as error:
+                raise DataError(f"{name}: {error.reason}") from error
+            if reason is not None:
+                raise IdsTooLongError(f"{name}: {reason}")
+            return asked
+
+        most = min(posts, len(comparison.profile))
+        asked, shown = fit_posts(read, most)
+        conversations += asked
+        dropped.append(most - shown)
     return conversations, dropped

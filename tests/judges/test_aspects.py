@@ -12,11 +12,11 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import DataError, RunError
-from prb_jax.generation.aspects import INSTRUCTION
-from prb_jax.generation.endpoint import EndpointOptions
-from prb_jax.generation.judge_run import JudgeOptions
+from prb_jax.judges.aspects import INSTRUCTION
+from prb_jax.judges.endpoint import EndpointOptions
+from prb_jax.judges.options import JudgeOptions
 from prb_jax.scoring.prompt_extras import HintOptions
-from tests.generation.stand_in import stand_in
+from tests.judges.stand_in import stand_in
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import VOCABULARY, write_policy
 from tests.tiny_tokenizer import write_tokenizer

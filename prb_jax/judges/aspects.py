@@ -6,17 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
-from prb_jax.generation.endpoint import REPLIES, Endpoint, EndpointOptions, check_one_model
 from prb_jax.generation.sample import SampleRun
-from prb_jax.generation.speakers import EndpointSpeaker, Speaker, all_fitted, local_speaker
-from prb_jax.generation.verdicts import shown_texts
+from prb_jax.judges.chat import ChatModel, fit_conversations, open_chat
+from prb_jax.judges.endpoint import REPLIES, EndpointOptions
+from prb_jax.judges.scorer import shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
@@ -68,19 +68,16 @@ def plan_aspects(
     Raises:
       PrbError: model, data, choices or folder cannot be used.
     """
-    check_one_model(model, endpoint, verb="aspects")
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
     path = Path(out)
     refuse_file(out)
     ASPECT_RUNS.read(path)
     inputs = read_inputs(data, subset=subset, limit=limit)
-    if endpoint is None:
-        assert model is not None
-        speaker: Speaker = local_speaker(model, loading or LoadOptions())
-    else:
-        speaker = EndpointSpeaker(Endpoint(endpoint, cache=path / REPLIES))
-    identity = dict(speaker.identity())
+    chat = open_chat(
+        model, endpoint=endpoint, loading=loading or LoadOptions(), cache=path / REPLIES, verb="aspects"
+    )
+    identity = dict(chat.identity())
     name = identity.pop("name")
     decided = {
         "model": identity,
@@ -100,18 +97,20 @@ def plan_aspects(
         ) as file:
             count = Count(len(comparisons), len(file.rows), unit="comparisons")
             with show_progress(name, count, enabled=progress) as display:
-                left = [each for each in comparisons if each.id not in file.rows]
-                for rows in _plan(speaker, left, posts=profile_posts, max_new_tokens=max_new_tokens):
+                left = [comparison for comparison in comparisons if comparison.id not in file.rows]
+                for start in range(0, len(left), TOGETHER):
+                    part = left[start : start + TOGETHER]
+                    rows = _plan(chat, part, posts=profile_posts, max_new_tokens=max_new_tokens)
                     file.append(rows)
                     display.advance(len(rows), sum(row["tokens"] or 0 for row in rows))
             check_unchanged(inputs)
-            found = file.finish([each.id for each in comparisons])
+            rows = file.finish([comparison.id for comparison in comparisons])
         summary: dict[str, Any] = {
             "model": name,
             "data": list(inputs.sources),
-            "n": len(found),
-            "empty": sum(not row["text"] for row in found),
-            "posts_dropped": sum(row["posts_dropped"] for row in found),
+            "n": len(rows),
+            "empty": sum(not row["text"] for row in rows),
+            "posts_dropped": sum(row["posts_dropped"] for row in rows),
             "definitions": _DEFINITIONS,
         }
         write_json(path / SUMMARY, summary)
@@ -119,31 +118,25 @@ def plan_aspects(
 
 
 def _plan(
-    speaker: Speaker, comparisons: Sequence[Comparison], *, posts: int, max_new_tokens: int
-) -> Iterator[list[Row]]:
-    """Yield the rows of comparisons, some at a time."""
-    for start in range(0, len(comparisons), TOGETHER):
-        part = comparisons[start : start + TOGETHER]
-        asked, dropped = all_fitted(speaker, part, _asked, posts=posts, max_new_tokens=max_new_tokens)
-        replies = speaker.replies(asked, max_new_tokens=max_new_tokens)
-        yield [
-            {
-                "id": each.id,
-                "asked": asked_digest(each),
-                "text": _said(reply.text),
-                "tokens": reply.completion_tokens,
-                "posts_dropped": lost,
-            }
-            for each, reply, lost in zip(part, replies, dropped, strict=True)
-        ]
+    chat: ChatModel, comparisons: Sequence[Comparison], *, posts: int, max_new_tokens: int
+) -> list[Row]:
+    """The rows of some comparisons."""
 
+    def ask(comparison: Comparison, count: int) -> list[tuple[Message, ...]]:
+        prompt, _ = shown_texts(comparison, profile_posts=count)
+        return [(Message("user", f"{prompt}\n\n{INSTRUCTION}"),)]
 
-def _asked(each: Comparison, posts: int) -> list[tuple[Message, ...]]:
-    text, _ = shown_texts(each, profile_posts=posts)
-    return [(Message("user", f"{text}\n\n{INSTRUCTION}"),)]
-
-
-def _said(reply: str) -> str:
-    """The reply without thoughts; one that is not closed says nothing."""
-    _, closed, said = reply.rpartition("</think>")
-    return "" if not closed and "<think>" in reply else said.strip()
+    conversations, dropped = fit_conversations(
+        chat, comparisons, ask, posts=posts, max_new_tokens=max_new_tokens
+    )
+    replies = chat.replies(conversations, max_new_tokens=max_new_tokens)
+    return [
+        {
+            "id": comparison.id,
+            "asked": asked_digest(comparison),
+            "text": (without_thoughts(reply.text) or "").strip(),
+            "tokens": reply.completion_tokens,
+            "posts_dropped": lost,
+        }
+        for comparison, reply, lost in zip(comparisons, replies, dropped, strict=True)
+    ]

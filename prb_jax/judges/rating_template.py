@@ -1,4 +1,4 @@
-"""What a judge is shown that rates one response at a time, and how a number is read from its reply."""
+"""The texts that ask for a number about one response, and how the number is read from a reply."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.verdicts import PLACE, fill_places, shown_texts
+from prb_jax.judges.scorer import shown_texts, without_thoughts
+from prb_jax.scoring.prompt_extras import aspect_text
 
 ONE_NUMBER = (
     "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nHow well does this answer give this user what the user "
@@ -25,11 +24,28 @@ NUMBER_AFTER_REASONING = (
     'wants? Think about what the user wants, then end your reply with a line that says "Score: N", where N is a number '
     "from {low} (not at all) to {high} (in every respect)."
 )
+RUBRIC_SCALE = (0, 2)
+"""Absent, partly there, and there in every respect."""
+
+ONE_ASPECT = (
+    "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nThis user wants the following of an answer."
+    "\n\n{aspect}\n\n"
+    "How well does this answer do it? Reply with one number, {low} (not at all), 1 (partly) or {high} (very well), and "
+    "nothing else."
+)
+ASPECT_AFTER_REASONING = (
+    "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\nThis user wants the following of an answer."
+    "\n\n{aspect}\n\n"
+    'How well does this answer do it? Think about it, then end your reply with a line that says "Score: N", where N is '
+    "{low} (not at all), 1 (partly) or {high} (very well)."
+)
+
 PLACES = ("prompt", "answer", "low", "high")
 """What a template may have places for: the question behind the profile, one response, and the ends of the scale."""
 NEEDED_PLACES = ("prompt", "answer")
 """Those of them that a rating depends on."""
 
+PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")
 _SCORE = re.compile(r"(?:score|rating)\W{0,6}?([-+]?\d+(?:\.\d+)?)(?!\.?\w)(?:\s*/\s*(\d+))?", re.IGNORECASE)
 
@@ -64,20 +80,19 @@ class Scale:
 
         It is the last one after "score" or "rating", or else the only one. A thought that is not closed has none.
         """
-        _, closed, said = reply.rpartition("</think>")
-        if not closed and "<think>" in reply:
+        answer = without_thoughts(reply)
+        if answer is None:
             return None
-        named = _SCORE.findall(said)
-        if named:
-            number, of = named[-1]
+        if scores := _SCORE.findall(answer):
+            number, of = scores[-1]
             if of and int(of) != self.high:
                 return None
         else:
-            said = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", said)  # "7/9", "7 out of 9"
-            found = _NUMBER.findall(said)
-            if len(found) != 1:
+            answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
+            numbers = _NUMBER.findall(answer)
+            if len(numbers) != 1:
                 return None
-            number = found[0]
+            number = numbers[0]
         value = float(number)
         return value if self.low <= value <= self.high else None
 
@@ -139,9 +154,9 @@ class RatingTemplate:
         self, comparison: Comparison, scale: Scale, *, profile_posts: int
     ) -> list[tuple[Message, ...]]:
         """Return the conversations about each response, one after the other, behind the user's posts and the prompt."""
-        asked, responses = shown_texts(comparison, profile_posts=profile_posts)
+        prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
         ends = {"low": str(scale.low), "high": str(scale.high)}
-        return [self.filled({"prompt": asked, "answer": answer, **ends}) for answer in responses]
+        return [self.filled({"prompt": prompt, "answer": answer, **ends}) for answer in responses]
 
     def filled(self, texts: Mapping[str, str]) -> tuple[Message, ...]:
         """Return the conversation with texts in all places at once, so that a place within a text stays."""
@@ -149,13 +164,66 @@ class RatingTemplate:
         return (asked,) if self.system is None else (Message("system", self.system), asked)
 
 
+@dataclass(frozen=True)
+class RubricTemplate(RatingTemplate):
+    """The text that asks how well a response does one aspect; every aspect of the rubric is asked for by itself."""
+
+    kind: ClassVar[str] = "rubric"
+    own: ClassVar[tuple[str, str]] = (ONE_ASPECT, ASPECT_AFTER_REASONING)
+    needed: ClassVar[tuple[str, ...]] = ("answer", "aspect")
+    places: ClassVar[tuple[str, ...]] = (*PLACES, "aspect")
+
+    def questions(self, comparison: Comparison) -> int:
+        """Return the number of aspects.
+
+        Raises:
+          DataError: there is none.
+        """
+        check_rubric(comparison)
+        return len(comparison.rubric_aspects)
+
+    def conversations(
+        self, comparison: Comparison, scale: Scale, *, profile_posts: int
+    ) -> list[tuple[Message, ...]]:
+        """Return the conversations about the aspects of the first response, then those of the second one.
+
+        Raises:
+          DataError: there is no aspect.
+        """
+        check_rubric(comparison)
+        prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
+        ends = {"low": str(scale.low), "high": str(scale.high)}
+        return [
+            self.filled({"prompt": prompt, "answer": answer, "aspect": aspect_text(aspect), **ends})
+            for answer in responses
+            for aspect in comparison.rubric_aspects
+        ]
+
+
+def check_rubric(comparison: Comparison) -> None:
+    """Raise DataError for a comparison without a rubric."""
+    if not comparison.rubric_aspects:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: has no rubric_aspects, by which responses could be rated"
+        )
+
+
+def fill_places(template: str, texts: Mapping[str, str]) -> str:
+    """Return a template with texts in all places {name} at once.
+
+    A place within a text stays as it is, so that a response that contains ``{Response_B}`` is not given the other one.
+    The paper's scripts put in one text after another, and replace such a place too: this quirk is not copied.
+    """
+    return PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
+
+
 def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequence[str]) -> None:
     """Raise RunError for a template without a place that is needed, or with one that is not known."""
-    found = set(PLACE.findall(text))
+    places_in_text = set(PLACE.findall(text))
     for name in needed:
-        if name not in found:
+        if name not in places_in_text:
             raise RunError(f"{where}: expected a place {{{name}}}: the rating would not depend on the {name}")
-    if unknown := sorted(found - set(places)):
+    if unknown := sorted(places_in_text - set(places)):
         known = ", ".join(f"{{{name}}}" for name in places)
         raise RunError(f"{where}: unknown place {{{unknown[0]}}}: expected {known}")
 
@@ -197,54 +265,3 @@ def read_template(
     if path is None:
         return kind(kind.own[reason], system=before)
     return kind(read_text(path, "--template"), str(path), before)
-
-
-def rated(numbers: Sequence[float | None], scale: Scale) -> np.ndarray:
-    """Return the scores float32 [K] of responses: their numbers, or a tie where one of them could not be read."""
-    readable = [number for number in numbers if number is not None]
-    if len(readable) < len(numbers):
-        readable = [scale.middle] * len(numbers)
-    return np.asarray(readable, np.float32)
-
-
-def mean_rating(numbers: Sequence[float | None]) -> float | None:
-    """Return the mean of a response's numbers; None where one of them could not be read."""
-    readable = [number for number in numbers if number is not None]
-    return float(np.mean(readable)) if len(readable) == len(numbers) else None
-
-
-def check_rateable(comparison: Comparison) -> None:
-    """Raise DataError for a comparison without labels."""
-    if comparison.labels is None:
-        raise DataError(f"comparison {quote(comparison.id)}: has no labels")
-
-
-def rating_figures(
-    rows: Sequence[Mapping[str, object]], comparisons: Sequence[Comparison], scale: Scale
-) -> dict[str, object]:
-    """Return the figures of ratings, [K] numbers or None in each row."""
-    best: list[float] = []
-    rest: list[float] = []
-    ratings: list[Sequence[float | None]] = [row["ratings"] for row in rows]  # pyright: ignore[reportAssignmentType]
-    for numbers, comparison in zip(ratings, comparisons, strict=True):
-        labels = comparison.labels or ()
-        for number, label in zip(numbers, labels, strict=True):
-            if number is not None:
-                (best if label == max(labels) else rest).append(number)
-    given = [number for numbers in ratings for number in numbers]
-    masses = [mass for row in rows for mass in row.get("number_mass", ()) if mass is not None]  # pyright: ignore[reportGeneralTypeIssues]
-    figures: dict[str, object] = {
-        "n": len(rows),
-        "scale": [scale.low, scale.high],
-        "mean_rating": _mean(best + rest),
-        "mean_rating_of_better": _mean(best),
-        "mean_rating_of_others": _mean(rest),
-        "ratings": len(given),
-        "unparsable": sum(None in numbers for numbers in ratings),
-        "unparsable_ratings": given.count(None),
-    }
-    return figures | ({"mean_number_mass": _mean(masses)} if masses else {})
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    return float(np.mean(numbers)) if numbers else None

@@ -1,0 +1,395 @@
+"""`prb best-of-n`: how good the best of k samples is, as each reward model chooses it.
+
+All samples of a prompt are one comparison with K = N responses, so a reward model reads the prompt once.
+
+``run.json`` holds what decides the result, ``rewards.jsonl`` a row for each scorer and prompt, ``summary.json`` the
+curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of each curve for `prb correlate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
+from prb_jax.generation.sample import read_samples
+from prb_jax.judges.endpoint import REPLIES
+from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
+from prb_jax.judges.scorer import JudgeScorer
+from prb_jax.metrics.best_of import Point, curve, sizes_up_to
+from prb_jax.metrics.texts import rouge_l
+from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.command_line import command_line
+from prb_jax.runs.folder import SUMMARY, as_recorded
+from prb_jax.runs.kind import RunKind
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.run import computing_versions
+from prb_jax.scoring.scorer import Scorer
+
+REWARDS = "rewards.jsonl"
+CURVES = "curves.png"
+RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARDS)
+REFERENCE = "reference"
+ORACLE, RANDOM = "oracle", "random"
+
+_DEFINITIONS = {
+    "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
+    "then over prompts; equal rewards are drawn from at random",
+    "first": "the same with the first k samples of each prompt alone; of equal rewards the first one is taken",
+    "ci95": "95 % t interval of `quality` over users (a prompt without a user is a cluster of its own); null with "
+    "fewer than six",
+    "ci95_reason": "why ci95 is null; null where there is an interval",
+    "oracle": "takes the best quality itself: no selector is above it",
+    "random": "takes any sample",
+    "empty": "samples without a letter, which no reward model can score: left out, and their prompts have fewer",
+    "unread": "samples for which the reply of a judge has no number: left out of all curves",
+    "reference": "quality is ROUGE-L F1 of the package rouge-score, without stemming, against the response with the "
+    "highest label",
+}
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """The result of `best_of_n`.
+
+    Attributes:
+      out: the run folder.
+      summary: what `summary.json` holds.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+
+
+def best_of_n(
+    samples: str | Path,
+    rewards: Sequence[str],
+    *,
+    out: str | Path,
+    quality: str = REFERENCE,
+    data: Sequence[str] | None = None,
+    history: Data | None = None,
+    loading: LoadOptions | None = None,
+    judge: JudgeOptions | None = None,
+    profile_posts: int | None = None,
+    protocol: str | None = None,
+    max_length: int | None = None,
+    progress: bool = True,
+) -> BestOfN:
+    """Score samples with reward models, and write how good the best of k is for each of them.
+
+    A run that was killed is continued by the same call.
+
+    Args:
+      samples: the run folder of `prb sample`.
+      rewards: models or baselines, as `prb evaluate` takes them, or judges (:class:`prb_jax.judges.options.JudgeName`).
+      out: the run folder.
+      quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
+        quality, as "baseline:persona-truth" of generated persons, or "rubric:MODEL", a judge that rates each aspect of
+        the true rubric.
+      data: the data of the samples, where it has another name now.
+      history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
+      loading: how models are opened.
+      judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
+      profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
+      progress: shows progress on standard error.
+
+    Raises:
+      DataError: samples of other data, a quality that is missing, or a sample that a model cannot read.
+      RunError: a folder that cannot be used.
+      CheckpointError, MeshError: a model cannot be loaded.
+    """
+    path = Path(out)
+    refuse_file(out)
+    RUNS.read(path)
+    if not rewards or len(set(rewards)) != len(rewards):
+        raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
+    run = SAMPLE_RUNS.read_finished(Path(samples))
+    prompts, left_out, empty = read_candidates(Path(samples), run, data)
+    qualities = _read_qualities(quality, prompts) if quality.endswith((".jsonl", ".json")) else None
+    computed = qualities is None and quality != REFERENCE
+    view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
+    names = list(dict.fromkeys([*rewards, quality] if computed else rewards))
+    if judge is not None and not any(map(is_judge, names)):
+        raise RunError(
+            "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
+        )
+    scorers = with_history(
+        {name: _open(name, loading or LoadOptions(), judge, cache=path / REPLIES) for name in names},
+        read_history(history),
+    )
+    decided = {
+        "samples": run["inputs"],
+        "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in scorers.items()},
+        "quality": quality,
+        **({} if qualities is None else {"quality_sha256": sha256(Path(quality).read_bytes()).hexdigest()}),
+        "view": view,
+        "versions": computing_versions(plain=False),
+    }
+    with held_folder(path):
+        RUNS.start(path, decided, notes={"command": command_line(), "samples": str(samples)})
+        with open_rows(path / REWARDS, what="rewards", key=_key, fields=("scorer", "id", "scores")) as file:
+            for name, scorer in scorers.items():
+                _score(file, name, scorer, prompts, view=view, progress=progress)
+            keys = [(name, prompt.id) for name in scorers for prompt in prompts]
+            numbers = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
+        if qualities is not None:
+            numbers |= {(quality, name): values for name, values in qualities.items()}
+        prompts, numbers, unread = _readable(prompts, numbers)
+        left_out += sorted(unread.keys() - {prompt.id for prompt in prompts})
+        truth = [
+            np.asarray([rouge_l(text, prompt.reference) for text in prompt.comparison.responses])
+            if quality == REFERENCE
+            else numbers[quality, prompt.id]
+            for prompt in prompts
+        ]
+        sizes = sizes_up_to(max(len(prompt.numbers) for prompt in prompts))
+        selectors = {name: [numbers[name, prompt.id] for prompt in prompts] for name in rewards}
+        selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(values)) for values in truth]}
+        curves = {name: curve(scores, truth, sizes) for name, scores in selectors.items()}
+        users = [prompt.comparison.user_id for prompt in prompts]
+        summary = {
+            "samples": str(samples),
+            "policy": run.get("model"),
+            "quality": quality,
+            "n": len(prompts),
+            "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
+            "empty": empty,
+            "unread": sum(unread.values()),
+            "left_out": left_out,
+            "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
+            "definitions": _DEFINITIONS,
+        }
+        setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
+        figures = [
+            figure_of(
+                curves[name][-1].by_prompt.tolist(),
+                [cluster_of(prompt.comparison.user_id, prompt.id) for prompt in prompts],
+                name=f"best-of-{sizes[-1]}",
+                label=name,
+                identity=scorers[name].identity(),
+                setting=setting,
+                policy=run["inputs"]["model"].get("architecture"),
+            )
+            for name in rewards
+        ]
+        write_behaviour(path, figures)
+        _draw(path / CURVES, summary)
+        write_json(path / SUMMARY, summary)
+    return BestOfN(path, summary)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The samples of one prompt that can be scored.
+
+    Attributes:
+      comparison: of the data, with the samples as responses, without labels.
+      numbers: of the samples, as `prb sample` counts them.
+      reference: the response of the data with the highest label.
+    """
+
+    comparison: Comparison
+    numbers: tuple[int, ...]
+    reference: str
+
+    @property
+    def id(self) -> str:
+        """The id of the comparison."""
+        return self.comparison.id
+
+
+def read_candidates(
+    folder: Path, run: Mapping[str, Any], data: Sequence[str] | None
+) -> tuple[list[Candidates], list[str], int]:
+    """Return the prompts with a sample that can be scored; the ids of those without one; and how many are empty.
+
+    Args:
+      folder: of a finished run of `prb sample`.
+      run: its `run.json`.
+      data: of the samples, where it has another name now.
+
+    Raises:
+      DataError: samples of other data, or nothing but empty samples.
+    """
+    inputs, names = run["inputs"], data or run.get("data")
+    if not names:
+        raise DataError(f"{folder}: its data was given from Python: name it with --data")
+    read = read_inputs(names, subset=inputs["data"]["subset"], limit=inputs["limit"])
+    expected, actual = _contents(inputs["data"]), _contents(as_recorded(read.to_json()))
+    if actual != expected:
+        raise DataError(
+            f"{folder}: its samples are of other data than {', '.join(map(str, names))} now: expected "
+            f"{quote(expected)}, found {quote(actual)}"
+        )
+    texts: dict[str, list[tuple[int, str]]] = {}
+    empty = 0
+    for (name, number), row in read_samples(folder).items():
+        if row["text"].strip():
+            texts.setdefault(name, []).append((number, row["text"]))
+        else:
+            empty += 1
+    prompts, left_out = [], []
+    for comparison in read.comparisons:
+        samples = sorted(texts.get(comparison.id, ()))
+        if not samples:
+            left_out.append(comparison.id)
+            continue
+        assert comparison.labels is not None
+        reference = comparison.responses[int(np.argmax(comparison.labels))]
+        asked = replace(comparison, responses=[text for _, text in samples], labels=None)
+        prompts.append(Candidates(asked, tuple(number for number, _ in samples), reference))
+    if not prompts:
+        raise DataError(f"{folder}: every sample is empty: there is nothing to choose from")
+    return prompts, left_out, empty
+
+
+def _contents(data: Mapping[str, Any]) -> Any:
+    """What data is made of, without its names."""
+    files = [
+        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
+    ]
+    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}
+
+
+def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.ndarray]:
+    """The numbers [K] of each prompt's samples in a file of qualities.
+
+    Raises:
+      DataError: a number that is missing, or not finite; names the sample.
+    """
+    rows = read_rows(
+        Path(file),
+        what="qualities",
+        key=lambda row: (row["id"], row["sample"]),
+        fields=("id", "sample", "quality"),
+    )
+    qualities = {}
+    for prompt in prompts:
+        values = [rows.get((prompt.id, number), {}).get("quality") for number in prompt.numbers]
+        for number, value in zip(prompt.numbers, values, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+                raise DataError(
+                    f"{file}: expected a finite quality of sample {number} of {quote(prompt.id)}, found {quote(value)}"
+                )
+        qualities[prompt.id] = np.asarray(values, np.float64)
+    return qualities
+
+
+def _open(name: str, loading: LoadOptions, judge: JudgeOptions | None, *, cache: Path) -> Scorer:
+    if not is_judge(name):
+        return open_scorer(name, loading)
+    judge = judge or JudgeOptions()
+    if parse_judge(name).protocol == RUBRIC:
+        judge = replace(judge, template=None, system=None, scale=None)
+    return open_named_judge(name, judge, loading=loading, cache=cache)
+
+
+def _readable(
+    prompts: Sequence[Candidates], numbers: Mapping[tuple[str, str], np.ndarray]
+) -> tuple[list[Candidates], dict[tuple[str, str], np.ndarray], dict[str, int]]:
+    """The samples that every scorer has a number for, their numbers, and how many of each prompt there are not.
+
+    Raises:
+      DataError: there is no such sample.
+    """
+    readable, known, unread = [], dict[tuple[str, str], np.ndarray](), dict[str, int]()
+    scorers = dict.fromkeys(scorer for scorer, _ in numbers)
+    for prompt in prompts:
+        keys = [(scorer, prompt.id) for scorer in scorers]
+        finite = np.isfinite([numbers[key] for key in keys]).all(axis=0)
+        if not finite.all():
+            unread[prompt.id] = int((~finite).sum())
+        if finite.any():
+            texts = [prompt.comparison.responses[place] for place in np.flatnonzero(finite)]
+            kept = tuple(prompt.numbers[place] for place in np.flatnonzero(finite))
+            asked = replace(prompt.comparison, responses=texts)
+            readable.append(replace(prompt, comparison=asked, numbers=kept))
+        known |= {key: numbers[key][finite] for key in keys}
+    if not readable:
+        raise DataError("no sample has a number of every judge: their replies could not be read")
+    return readable, known, unread
+
+
+def _score(
+    file: RowFile,
+    name: str,
+    scorer: Any,
+    prompts: Sequence[Candidates],
+    *,
+    view: Mapping[str, Any],
+    progress: bool,
+) -> None:
+    """Score what is missing; every batch is on disk before the next one is waited for."""
+    known = [(name, prompt.id) in file.rows for prompt in prompts]
+    with show_progress(name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress) as display:
+        for batch in scorer.stream(
+            [prompt.comparison for prompt in prompts],
+            skip=lambda indices: all(known[index] for index in indices),
+            **view,
+        ):
+            rows = []
+            for index, scores in zip(batch.indices, batch.scores, strict=True):
+                prompt, values = prompts[index], list(map(float, scores))
+                if not np.isfinite(values).all() and not isinstance(scorer, JudgeScorer):
+                    raise RunError(
+                        f"{name}: comparison {quote(prompt.id)}: expected finite scores, found {quote(values)}"
+                    )
+                if not known[index]:
+                    numbers = [value if np.isfinite(value) else None for value in values]
+                    samples = list(prompt.numbers)
+                    rows.append({"scorer": name, "id": prompt.id, "samples": samples, "scores": numbers})
+            file.append(rows)
+            display.advance(len(rows), sum(batch.tokens))
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["scorer"], row["id"]
+
+
+def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
+    interval = mean_interval(point.by_prompt, users)
+    return {"k": point.k, "quality": point.quality, **interval.to_json(), "first": point.first}
+
+
+def quality_label(quality: str) -> str:
+    """Return what a picture or a table calls the quality of a sample."""
+    return "ROUGE-L F1 against the best labelled response (0 to 1)" if quality == REFERENCE else quality
+
+
+def _draw(path: Path, summary: Mapping[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for name, points in summary["curves"].items():
+        sizes = [point["k"] for point in points]
+        bound = name in (ORACLE, RANDOM)
+        style = {"color": "gray", "linestyle": ":" if name == RANDOM else "--"} if bound else {"marker": "o"}
+        (drawn,) = axis.plot(sizes, [point["quality"] for point in points], label=name, markersize=3, **style)  # pyright: ignore[reportArgumentType]
+        if not bound and all(point["ci95"] for point in points):
+            low, high = zip(*(point["ci95"] for point in points), strict=True)
+            axis.fill_between(sizes, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+    sizes = sorted({point["k"] for points in summary["curves"].values() for point in points})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.minorticks_off()
+    axis.set_xlabel("k, samples to choose from")
+    axis.set_ylabel(f"quality of the best of k: {quality_label(summary['quality'])}")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    with writing(path), whole_file(path) as file:
+        figure.savefig(file, dpi=120, format="png", metadata={"Software": None})

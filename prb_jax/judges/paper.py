@@ -1,0 +1,354 @@
+"""The judges of Personalised RewardBench as its scripts ask them, with their parsers and quirks.
+
+`--prompts DIR` is the folder of the prompts in a checkout of the scripts; the system turn of the judges of single
+responses is a constant in the scripts, which are searched for a text with the known digest. Nothing of them is part of
+this project. One quirk is not copied: see :func:`prb_jax.judges.rating_template.fill_places`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.judges.chat import ChatModel, fit_conversations
+from prb_jax.judges.pairs import better_response, warn_of_one_letter
+from prb_jax.judges.rating_template import check_places, check_rubric, fill_places, read_text
+from prb_jax.judges.scorer import Judgement, check_labels, spoken
+from prb_jax.runs.rows import Row
+from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.visible import render_profile
+
+PAIR_PROMPTS = MappingProxyType(
+    {"pairwise_system.txt": "5438903c1bb5524d", "pairwise_user.txt": "6cdbfc0c2ce1eae2"}
+)
+"""The files of the judge of pairs, and the first digits of the sha256 of their text without blanks around it."""
+RUBRIC_PROMPT = ("evaluation.txt", "8dc668fadab47db9")
+SYSTEM_DIGEST = "f090ab5395942261"
+"""The first digits of the sha256 of the system turn of the judges of single responses."""
+SCRIPTS = ("BoN/evaluate.py", "BoN/score.py", "PPO/evaluate.py", "PPO/reward_server.py")
+"""Scripts of the checkout that hold the system turn."""
+
+SEED = 42
+PAIR_TOKENS, NUMBER_TOKENS, LIST_TOKENS = 512, 10, 32
+UNREAD_NUMBER, UNREAD_LIST = 0.5, 0.0
+"""The scripts' score of a reply that cannot be read."""
+
+_UNIT = re.compile(r"0?\.\d+|[01]\.?\d*")
+_LIST = re.compile(r"\[([^\]]+)\]")
+_NUMBER = re.compile(r"-?\d+\.?\d*")
+
+
+def paper_verdict(reply: str) -> str | None:
+    """Return A or B as the paper's script reads it; None where it finds neither."""
+    text = reply.strip().rsplit("</think>", 1)[-1].replace('"', "").replace("*", "").lower()
+    if "result:" not in text:
+        return None
+    return {"a": "A", "b": "B"}.get(text.split("result:")[1].strip()[:1])
+
+
+def paper_number(reply: str) -> float | None:
+    """Return the number of 0 to 1 that the paper's script reads; None where it takes its default, 0.5.
+
+    The whole text is a number (beyond the ends it counts as the end, and so does what is not finite), or else the
+    leftmost piece of it that looks like a number from 0 on.
+    """
+    text = reply.strip()
+    try:
+        value = float(text)
+    except ValueError:
+        piece = _UNIT.search(text)
+        if piece is None:
+            return None
+        value = float(piece[0])
+    return max(0.0, min(1.0, value))  # min gives 1 for what is not a number, as the script does
+
+
+def paper_list(reply: str) -> float | None:
+    """Return the mean of the numbers that the paper's script reads; None where it takes its default, 0.
+
+    They are looked for between the first brackets, or everywhere. They are not held to 0..2, nor counted.
+    """
+    text = reply.strip()
+    inside = _LIST.search(text)
+    numbers = [float(number) for number in _NUMBER.findall(inside[1] if inside else text)]
+    return float(np.mean(numbers)) if numbers else None
+
+
+def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
+    """Return the response that is shown as A in each comparison: a coin that starts again in every subset.
+
+    The better response is A where `random.random()` is below one half.
+    """
+    coins: dict[str | None, random.Random] = {}
+    firsts = []
+    for comparison in comparisons:
+        coin = coins.setdefault(comparison.subset, random.Random(SEED))
+        better = better_response(comparison)
+        firsts.append(better if coin.random() < 0.5 else 1 - better)
+    return firsts
+
+
+@dataclass(frozen=True)
+class PaperPairs:
+    """Asks in one order by a seeded coin, and counts a reply that cannot be read as A.
+
+    Attributes:
+      chat: the model.
+      system: text of the system turn.
+      user: text of the user's turn, with the places {question}, {Response_A} and {Response_B}.
+    """
+
+    chat: ChatModel
+    system: str
+    user: str
+
+    def identity(self) -> Mapping[str, Any]:
+        return {**self.chat.identity(), "judge": "paper", "max_new_tokens": PAIR_TOKENS}
+
+    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        return paper_first(comparisons)
+
+    def messages(self, comparison: Comparison, first: int) -> tuple[Message, ...]:
+        """Return the conversation that shows the response `first` as A; the question alone, no profile.
+
+        Raises:
+          DataError: a prompt of several turns, for which the paper has no place.
+        """
+        a, b = comparison.responses[first], comparison.responses[1 - first]
+        texts = {"question": _question(comparison), "Response_A": a, "Response_B": b}
+        return Message("system", self.system), Message("user", fill_places(self.user, texts))
+
+    def judge(
+        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
+    ) -> list[Judgement]:
+        if profile_posts:
+            raise RunError(
+                "profile_posts: the paper's judge is shown no profile: expected 0, or leave it out"
+            )
+        shown_first = {comparison.id: first for comparison, first in zip(comparisons, firsts, strict=True)}
+        conversations, _ = fit_conversations(
+            self.chat,
+            comparisons,
+            lambda comparison, posts: [self.messages(comparison, shown_first[comparison.id])],
+            posts=0,
+            max_new_tokens=PAIR_TOKENS,
+        )
+        judgements = []
+        replies = self.chat.replies(conversations, max_new_tokens=PAIR_TOKENS)
+        for first, reply in zip(firsts, replies, strict=True):
+            verdict = paper_verdict(reply.text)
+            scores = np.zeros(2, np.float32)
+            scores[1 - first if verdict == "B" else first] = 1.0
+            judgements.append(spoken(scores, [reply], {"first": first, "verdicts": [verdict]}, 0))
+        return judgements
+
+    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        better_in_a = [
+            row["first"] == better_response(comparison)
+            for row, comparison in zip(rows, comparisons, strict=True)
+        ]
+        named_a = [row["verdicts"] != ["B"] for row in rows]
+        hits = [shown == named for shown, named in zip(better_in_a, named_a, strict=True)]
+
+        def part(in_a: bool) -> dict[str, Any]:
+            members = [hit for hit, shown in zip(hits, better_in_a, strict=True) if shown == in_a]
+            return {"n": len(members), "accuracy": sum(members) / len(members) if members else None}
+
+        in_a, in_b = part(True), part(False)
+        shares = [in_a["accuracy"], in_b["accuracy"]]
+        return {
+            **warn_of_one_letter(sum(named_a), len(named_a) - sum(named_a)),
+            "n": len(rows),
+            "correct": sum(hits),
+            "accuracy": sum(hits) / len(hits),
+            "chosen_in_a": in_a,
+            "chosen_in_b": in_b,
+            "position_bias": None if None in shares else abs(shares[0] - shares[1]),
+            "predicted_a": sum(named_a),
+            "predicted_b": len(named_a) - sum(named_a),
+            "failed_parses": sum(row["verdicts"] == [None] for row in rows),
+        }
+
+
+@dataclass(frozen=True)
+class PaperRatings:
+    """Rates one response at a time.
+
+    Attributes:
+      chat: the model.
+      kind: "paper-score", a number from 0 to 1; or "paper-rubric", 0, 1 or 2 for each aspect in one reply.
+      system: text of the system turn.
+      template: with the places {question}, {answer}, and {profile} or {aspects}.
+    """
+
+    chat: ChatModel
+    kind: Literal["paper-score", "paper-rubric"]
+    system: str
+    template: str
+
+    @property
+    def rubric(self) -> bool:
+        """Whether it is the rubric judge."""
+        return self.kind == "paper-rubric"
+
+    def identity(self) -> Mapping[str, Any]:
+        return {
+            **self.chat.identity(),
+            "judge": self.kind,
+            "max_new_tokens": self._most,
+            "rating_template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
+        }
+
+    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        for comparison in comparisons:
+            check_labels(comparison)
+        return [0] * len(comparisons)
+
+    def judge(
+        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
+    ) -> list[Judgement]:
+        if self.rubric and profile_posts:
+            raise RunError(
+                "profile_posts: the paper's rubric judge is shown no profile: expected 0, or leave it out"
+            )
+        conversations, dropped = fit_conversations(
+            self.chat, comparisons, self._ask, posts=profile_posts, max_new_tokens=self._most
+        )
+        every = iter(self.chat.replies(conversations, max_new_tokens=self._most))
+        parse, unread = (paper_list, UNREAD_LIST) if self.rubric else (paper_number, UNREAD_NUMBER)
+        judgements = []
+        for comparison, lost in zip(comparisons, dropped, strict=True):
+            replies = [next(every) for _ in comparison.responses]
+            parsed = [parse(reply.text) for reply in replies]
+            numbers = [unread if number is None else number for number in parsed]
+            details = {"ratings": numbers, "failed_parses": parsed.count(None)}
+            judgements.append(spoken(np.asarray(numbers, np.float32), replies, details, lost))
+        return judgements
+
+    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        subsets: dict[str, list[float]] = {}
+        for row, comparison in zip(rows, comparisons, strict=True):
+            subsets.setdefault(comparison.subset or "", []).extend(row["ratings"])
+        every = [number for numbers in subsets.values() for number in numbers]
+        return {
+            "n": len(rows),
+            **_spread(every),
+            "by_subset": {name: _spread(numbers) for name, numbers in subsets.items() if name},
+            "ratings": len(every),
+            "failed_parses": sum(row["failed_parses"] for row in rows),
+        }
+
+    @property
+    def _most(self) -> int:
+        return LIST_TOKENS if self.rubric else NUMBER_TOKENS
+
+    def _ask(self, comparison: Comparison, posts: int) -> list[tuple[Message, ...]]:
+        texts = {"question": _question(comparison)}
+        if self.rubric:
+            check_rubric(comparison)
+            texts["aspects"] = ", ".join(aspect.aspect for aspect in comparison.rubric_aspects)
+        else:
+            texts["profile"] = render_profile(comparison.profile, posts, protocol=TextProtocol.PAPER)
+        asked = [fill_places(self.template, {**texts, "answer": answer}) for answer in comparison.responses]
+        return [(Message("system", self.system), Message("user", text)) for text in asked]
+
+
+def open_paper_judge(
+    chat: ChatModel, protocol: str, *, prompts: str | Path, template: str | Path | None
+) -> PaperPairs | PaperRatings:
+    """Return one of the paper's judges.
+
+    Args:
+      chat: the model.
+      protocol: "paper", "paper-score" or "paper-rubric".
+      prompts: the folder of the prompts in a checkout of the paper's scripts.
+      template: of "paper-score", with the places {question}, {profile} and {answer}. The scripts' default one is
+        that of the rubric judge, so that their numbers mean nothing: there is no default here.
+
+    Raises:
+      RunError: a file cannot be read or is not the paper's, or the template is missing or lacks a place.
+    """
+    if protocol == TextProtocol.PAPER:
+        return PaperPairs(
+            chat, *(_paper_file(prompts, name, digest) for name, digest in PAIR_PROMPTS.items())
+        )
+    system = _system_turn(Path(prompts))
+    if protocol == "paper-rubric":
+        return PaperRatings(chat, "paper-rubric", system, _paper_file(prompts, *RUBRIC_PROMPT))
+    if template is None:
+        raise RunError(
+            "--template FILE: --protocol paper-score needs it: a text with the places {question}, {profile} and "
+            "{answer} that asks for a number from 0 to 1"
+        )
+    text = read_text(template, "--template")
+    check_places(text, str(template), needed=("question", "answer"), places=("question", "profile", "answer"))
+    return PaperRatings(chat, "paper-score", system, text)
+
+
+def _question(comparison: Comparison) -> str:
+    """The question, which is all that the paper's judges are told of a prompt.
+
+    Raises:
+      DataError: a prompt of several turns, for which the paper has no place.
+    """
+    if len(comparison.prompt) > 1:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: the paper's judge reads one question, found a prompt of "
+            f"{len(comparison.prompt)} turns: use the default protocol"
+        )
+    return comparison.question
+
+
+def _paper_file(folder: str | Path, name: str, digest: str) -> str:
+    """The text of one prompt file of the scripts, without blanks around it; its sha256 begins with ``digest``."""
+    path = Path(folder) / name
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path}: cannot be read: {error}: --prompts takes the folder of the prompts in a checkout of "
+            "Personalised RewardBench"
+        ) from error
+    actual = hashlib.sha256(text.encode()).hexdigest()
+    if not actual.startswith(digest):
+        raise RunError(f"{path}: not the paper's file: expected sha256 {digest}..., found {actual[:16]}...")
+    return text
+
+
+def _system_turn(prompts: Path) -> str:
+    for script in SCRIPTS:
+        try:
+            tree = ast.parse((prompts.resolve().parent / script).read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value.strip()
+                if hashlib.sha256(text.encode()).hexdigest().startswith(SYSTEM_DIGEST):
+                    return text
+    raise RunError(
+        f"{prompts}: the system turn of the paper's judges (sha256 {SYSTEM_DIGEST}...) is in none of "
+        f"{', '.join(SCRIPTS)} beside it: --prompts takes the folder of the prompts in a checkout of Personalised "
+        "RewardBench"
+    )
+
+
+def _spread(numbers: Sequence[float]) -> dict[str, float]:
+    values = np.asarray(numbers, np.float64)
+    return {
+        "mean_rating": float(values.mean()),
+        "std": float(values.std()),  # of the population
+        "min": float(values.min()),
+        "max": float(values.max()),
+    }

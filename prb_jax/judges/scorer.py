@@ -1,0 +1,251 @@
+"""The one scorer of all judges: it evaluates, and keeps its judgements, or it rates texts as a reward."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, PrbError, RunError, quote
+from prb_jax.judges.endpoint import Endpoint, Reply
+from prb_jax.runs.rows import Row, open_rows, read_rows
+from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.visible import visible
+from prb_jax.trees.batches import ScoredBatch
+from prb_jax.trees.tree import Truncation
+
+JUDGEMENTS = "judgements.jsonl"
+"""In the run folder: what the judge was shown first, and its verdicts or ratings, a row for each comparison."""
+
+TOGETHER = 64
+"""Comparisons that are judged at a time."""
+
+_FIELDS = ("id", "judge", "tokens")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A judge's answer to one comparison.
+
+    Attributes:
+      scores: float32 [K], of the responses.
+      tokens: of prompts and replies, as far as they are known.
+      details: what else is kept: verdicts or ratings, replies, probabilities.
+      posts_dropped: posts that did not fit.
+    """
+
+    scores: np.ndarray
+    tokens: int
+    details: Mapping[str, Any]
+    posts_dropped: int = 0
+
+
+class JudgeProtocol(Protocol):
+    """How a judge is asked about comparisons, and how its answers are read."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that decides the judgements, JSON-ready."""
+        ...
+
+    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
+        """Return which response is shown as A at first in each of all comparisons; 0 where one is shown at a time.
+
+        Raises:
+          DataError: a comparison that cannot be judged in this way.
+        """
+        ...
+
+    def judge(
+        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
+    ) -> list[Judgement]:
+        """Return the judgement of each comparison, which shows the response of `firsts` as A."""
+        ...
+
+    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of the judgements of comparisons."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeScorer:
+    """A judge as a scorer.
+
+    With a folder it is what `prb_jax.evaluate` takes, and its judgements are kept there. Without one it is a reward: it
+    needs no labels, its scores are the ratings, and a rating that cannot be read is NaN.
+
+    Attributes:
+      protocol: how the judge is asked; as a reward it has "ratings" among the details of its judgements.
+      posts: of the user that a reward shows where its caller does not say; `prb_jax.evaluate` always does.
+      folder: where judgements are kept.
+      endpoint: that is asked, so that one process alone asks; None for a model on this machine.
+      name: in tables; that of the model if not given.
+    """
+
+    protocol: JudgeProtocol
+    posts: int
+    folder: Path | None = None
+    endpoint: Endpoint | None = None
+    name: str | None = None
+
+    @cached_property
+    def _identity(self) -> Mapping[str, Any]:
+        return self.protocol.identity()
+
+    @cached_property
+    def _digest(self) -> str:
+        identity = self._identity
+        deciding = {key: value for key, value in identity.items() if key != "name"} or identity
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that decides its judgements."""
+        return {**self._identity} | ({} if self.name is None else {"name": self.name})
+
+    @property
+    def has_max_length(self) -> bool:
+        """Whether conversations have a longest length: those of a model on this machine that is read at logits."""
+        return hasattr(self.protocol, "max_length")
+
+    def kept_in(self, folder: Path) -> JudgeScorer:
+        """Return the same judge, whose judgements are kept in another folder."""
+        return replace(self, folder=folder)
+
+    def stream(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int | None,
+        skip: Callable[[Sequence[int]], bool],
+        protocol: str | None = None,
+        max_length: int | None = None,
+    ) -> Iterator[ScoredBatch]:
+        """Judge every comparison once, some at a time; a judgement that is kept is on disk before its scores are given.
+
+        Raises:
+          DataError: a comparison that does not fit, or has no rubric where one is asked for.
+          RunError: an endpoint that refuses, is down or lies; of a reward an option that a judge does not have. A
+            reward has given all comparisons before the one that cannot be rated.
+        """
+        posts = self.posts if profile_posts is None else profile_posts
+        if self.folder is None:
+            judge = self._as_reward(protocol, max_length)
+            firsts = [0] * len(comparisons)
+            kept = contextlib.nullcontext()
+        else:
+            judge = self.protocol
+            firsts = judge.firsts(comparisons)
+            kept = open_rows(self.folder / JUDGEMENTS, what="a judge's run", key=_row_key, fields=_FIELDS)
+
+        def judged(indices: Sequence[int]) -> ScoredBatch:
+            part = [comparisons[index] for index in indices]
+            judgements = judge.judge(part, [firsts[index] for index in indices], profile_posts=posts)
+            if file is not None:
+                file.append(
+                    {"id": comparison.id, "judge": self._digest, "tokens": one.tokens, **one.details}
+                    for comparison, one in zip(part, judgements, strict=True)
+                )
+                scores = [one.scores for one in judgements]
+            else:
+                scores = [np.asarray(one.details["ratings"], np.float32) for one in judgements]  # None is NaN
+            truncation = [Truncation(posts_dropped=one.posts_dropped) for one in judgements]
+            return ScoredBatch(indices, scores, [one.tokens for one in judgements], truncation)
+
+        with kept as file:
+            for start in range(0, len(comparisons), TOGETHER):
+                indices = range(start, min(start + TOGETHER, len(comparisons)))
+                if skip(indices):
+                    continue
+                try:
+                    yield judged(indices)
+                except PrbError:
+                    if file is not None:
+                        raise
+                    # One after the other, so that the one at fault is known; replies that came are kept.
+                    for index in indices:
+                        yield judged([index])
+
+    def _as_reward(self, protocol: str | None, max_length: int | None) -> JudgeProtocol:
+        if protocol not in (None, TextProtocol.DEFAULT):
+            raise RunError(f"protocol: a judge has prompts of its own: leave it out, found {quote(protocol)}")
+        if max_length is None:
+            return self.protocol
+        if not self.has_max_length:
+            raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
+        return replace(self.protocol, max_length=max_length)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.
+
+        Raises:
+          RunError: a judgement is missing.
+        """
+        assert self.folder is not None
+        path = self.folder / JUDGEMENTS
+        known = read_rows(path, what="a judge's run", key=_row_key, fields=_FIELDS)
+        rows = []
+        for comparison in comparisons:
+            row = known.get((self._digest, comparison.id))
+            if row is None:
+                raise RunError(
+                    f"{path}: the judgement of {quote(comparison.id)} is missing: start again in another folder"
+                )
+            rows.append(row)
+        figures = self.protocol.figures(rows, comparisons)
+        if self.endpoint is None:
+            return figures
+        totals: dict[str, int | None] = {}
+        for key in ("prompt_tokens", "completion_tokens"):
+            counts = [count for row in rows for count in row[key]]
+            totals[key] = None if None in counts else sum(counts)
+        return {
+            **figures,
+            "requests": sum(len(row["replies"]) for row in rows),
+            **totals,
+            "cost_dollars": self.endpoint.cost(totals["prompt_tokens"], totals["completion_tokens"]),
+        }
+
+
+def _row_key(row: Row) -> tuple[str, str]:
+    return row["judge"], row["id"]
+
+
+def spoken(
+    scores: np.ndarray, replies: Sequence[Reply], details: Mapping[str, Any], posts_dropped: int
+) -> Judgement:
+    """Return the judgement of replies in words, which are kept with their tokens beside the details."""
+    tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
+    kept = {
+        "replies": [reply.text for reply in replies],
+        "prompt_tokens": [reply.prompt_tokens for reply in replies],
+        "completion_tokens": [reply.completion_tokens for reply in replies],
+    }
+    return Judgement(scores, tokens, {**details, **kept}, posts_dropped)
+
+
+def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tuple[str, ...]]:
+    """Return the user's request, behind the user's posts, as one text; and the responses."""
+    shown = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
+    turns = shown.prefix_messages
+    if len(turns) == 1:
+        return turns[0].content, shown.responses
+    return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns), shown.responses
+
+
+def without_thoughts(reply: str) -> str | None:
+    """Return a reply behind its thoughts; None where a thought is not closed."""
+    _, closed, answer = reply.rpartition("</think>")
+    return None if not closed and "<think>" in reply else answer
+
+
+def check_labels(comparison: Comparison) -> None:
+    """Raise DataError for a comparison without labels."""
+    if comparison.labels is None:
+        raise DataError(f"comparison {quote(comparison.id)}: has no labels")
