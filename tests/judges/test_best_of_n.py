@@ -163,7 +163,7 @@ def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> No
     assert by_file.summary["curves"]["oracle"][-1]["quality"] == 1.5
     file.write_text("".join(json.dumps(row) + "\n" for row in judged[:-1]))
     known = [prb.Comparison(id="h", question="?", chosen="a", rejected="b", user_id="u0")]
-    with pytest.raises(prb.RunError, match=r"history: none of baseline:length adapts to users"):
+    with pytest.raises(prb.RunError, match=r"history: baseline:length does not adapt to users"):
         best_of_n(samples, ["baseline:length"], out=tmp_path / "none", history=known, progress=False)
     with pytest.raises(prb.DataError, match=r"expected a finite quality of sample 3 of 'q3', found None"):
         best_of_n(samples, rewards, out=tmp_path / "less", quality=str(file), progress=False)
