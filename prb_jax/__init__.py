@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.prompt_extras import HintOptions
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
-    from prb_jax.serving.limits import Limits
+    from prb_jax.serving.http_server import Limits
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import ServeOptions, serve
     from prb_jax.sources.prepare import Prepared, prepare
@@ -117,7 +117,7 @@ _HOMES = {
     "HintOptions": "prb_jax.scoring.prompt_extras",
     "RewardModel": "prb_jax.scoring.reward_model",
     "PlainScorer": "prb_jax.scoring.scorer",
-    "Limits": "prb_jax.serving.limits",
+    "Limits": "prb_jax.serving.http_server",
     "reward_fn": "prb_jax.serving.reward_fn",
     "ServeOptions": "prb_jax.serving.serve",
     "serve": "prb_jax.serving.serve",
