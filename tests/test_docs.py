@@ -95,6 +95,8 @@ def test_command_lines_are_parsed(page):
 @each_page
 def test_commands_within_sentences_have_a_verb_and_flags_that_there_are(page):
     for words in filter(None, map(command_of, spans(page))):
+        if words[0] in ("VERB", "--help", "--version"):
+            continue
         verbs = [name for name in parsers() if f"{' '.join(words)} ".startswith(f"{name} ")]
         group = [parser for name, parser in parsers().items() if name.startswith(f"{words[0]} ")]
         chosen = [parsers()[verbs[0]]] if verbs else group

@@ -141,6 +141,12 @@ def test_the_report_says_what_was_done(result):
         assert text in page
 
 
+def test_the_page_shows_both_models_and_their_training(result):
+    page = result.page.read_text(encoding="utf-8")
+    for text in ("scores/persona", "scores/user_blind", "Pairs to read", "<svg"):
+        assert text in page, text
+
+
 def test_a_finished_one_is_read_and_a_killed_one_continued(result, tmp_path):
     again = quickstart(out=result.out, recipe=TINY, progress=False)
     assert again.summary == result.summary
@@ -196,6 +202,8 @@ def test_from_the_command_line(result, capsys, monkeypatch):
         "best, user known",
         "summary.json",
         "report.md",
+        f"page: {result.page}",
+        f"prb evaluate {result.out}/persona --data",
     ):
         assert text in shown
     figures = result.summary["models"]["persona"]

@@ -34,5 +34,9 @@ def run(options: argparse.Namespace) -> int:
     if result.stopped_by is not None:
         return INTERRUPTED  # what was saved is said already
     print_table(quickstart_table(result.summary))
-    print(f"written to {result.report} and {result.path}")
+    print(f"figures: {result.path}; the commands of each step: {result.report}")
+    print(f"page: {result.page} (open it in a browser)")
+    print(
+        f"next, with pairs of your own: prb evaluate {result.out}/persona --data pairs.jsonl --out runs/mine"
+    )
     return 0

@@ -17,7 +17,7 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.quickstart.folder import DATA, REPORT, SCORES, START, open_quickstart, read_finished
+from prb_jax.quickstart.folder import DATA, PAGE, REPORT, SCORES, START, open_quickstart, read_finished
 from prb_jax.quickstart.linear import fit_persona_words
 from prb_jax.quickstart.recipe import (
     PERSONA,
@@ -31,6 +31,7 @@ from prb_jax.quickstart.recipe import (
     write_pairs,
 )
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
+from prb_jax.reports.page import report as write_page
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.clusters import clusters_of
@@ -75,8 +76,13 @@ class Quickstart:
 
     @property
     def report(self) -> Path:
-        """The page to read."""
+        """The table and the commands of each step, as Markdown."""
         return self.out / REPORT
+
+    @property
+    def page(self) -> Path:
+        """The page of the two models: figures, comparisons, learning curves, pairs to read."""
+        return self.out / PAGE
 
     @property
     def path(self) -> Path:
@@ -140,6 +146,13 @@ class _Steps:
                 return Quickstart(self.folder, stopped_by=result.stopped_by)
         with self._step("evaluation"):
             summary = self._evaluate([*personal, *generic])
+        with self._step("page"):
+            names = (PERSONA, USER_BLIND)
+            write_page(
+                [*(self.folder / SCORES / name for name in names), *(self.folder / name for name in names)],
+                out=self.folder / PAGE,
+                title="Quickstart: a reward model that reads the profile, and one that does not",
+            )
         summary["seconds"] = self.seconds
         with writing(self.folder / REPORT):
             report = quickstart_report(summary, folder=str(self.folder))

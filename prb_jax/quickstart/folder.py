@@ -6,6 +6,7 @@
 ``user_blind.py``, ``persona.py``  the configs of the two trainings, for `prb train`.
 ``user_blind/``, ``persona/``      their run folders, each with the trained model in ``model/``.
 ``scores/NAME/``     the run folders of the evaluations, those of the baselines among them.
+``page.html``        a page of both models, to open in a browser.
 ``report.md``        the table, what stands in it, and the single commands.
 ``summary.json``     the figures; written last: a folder that has it is finished.
 """
@@ -23,7 +24,7 @@ from prb_jax.errors import RunError
 from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record
 
 QUICKSTART = "quickstart.json"
-REPORT = "report.md"
+REPORT, PAGE = "report.md", "page.html"
 START, DATA, SCORES = "start", "data", "scores"
 KIND = "prb_jax quickstart"
 
