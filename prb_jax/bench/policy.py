@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.bench.timed_step import KL_COEFFICIENT, LEARNING_RATE
+from prb_jax.bench.workload import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.data.comparison import Comparison
 from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
@@ -130,7 +130,7 @@ def bench_policy(
     texts = random_texts(opened.chat().tokenizer, count=prompts, tokens=prompt_tokens)
     rival, steps = None, []
     if against:
-        from prb_jax.bench.rivals.trl_policy import TrlPolicyTrainer
+        from prb_jax.bench.rivals.trl import TrlPolicyTrainer
 
         rival = TrlPolicyTrainer(
             model, texts, samples=samples, new_tokens=new_tokens, dtype=chosen, rows=against_rows

@@ -16,8 +16,7 @@ from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
 from prb_jax.reports.style import ResultsTable
 from prb_jax.retrieval.rank_profiles import read_queries
-from prb_jax.retrieval.rankers import Query
-from prb_jax.retrieval.similarity import SimilarityRanking, rank_by_similarity
+from prb_jax.retrieval.rankers import Query, SimilarityRanking, rank_by_similarity
 
 AGAINST_USERS = 2
 """Users that the usual way ranks a round, where it is not said."""

@@ -108,7 +108,7 @@ def bench_sampling(
     given = [np.asarray(tree.prefix) for tree in work.trees]
     rival = None
     if against:
-        from prb_jax.bench.rivals.transformers_sampling import TransformersSampler
+        from prb_jax.bench.rivals.transformers import TransformersSampler
 
         config = policy.config.original | {"tie_word_embeddings": True}
         rival = TransformersSampler(source if isinstance(source, Path) else config, dtype=policy.dtype)

@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group
 
-from prb_jax.bench.rivals.transformers_cached import CachedScorer, trees_of_people
-from prb_jax.bench.rivals.transformers_scoring import (
+from prb_jax.bench.rivals.transformers import (
     BATCH,
+    CachedScorer,
     PaddedRun,
     TransformersScorer,
     padded_batches,
     torch_peak,
+    trees_of_people,
 )
 from prb_jax.bench.scorer import TreePass, bench_source, load_for_bench, score_pass
 from prb_jax.bench.table import Column, rates_table
 from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import measured_peak
+from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.tree import build_tree
 
@@ -267,7 +268,7 @@ def line(result: ScoringResult) -> str:
     return text
 
 
-def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> Group:
+def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> ResultsTable:
     """Return all results as a table."""
 
     def difference(r: ScoringResult) -> str:

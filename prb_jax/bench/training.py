@@ -16,18 +16,17 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Group
 
-from prb_jax.bench.rivals.trl_training import TrlTrainer
+from prb_jax.bench.rivals.trl import TrlTrainer
 from prb_jax.bench.scorer import bench_source, load_for_bench
 from prb_jax.bench.table import Column, rates_table
-from prb_jax.bench.timed_step import OPTIMIZER, STEPS, TimedStep
-from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
+from prb_jax.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload, count_pairs, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
+from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
@@ -275,7 +274,7 @@ def line(result: TrainingResult) -> str:
     return text
 
 
-def table(results: Sequence[TrainingResult], *, rival_name: str | None) -> Group:
+def table(results: Sequence[TrainingResult], *, rival_name: str | None) -> ResultsTable:
     """Return all results as a table."""
     return rates_table(
         results,

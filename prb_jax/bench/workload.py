@@ -1,4 +1,4 @@
-"""What is timed: trees of random tokens with the lengths of personalised data."""
+"""What is timed: trees of random tokens with the lengths of personalised data, and what both sides train with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 
 from prb_jax.errors import RunError
 from prb_jax.models.named_shapes import QUESTION_TOKENS
+from prb_jax.training.settings import OptimizerSettings
 from prb_jax.trees.tree import Tree, build_tree
 
 PREFIX_SPREAD = 0.45
+
 """Standard deviation of the logarithm of prefix lengths, as ten-post profiles have it."""
 
 RESPONSE_SPREAD = 0.25
@@ -116,3 +118,33 @@ def synthetic_workload(
     if questions_per_user > 1:
         name += f", {questions_per_user} a user"
     return Workload(name, tuple(trees), questions_per_user)
+
+
+STEPS = 1000
+
+LEARNING_RATE = 1e-5
+
+KL_COEFFICIENT = 0.04
+
+"""Of the KL in the loss of a policy."""
+
+OPTIMIZER = OptimizerSettings(
+    learning_rate=LEARNING_RATE,
+    schedule="constant",
+    warmup_share=0.0,
+    weight_decay=0.0,
+    b2=0.999,
+    clip_norm=1.0,
+)
+
+"""What both sides train with."""
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
+
+    seconds: float
+    loss: float
+    padded_tokens: int
+    tokens: int

@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Rank the questions, and print the first ones."""
     start(options)
-    from prb_jax.reports.questions import render_questions
+    from prb_jax.reports.tables import render_questions
     from prb_jax.study.ask import ask, write_questions
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)

@@ -203,8 +203,7 @@ def _comparison(compared: dict[str, Any]) -> object:
 
 
 def _table(result: Any, *, title: str) -> object:
-    from prb_jax.reports.posts import render_posts
-    from prb_jax.reports.table import render_summary
+    from prb_jax.reports.tables import render_posts, render_summary
     from prb_jax.scoring.posts import PostsSweep
 
     if isinstance(result, PostsSweep):

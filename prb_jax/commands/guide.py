@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.metrics.texts import TEXT_LABELS
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import facts_table
-        from prb_jax.reports.table import interval
+        from prb_jax.reports.tables import interval
 
         shared = device_options(options)
         result = guide(

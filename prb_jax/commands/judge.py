@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.judges.judge import judge
         from prb_jax.judges.options import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.reports.table import render_summary
+        from prb_jax.reports.tables import render_summary
         from prb_jax.scoring.prompt_extras import HintOptions
 
         names = (

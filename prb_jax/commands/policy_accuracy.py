@@ -125,7 +125,7 @@ def _print(summary: Mapping[str, Any]) -> None:
     from rich.markup import escape
 
     from prb_jax.reports.style import NONE, new_table
-    from prb_jax.reports.table import interval
+    from prb_jax.reports.tables import interval
 
     def number(value: float | None) -> str:
         return NONE if value is None else f"{value:.3f}"

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     assert config is not None
     with until_terminated(options):
         start(options)
-        from prb_jax.reports.training import training_table
+        from prb_jax.reports.tables import training_table
         from prb_jax.training.train import train
 
         result = train(

@@ -22,7 +22,7 @@ from prb_jax.plan.chips import Chip, Slice, describe_slice
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
 from prb_jax.plan.program import Program, executed_flops, scoring_program, training_program
-from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import crossing_axis, make_mesh
 from prb_jax.training import TUNINGS, Tuning
 

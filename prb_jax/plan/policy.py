@@ -33,7 +33,7 @@ from prb_jax.plan.program import (
     scoring_program,
     visited_steps,
 )
-from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import BatchShape
 from prb_jax.rl.forward import Actor
 from prb_jax.rl.learner import make_look, make_policy_step, reference_of, sources_of
 from prb_jax.rl.objective import POLICY, VALUE, Targets

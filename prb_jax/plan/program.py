@@ -24,9 +24,14 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token, tree_flops
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
-from prb_jax.plan.shapes import BatchShape
-from prb_jax.plan.streams import paged_stream, stream_flops
-from prb_jax.plan.trained_streams import drawn_trees, tokens_in_buckets, trained_streams
+from prb_jax.plan.streams import (
+    BatchShape,
+    drawn_trees,
+    paged_stream,
+    stream_flops,
+    tokens_in_buckets,
+    trained_streams,
+)
 from prb_jax.readouts.labels import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.readouts.score_tree import is_pointwise

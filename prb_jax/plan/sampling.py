@@ -26,7 +26,7 @@ from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.chips import Slice, describe_slice
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named
 from prb_jax.plan.program import Program, check_shape, placed
-from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh, parameter_shardings, replicated
 from prb_jax.trees.shapes import round_up
 

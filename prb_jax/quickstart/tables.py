@@ -103,7 +103,7 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
 
 
 def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
-    from prb_jax.reports.table import interval
+    from prb_jax.reports.tables import interval
 
     accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
     coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import listed
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
-from prb_jax.reports.table import interval
+from prb_jax.reports.tables import interval
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -11,7 +11,7 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.processes.agreement import differences
 from prb_jax.reports.style import NONE, new_table, signed
-from prb_jax.reports.table import interval
+from prb_jax.reports.tables import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.folder import RUN
 from prb_jax.scoring.prompt_extras import told_of

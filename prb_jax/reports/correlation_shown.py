@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.reports.style import NONE, new_table, signed
-from prb_jax.reports.table import interval
+from prb_jax.reports.tables import interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,15 +15,26 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
-from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section, visible
-from prb_jax.reports.cells import figure_cell, headline, last_figures
+from prb_jax.reports.blocks import (
+    Block,
+    Cell,
+    Chapter,
+    PageTable,
+    Paragraph,
+    Preformatted,
+    Section,
+    figure_cell,
+    headline,
+    last_figures,
+    visible,
+)
 from prb_jax.reports.comparison import named_runs, what_differs
 from prb_jax.reports.drawings import draw_curves, draw_points
 from prb_jax.reports.evaluation import evaluation_chapter, manifest, model_name
+from prb_jax.reports.pairs import TextReader
 from prb_jax.reports.policy import policy_chapter
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
-from prb_jax.reports.texts import TextReader
 from prb_jax.runs.finished import FinishedRun, read_finished
 
 _TRAINING = "train.json"

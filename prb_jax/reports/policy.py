@@ -9,8 +9,16 @@ from typing import Any
 
 from prb_jax.data.reading import read_object
 from prb_jax.errors import RunError
-from prb_jax.reports.blocks import Block, Cell, Chapter, PageTable, Paragraph, Preformatted, Section
-from prb_jax.reports.cells import figure_cell
+from prb_jax.reports.blocks import (
+    Block,
+    Cell,
+    Chapter,
+    PageTable,
+    Paragraph,
+    Preformatted,
+    Section,
+    figure_cell,
+)
 from prb_jax.reports.drawings import draw_curves
 from prb_jax.reports.evaluation import manifest
 from prb_jax.runs.folder import SUMMARY

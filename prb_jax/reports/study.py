@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError
-from prb_jax.reports.blocks import Cell, Chapter, Listing, PageTable, Section
-from prb_jax.reports.cells import figure_cell
+from prb_jax.reports.blocks import Cell, Chapter, Listing, PageTable, Section, figure_cell
 from prb_jax.reports.drawings import draw_shots
 from prb_jax.reports.style import NONE, new_table, signed
 

@@ -96,7 +96,7 @@ def rank_profiles(
     else:
         # Here, so that rankers without a model start no JAX.
         from prb_jax.readouts.text_encoder import load_text_encoder
-        from prb_jax.retrieval.similarity import rank_by_similarity
+        from prb_jax.retrieval.rankers import rank_by_similarity
 
         loaded = load_text_encoder(encoder, **options)
         ranking = rank_by_similarity(queries, loaded, progress=progress)

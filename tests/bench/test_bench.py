@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prb_jax.bench.rivals.transformers_scoring import padded_batches
+from prb_jax.bench.rivals.transformers import padded_batches
 from prb_jax.bench.scorer import load_for_bench, score_pass
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params

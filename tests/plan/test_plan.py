@@ -23,10 +23,15 @@ from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
 from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
 from prb_jax.plan.program import executed_flops, forward_flops, scoring_program, training_program
-from prb_jax.plan.shapes import BatchShape
-from prb_jax.plan.streams import paged_stream, stream_flops
+from prb_jax.plan.streams import (
+    BatchShape,
+    drawn_trees,
+    paged_stream,
+    stream_flops,
+    tokens_in_buckets,
+    trained_streams,
+)
 from prb_jax.plan.tables import plan_table, sweep_table
-from prb_jax.plan.trained_streams import drawn_trees, tokens_in_buckets, trained_streams
 from prb_jax.sharding import make_mesh
 
 GIB = 1024**3

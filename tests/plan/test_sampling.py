@@ -16,7 +16,7 @@ from prb_jax.plan import plan_sampling
 from prb_jax.plan.chips import CHIPS, Slice
 from prb_jax.plan.program import executed_flops
 from prb_jax.plan.sampling import plan_sampling_on, sampling_program, step_flops
-from prb_jax.plan.shapes import BatchShape
+from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh
 from tests.plan.test_plan import TINY
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.reports.table import interval, render_summary
+from prb_jax.reports.tables import interval, render_summary
 
 
 def rows(wins, *, users=True, subsets=True, truncated=0):

@@ -1,13 +1,23 @@
-"""TRL with torch's backward pass: what the comparisons of training a reward model and a policy have in common."""
+"""The usual way of training, for comparison: TRL's RewardTrainer and GRPOTrainer, their steps without bookkeeping."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import jax
+import numpy as np
+
+from prb_jax.bench.workload import KL_COEFFICIENT, LEARNING_RATE, OPTIMIZER, TimedStep
+from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.errors import RunError
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.trees.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -68,3 +78,227 @@ def open_trl() -> Trl:
             f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
         ) from error
     return Trl(torch, transformers, trl, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+# Pairs of a microbatch: without gradient checkpointing eight long pairs do not fit in a laptop's memory,
+# and on a CPU they would be no faster.
+_PAIRS = {"cpu": 2, "cuda": 8}
+
+
+class TrlTrainer:
+    """RewardTrainer's collator and loss, torch's backward pass, clipping and AdamW: its step without its bookkeeping.
+
+    Gradient checkpointing is off. In bfloat16 it trains as TRL does by default: float32 weights under
+    autocast.
+    """
+
+    def __init__(self, config: DecoderConfig, params: Params, *, dtype: str, pairs: int | None) -> None:
+        """A classifier of transformers with our weights.
+
+        Args:
+          config: architecture.
+          params: its weights.
+          dtype: of activations.
+          pairs: of a microbatch; two on CPUs and eight on GPUs if not given.
+
+        Raises:
+          RunError: torch or TRL is not installed.
+        """
+        self._trl = open_trl()
+        self.device, self.version = self._trl.device, self._trl.version
+        self.pairs = pairs or _PAIRS[self.device]
+        self._dtype = dtype
+        self._clip = OPTIMIZER.clip_norm
+        fields = {
+            name: value for name, value in config.original.items() if name not in ("torch_dtype", "dtype")
+        }
+        torch, transformers = self._trl.torch, self._trl.transformers
+        model: Any = transformers.AutoModelForSequenceClassification.from_config(
+            transformers.AutoConfig.for_model(**fields), dtype=torch.float32, attn_implementation="sdpa"
+        )
+        _copy_weights(torch, model, config, params)
+        self._folder = tempfile.TemporaryDirectory()
+        self._trainer: Any = self._trl.trl.RewardTrainer(
+            model=model.to(self.device),
+            args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
+            train_dataset=_one_pair(),
+            processing_class=_padding_tokenizer(),
+        )
+        self._trainer.model.train()
+        self._optimizer: Any = torch.optim.AdamW(
+            self._trainer.model.parameters(),
+            lr=LEARNING_RATE,
+            betas=(OPTIMIZER.b1, OPTIMIZER.b2),
+            eps=OPTIMIZER.eps,
+            weight_decay=OPTIMIZER.weight_decay,
+        )
+
+    def run(self, trees: Sequence[Tree]) -> TimedStep:
+        """One step over these pairs."""
+        trainer = self._trainer
+        total = 0.0
+        tokens = padded = 0
+        start = time.perf_counter()
+        for at in range(0, len(trees), self.pairs):
+            some = trees[at : at + self.pairs]
+            rows = [
+                {"chosen_ids": t.sequence(0).tolist(), "rejected_ids": t.sequence(1).tolist()} for t in some
+            ]
+            batch = {name: value.to(self.device) for name, value in trainer.data_collator(rows).items()}
+            tokens += int(batch["attention_mask"].sum())
+            padded += batch["attention_mask"].numel()
+            with self._trl.narrow(self._dtype):
+                loss = trainer.compute_loss(trainer.model, batch) * (len(some) / len(trees))
+            loss.backward()
+            total += float(loss.detach())
+        self._trl.update(trainer.model, self._optimizer, clip=self._clip)
+        return TimedStep(time.perf_counter() - start, total, padded, tokens)
+
+
+def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params) -> None:
+    """Our weights into transformers' tensors, one at a time."""
+    tensors = dict(model.named_parameters())
+    leaves = flatten(params)
+    with torch.no_grad():
+        for leaf in leaf_maps(config):
+            for layer, key in enumerate(leaf.file_keys):
+                value = leaves[leaf.path][layer] if leaf.stacked else leaves[leaf.path]
+                array = np.array(jax.device_get(value), np.float32)
+                tensors[key].copy_(torch.from_numpy(array.T.copy() if leaf.transposed else array))
+
+
+def _one_pair() -> Any:
+    """A data set, which the trainer asks for; batches are given to it directly."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
+
+
+def _padding_tokenizer() -> Any:
+    """A tokenizer that knows nothing but padding, which is id 0: no response of the workload ends with it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<pad>")
+
+
+# Rollouts of a microbatch, as in the comparison of reward models' training.
+_ROWS = {"cpu": 4, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class PolicyStep:
+    """Wall seconds of one step, its mean tokens of a rollout, and the tokens of its prompts."""
+
+    rollout_seconds: float
+    update_seconds: float
+    length: float
+    prompt_tokens: int
+
+
+class TrlPolicyTrainer:
+    """GRPOTrainer's own generation, advantages, reference and loss; torch's backward pass, clipping and AdamW.
+
+    Its step without its bookkeeping. Gradient checkpointing is off. In bfloat16 it trains as TRL does by default:
+    float32 weights under autocast.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        texts: Sequence[str],
+        *,
+        samples: int,
+        new_tokens: int,
+        dtype: str,
+        rows: int | None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+          model: folder of a causal language model.
+          texts: the user's turns.
+          samples: of each.
+          new_tokens: of a sample, at most.
+          dtype: of activations.
+          rows: samples of a microbatch; chosen by device if not given.
+
+        Raises:
+          RunError: torch or TRL is not installed, or the rows do not divide the samples of a step.
+        """
+        from datasets import Dataset
+
+        self._trl = open_trl()
+        self.device = self._trl.device
+        self._dtype, self._samples = dtype, samples
+        whole = len(texts) * samples
+        self._rows = rows or next(
+            size for size in range(min(_ROWS[self.device], whole), 0, -1) if whole % size == 0
+        )
+        if whole % self._rows:
+            raise RunError(
+                f"--against-rows: expected a divisor of the {whole} rollouts of a step, found {rows}"
+            )
+        self._prompts = [[{"role": "user", "content": text}] for text in texts]
+        self._folder = tempfile.TemporaryDirectory()
+        parts = whole // self._rows
+        torch, transformers = self._trl.torch, self._trl.transformers
+        policy: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self._trainer: Any = self._trl.trl.GRPOTrainer(
+            model=policy.to(self.device),
+            reward_funcs=cast(Any, _lengths),
+            args=self._trl.trl.GRPOConfig(
+                **self._trl.arguments(self._folder),
+                beta=KL_COEFFICIENT,
+                temperature=1.0,
+                num_generations=samples,
+                max_completion_length=new_tokens,
+                per_device_train_batch_size=self._rows,
+                gradient_accumulation_steps=parts,
+                steps_per_generation=parts,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": self._prompts}),
+            processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        )
+        self._trainer.model.train()
+        self._trainer.current_gradient_accumulation_steps = parts
+        self._optimizer: Any = torch.optim.AdamW(
+            self._trainer.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0
+        )
+
+    def run(self) -> PolicyStep:
+        """One step over all prompts."""
+        trainer = self._trainer
+        drawing: list[float] = []
+        inside = type(trainer)._generate
+
+        def generate(prompts: Any) -> Any:
+            begun = time.perf_counter()
+            found = inside(trainer, prompts)
+            drawing.append(time.perf_counter() - begun)
+            return found
+
+        trainer._generate = generate
+        rows = [{"prompt": prompt} for prompt in self._prompts for _ in range(self._samples)]
+        length, prompt_tokens = 0.0, 0
+        start = time.perf_counter()
+        for _ in range(trainer.current_gradient_accumulation_steps):
+            with self._trl.narrow(self._dtype):
+                part = trainer._prepare_inputs(rows)
+                loss = trainer.compute_loss(trainer.model, part)
+            loss.backward()
+            trainer._step += 1
+            length += float(part["completion_mask"].sum())
+            prompt_tokens += int(part["prompt_mask"].sum())
+        self._trl.update(trainer.model, self._optimizer, clip=1.0)
+        (rollout,) = drawing
+        return PolicyStep(
+            rollout, time.perf_counter() - start - rollout, length / len(rows), prompt_tokens // self._samples
+        )
+
+
+def _lengths(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [float(len(each[0]["content"])) for each in completions]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.bench.rivals.transformers_scoring import PaddedRun
+from prb_jax.bench.rivals.transformers import PaddedRun
 from prb_jax.errors import RunError
 
 MEMORY_SHARE = 0.45

@@ -1,20 +1,28 @@
-"""The result on the terminal: a model beside the baselines, with intervals, and by subset."""
+"""What verbs print: a model beside the baselines with intervals and by subset, sweeps of posts, questions, training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
 from prb_jax.scoring.prompt_extras import told_of
+from prb_jax.study.ask import Question
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
+
 _MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown
+
 _BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
+
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 
 
@@ -268,3 +276,72 @@ def _label(name: str) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return NONE if value is None else form.format(value)
+
+
+def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+    """Return a line for each of the points of `posts.json`.
+
+    Args:
+      points: as of `prb_jax.scoring.posts.PostsSweep`.
+      title: above the table.
+    """
+    fewest = points[0]["profile_posts"]
+    table = new_table(title, ("posts", "accuracy", f"minus that with {fewest}", "cut"))
+    for point in points:
+        gain = (
+            "" if point["profile_posts"] == fewest else signed(point["difference"], point["difference_ci95"])
+        )
+        cells = [f"{point['profile_posts']}", interval(point["accuracy"], point["ci95"]), gain]
+        table.add_row(*map(escape, cells), f"{point['truncated']:,}")
+    table.caption = escape(
+        f"[..] 95 % interval; {points[0]['n']:,} comparisons; cut: comparisons whose text was cut"
+    )
+    return table
+
+
+def render_questions(questions: Sequence[Question], *, top: int) -> Table:
+    """Return a line for each of the first questions, and what a random one would tell."""
+    from rich.markup import escape
+
+    ruled = questions[0].pref_rule is not None
+    headings = ["question", "information", "prefers the first", *(["PReF's rule"] if ruled else [])]
+    table = new_table("The questions that tell most", headings)
+    for question in questions[:top]:
+        cells = [f"{question.information:.4f}", f"{question.probability:.2f}"]
+        cells += [] if question.pref_rule is None else [f"{question.pref_rule:.3g}"]
+        table.add_row(escape(question.id), *cells)
+    mean = float(np.mean([question.information for question in questions]))
+    caption = [f"information in nats; a question at random: {mean:.4f}"]
+    if ruled:
+        chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
+        caption.append(f"PReF's rule asks {chosen.id}: {chosen.information:.4f}")
+    table.caption = escape("\n".join(caption))
+    return table
+
+
+def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
+    """One row of numbers for training and one for validation, with what was trained on below.
+
+    Args:
+      summary: what `summary.json` of a run of `prb train` holds.
+      title: above the table.
+    """
+    table = new_table(title, ("", "comparisons", "loss", "accuracy", "margin"))
+    rows = [("training, last tenth", summary["train_comparisons"], summary["last_tenth"])]
+    if summary["validation"] is not None:
+        name = f"validation at step {summary['exported_step']:,}"
+        rows.append((name, summary["validation_comparisons"], summary["validation"]))
+    for name, count, numbers in rows:
+        table.add_row(
+            name,
+            f"{count:,}",
+            f"{numbers['loss']:.4f}",
+            f"{numbers['accuracy']:.3f}",
+            f"{numbers['margin']:.3f}",
+        )
+    trained, parameters = summary["trained_parameters"], summary["parameters"]
+    table.caption = (
+        f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens "
+        f"seen, {trained:,} of {parameters:,} parameters trained"
+    )
+    return table
