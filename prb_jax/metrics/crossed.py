@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,9 +22,11 @@ class CrossedVariance:
 
     Attributes:
       variance: never below the smaller one of ``by_user`` and ``by_responses``, because the difference that two-way
-        clustering takes can be negative by chance; and never below that of half a row.
-      by_user, by_responses, by_both: clustered one way, each with the factor G / (G - 1) for G clusters.
+        clustering takes can be negative by chance; where rows share single responses, whose variance can be negative
+        too, never below ``by_user``; and never below that of half a row.
+      by_user, by_responses, by_both: clustered one way, see :class:`OneWayVariance`.
       clusters: the smaller one of the numbers of users and of sets of responses.
+      effective: the smaller one of their effective numbers.
     """
 
     variance: float
@@ -32,6 +34,7 @@ class CrossedVariance:
     by_responses: float
     by_both: float
     clusters: int
+    effective: float
 
 
 def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
@@ -48,22 +51,38 @@ def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
     by_responses = _by_responses(values, keys)
     by_both = _by_responses(values, [tuple((user, key) for key in pair) for user, pair in zip(users, keys)])
     difference = by_user.variance + by_responses.variance - by_both.variance
-    least = min(by_user.variance, by_responses.variance)
+    least = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
     return CrossedVariance(
         variance=max(difference, least, 0.25 / len(values) ** 2),
         by_user=by_user.variance,
         by_responses=by_responses.variance,
         by_both=by_both.variance,
         clusters=min(by_user.clusters, by_responses.clusters),
+        effective=min(by_user.effective, by_responses.effective),
     )
 
 
 @dataclass(frozen=True)
 class OneWayVariance:
-    """The variance of a mean, clustered one way, with the factor G / (G - 1) for G clusters; and G."""
+    """The variance of a mean, clustered one way.
 
-    variance: float
+    Attributes:
+      raw: the sum of the squared sums of residuals by cluster, over n squared.
+      factor: makes ``raw`` unbiased where all variance is that of clusters: 1 / (1 - 2 sum w^3 / sum w^2 + sum w^2) for
+        clusters with the shares w of the rows, which is G / (G - 1) for G clusters of one size.
+      clusters: G.
+      effective: the effective number of clusters, 1 / sum w^2 (Kish 1965): G for clusters of one size.
+    """
+
+    raw: float
+    factor: float
     clusters: int
+    effective: float
+
+    @property
+    def variance(self) -> float:
+        """With the factor."""
+        return self.raw * self.factor
 
 
 def user_keys(users: Sequence[str | None]) -> list[Hashable]:
@@ -79,15 +98,13 @@ def _by_responses(values: np.ndarray, keys: Sequence[tuple[Hashable, ...]]) -> O
         np.repeat(values, 2), [key for pair in keys for key in pair], mean=values.sum() / len(values)
     )
     both = one_way_variance(values, keys)  # two rows of one pair share both keys, and count once
-    factor = either.clusters / max(either.clusters - 1, 1)
-    again = both.variance * max(both.clusters - 1, 1) / both.clusters * factor
-    return OneWayVariance(either.variance * 4 - again, either.clusters)
+    return replace(either, raw=either.raw * 4 - both.raw)
 
 
 def one_way_variance(
     values: np.ndarray, keys: Iterable[Hashable], *, mean: float | None = None
 ) -> OneWayVariance:
-    """Return the sum of the squared sums of residuals by cluster, over n squared, times G / (G - 1).
+    """Return the variance of the mean of values, clustered by one key of each row.
 
     Args:
       values: [n] numbers.
@@ -97,8 +114,21 @@ def one_way_variance(
     number: dict[Hashable, int] = {}
     of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
     sums = np.bincount(of_row, weights=values)  # exact for small whole numbers
-    rows = np.bincount(of_row)
-    n, groups = len(values), len(number)
-    residuals = sums - (values.sum() / n if mean is None else mean) * rows
-    # an exact sum: not even the last bit depends on the order of the rows
-    return OneWayVariance(math.fsum(residuals**2) / n**2 * groups / max(groups - 1, 1), groups)
+    return variance_of_sums(
+        sums, np.bincount(of_row), mean=values.sum() / len(values) if mean is None else mean
+    )
+
+
+def variance_of_sums(sums: np.ndarray, rows: np.ndarray, *, mean: float) -> OneWayVariance:
+    """Return the variance of a mean, clustered, from sums and numbers of rows (int) of each cluster, [G]."""
+    residuals = sums - mean * rows
+    counts = [int(count) for count in rows]
+    n, squares, cubes = sum(counts), sum(c**2 for c in counts), sum(c**3 for c in counts)
+    above, below = squares * n**2, squares * n**2 - 2 * n * cubes + squares**2
+    return OneWayVariance(
+        raw=math.fsum(residuals**2)
+        / n**2,  # an exact sum: not even the last bit depends on the order of the rows
+        factor=above / below if below else 1.0,  # of whole numbers, and so exact for clusters of one size
+        clusters=len(counts),
+        effective=n**2 / squares,
+    )

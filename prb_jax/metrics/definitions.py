@@ -15,7 +15,7 @@ _TWO_WAY: Final = (
     "two-way clustered over {over} and {responses}, because several users judge the same responses: the variance by "
     "users, plus the one by responses, minus the one by both (Cameron, Gelbach and Miller), never below the smaller "
     "one of the first two, in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
-    "number of clusters; over {over} alone where fewer than ten rows are won, or lost"
+    "effective number of clusters; over {over} alone where fewer than ten rows are won, or lost"
 )
 _DEFINITIONS: Final[Mapping[str, str]] = {
     "n": "scored comparisons",

@@ -29,11 +29,14 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
     "interval; null where there are fewer than six clusters",
     "rank_group": "1 for the best. The runs stand in the order of accuracy, and a new group begins with the first run "
-    "that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05 and "
-    "the interval of their difference, where there is one, leaves out 0",
+    "that the data tell apart from one of the group before it. Two runs are told apart if p_holm is at most 0.05; with "
+    "fewer than six clusters none are",
     "difference": "accuracy of a minus accuracy of b on the same comparisons",
-    "p": "two-sided exact McNemar test: how often only one of the two wins, against an even split",
+    "p": "two-sided t test of the difference, with the standard error and the degrees of freedom of its interval; null "
+    "where there is none",
     "p_holm": "p adjusted for all pairs by the method of Holm (1979)",
+    "p_mcnemar": "two-sided exact McNemar test: how often only one of the two wins, against an even split. It takes "
+    "comparisons of one user for independent, and decides nothing here",
     "n": "comparisons",
     "users": "distinct users among them",
     "flips": FLIPS_DEFINITION,
@@ -79,8 +82,8 @@ def compare_rows(
 
     Returns:
       {"runs": [{name, accuracy, ci95, rank_group}] from the best to the worst,
-       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "n", "users", "flips", "scores"}] in the order of
-       "runs"},
+       "pairs": [{"a", "b", "difference", "ci95", "p", "p_holm", "p_mcnemar", "n", "users", "flips", "scores"}] in the
+       order of "runs"},
       plain JSON values, as ``COMPARISON_DEFINITIONS`` explains them.
 
     Raises:
@@ -96,23 +99,26 @@ def compare_rows(
     pairs = []
     for a, b in itertools.combinations(names, 2):
         gains = wins[a].astype(np.int64) - wins[b]
+        interval = difference_interval(gains, clusters)
         pairs.append(
             {
                 "a": a,
                 "b": b,
                 "difference": float(gains.mean()),
-                "ci95": difference_interval(gains, clusters).bounds,
-                "p": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
-                "p_holm": 1.0,
+                "ci95": interval.bounds,
+                "p": interval.p_value(float(gains.mean())),
+                "p_holm": None,
+                "p_mcnemar": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
                 "n": len(gains),
                 "users": known,
                 "flips": flips(found[a].outcomes, found[b].outcomes),
                 "scores": score_differences(found[a].scores, found[b].scores),
             }
         )
-    for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
+    tested = [pair for pair in pairs if pair["p"] is not None]
+    for pair, adjusted in zip(tested, holm([pair["p"] for pair in tested]), strict=True):
         pair["p_holm"] = float(adjusted)
-    groups = _rank_groups(names, {(pair["a"], pair["b"]) for pair in pairs if _apart(pair)})
+    groups = _rank_groups(names, {(pair["a"], pair["b"]) for pair in tested if pair["p_holm"] <= LEVEL})
     standings = [
         {
             "name": name,
@@ -159,11 +165,6 @@ def _places(name: str, rows: Sequence[ScoredRow]) -> dict[str, int]:
     if not rows or len(places) != len(rows):
         raise DataError(f"{name}: expected at least one comparison, and each once")
     return places
-
-
-def _apart(pair: Mapping[str, Any]) -> bool:
-    interval = pair["ci95"]
-    return pair["p_holm"] <= LEVEL and (interval is None or not interval[0] <= 0 <= interval[1])
 
 
 def _rank_groups(names: Sequence[str], apart: set[tuple[str, str]]) -> dict[str, int]:

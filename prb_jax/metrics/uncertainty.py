@@ -61,6 +61,16 @@ class Interval:
         """[low, high], or None."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
+    def p_value(self, estimate: float) -> float | None:
+        """Return the two-sided p-value of a t test that the true value is 0; None where there is no interval."""
+        from scipy.special import stdtr  # scipy takes long to import
+
+        if self.low is None or self.standard_error is None or self.degrees is None:
+            return None
+        if not self.standard_error:
+            return float(estimate == 0)
+        return float(2 * stdtr(self.degrees, -abs(estimate) / self.standard_error))
+
     def to_json(self, name: str = "ci95") -> dict[str, Any]:
         """Return the two entries of a summary: the bounds, and the reason where there are none."""
         return {name: self.bounds, f"{name}_reason": self.reason}
@@ -145,7 +155,7 @@ def accuracy_interval(
     found = crossed_variance(np.asarray(wins, np.int64), clusters)
     if found.clusters < LEAST_CLUSTERS:
         return _none(_too_few(found.clusters, "users or sets of responses"), TWO_WAY, found.clusters)
-    estimate, degrees = won / n, found.clusters - 1.0
+    estimate, degrees = won / n, _degrees(found.effective)
     # Wilson's interval, with the number of independent rows that would give this variance
     rate = _quantile(degrees, level) ** 2 * found.variance / (estimate * (1 - estimate))
     centre = (estimate + rate / 2) / (1 + rate)
@@ -174,6 +184,7 @@ def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float =
         int(gains.sum()) / len(gains),
         found.variance + _FURTHER_ROWS / len(gains) ** 2,
         clusters=found.clusters,
+        effective=found.effective,
         what="users or sets of responses",
         level=level,
         method=PAIRED,
@@ -265,6 +276,7 @@ def _t_interval(values: np.ndarray, clusters: Clusters, *, level: float, method:
         float(values.sum()) / n,
         found.variance + (_FURTHER_ROWS / n**2 if method == PAIRED else 0.0),
         clusters=found.clusters,
+        effective=found.effective,
         what=clusters.over,
         level=level,
         method=method,
@@ -272,12 +284,19 @@ def _t_interval(values: np.ndarray, clusters: Clusters, *, level: float, method:
 
 
 def _around(
-    estimate: float, variance: float, *, clusters: int, what: str, level: float, method: str
+    estimate: float,
+    variance: float,
+    *,
+    clusters: int,
+    effective: float,
+    what: str,
+    level: float,
+    method: str,
 ) -> Interval:
     """Return the interval of t standard errors on either side, within what is possible."""
     if clusters < LEAST_CLUSTERS:
         return _none(_too_few(clusters, what), method, clusters)
-    error, degrees = math.sqrt(variance), clusters - 1.0
+    error, degrees = math.sqrt(variance), _degrees(effective)
     half = _quantile(degrees, level) * error
     low, high = estimate - half, estimate + half
     if method == PAIRED:
@@ -293,6 +312,11 @@ def _too_few(clusters: int, what: str) -> str:
     if what == OVER_COMPARISONS and clusters == 1:
         what = "comparison"
     return f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+
+
+def _degrees(effective: float) -> float:
+    """Of freedom of t: an effective cluster less than there are, at least one."""
+    return max(effective - 1.0, 1.0)
 
 
 def _quantile(degrees: float, level: float) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.processes.agreement import differences
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
@@ -24,6 +25,7 @@ _DIFFERENCES_SHOWN: Final = 4
 _SETTINGS: Final = {"profile_posts": "{} posts", "max_length": "max_length {}"}
 """What is said of a setting, where its name and its value do not do."""
 _NO_SETTINGS: Final = ("data", "limit", "hints", "order_claim", "versions")  # hints are always shown in words
+_NO_VERDICT: Final = f"; fewer than {LEAST_CLUSTERS} users or responses: no verdict"
 
 
 def compare(
@@ -38,8 +40,8 @@ def compare(
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, rank_group;
-      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, n, users,
-      flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by its path
+      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm,
+      p_mcnemar, n, users, flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by its path
       as given where two folders share a name.
 
     Raises:
@@ -126,7 +128,12 @@ def _settings(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def check_comparable(
     a: str, run_a: FinishedRun, b: str, run_b: FinishedRun, *, across_protocols: bool
 ) -> None:
-    """Raise RunError if two runs are on different data, or have different protocols that are not asked for."""
+    """Raise RunError if two runs are on different data, or have different protocols that are not asked for, or if the
+    accuracy of one is not defined."""
+    for name, run in ((a, run_a), (b, run_b)):
+        if run.summary.get("accuracy") is None:
+            reason = run.summary.get("ci95_reason")
+            raise RunError(f"{name}: its accuracy is not defined on these data ({reason}); leave it out")
     ours, theirs = run_a.record["inputs"], run_b.record["inputs"]
     data = [{name: inputs.get(name) for name in ("data", "limit")} for inputs in (ours, theirs)]
     if changed := differences(*data):
@@ -176,7 +183,10 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
     for pair in pairs:
         cells = [pair["a"], pair["b"], signed(pair["difference"], pair["ci95"])]
         table.add_row(*map(escape, [*cells, _p(pair["p"]), _p(pair["p_holm"])]))
-    table.caption = escape("[..] 95 % interval of the paired difference; p: exact McNemar test")
+    table.caption = escape(
+        "[..] 95 % interval of the paired difference; p: its t test"
+        + ("" if first["p"] is not None else _NO_VERDICT)
+    )
     scores = new_table(
         "Verdicts and scores",
         ("run", "minus", "other\nverdict", "mean", "RMS", "largest", "Pearson", "Spearman"),
@@ -204,5 +214,7 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
     return Group(ranks, table, scores)
 
 
-def _p(value: float) -> str:
+def _p(value: float | None) -> str:
+    if value is None:
+        return NONE
     return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"

@@ -176,9 +176,12 @@ def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Map
             run
         )
     for group in alike.values():
+        for run in [run for run in group if run.summary.get("accuracy") is None]:
+            group.remove(run)
+            blocks.append(Paragraph(f"{names[run.path]}: {run.summary.get('ci95_reason')}.", True))
         if len(group) > 1:
             blocks += _compared(group, names)
-        else:
+        elif group:
             blocks.append(Paragraph(f"{names[group[0].path]}: no other run on the same data.", True))
     return Chapter("All runs", "all", [Section("Comparison", blocks)])
 

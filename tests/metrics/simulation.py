@@ -10,11 +10,13 @@ import argparse
 import itertools
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
+from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.beta_binomial import fit_correlation
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.uncertainty import difference_interval, score_test
+from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, score_test
 
 USERS = (6, 10, 20, 50, 100)
 PAIRS = (3, 10, 60)
@@ -114,6 +116,95 @@ def difference_coverage(users, pairs, better, spread, *, repeats, seed=0):
     return hits / repeats
 
 
+def crossed_coverage(users, sets, rows, skew, spreads, *, repeats, mean=0.65, better=None, seed=0):
+    """The share of the two-way intervals that hold the mean, where users and sets of responses are of unequal sizes.
+
+    Users and sets have log-normal sizes (``skew`` is the standard deviation of the logarithm) and normal effects on a
+    probit scale, with the standard deviations ``spreads``. With ``better`` the interval is that of a difference of two
+    models, whose users and sets differ.
+    """
+    rng = np.random.default_rng([seed, users, sets, rows, int(10 * skew), int(10 * sum(spreads))])
+    hits = 0
+    for _ in range(repeats):
+        sizes = np.outer(*(np.exp(skew * rng.standard_normal(count)) for count in (users, sets))).reshape(-1)
+        user, item = np.divmod(rng.choice(users * sets, rows, p=sizes / sizes.sum()), sets)
+        effects = [spread * rng.standard_normal(n) for spread, n in zip(spreads, (users, sets))]
+        pull = effects[0][user] + effects[1][item]
+        clusters = Clusters(tuple(map(str, user)), tuple((str(one),) for one in item))
+        if better is None:
+            total = np.sqrt(1 + spreads[0] ** 2 + spreads[1] ** 2)
+            won = rng.standard_normal(rows) + pull + total * ndtri(mean) > 0
+            low, high = accuracy_interval(won, clusters).bounds or (0, 0)
+            hits += low <= mean <= high
+        else:
+            share = 0.25 + np.clip(better + 0.2 * pull, -0.5, 0.5) / 2
+            drawn = rng.random(rows)
+            gains = np.where(drawn < share, 1, np.where(drawn < 0.5, -1, 0))
+            low, high = difference_interval(gains, clusters).bounds or (0, 0)
+            hits += low <= better <= high
+    return hits / repeats
+
+
+CROSSED = (  # users, sets of responses, rows
+    (30, 20, 150),
+    (30, 20, 600),
+    (12, 40, 200),
+    (60, 60, 600),
+)
+SKEWS = (0.0, 1.0, 1.5)
+EFFECTS = ((0.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.0, 0.5))
+
+
+def crossed_table(repeats):
+    """Yield the lines of the table of two-way intervals: the lowest and the highest coverage over all effects."""
+    yield "| users, sets, rows | " + " | ".join(f"skew {skew:g}" for skew in SKEWS) + " |"
+    yield "|---|" + "---|" * len(SKEWS)
+    for design in CROSSED:
+        cells = []
+        for skew in SKEWS:
+            shares = [
+                crossed_coverage(*design, skew, spreads, repeats=repeats, better=better)
+                for spreads in EFFECTS
+                for better in (None, 0.0)
+            ]
+            cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
+        yield f"| {', '.join(map(str, design))} | " + " | ".join(cells) + " |"
+
+
+def told_apart(runs, *, unequal, repeats, users=30, rows=50, spread=0.5, seed=0):
+    """How often `prb compare` tells some pair of equally good runs apart.
+
+    Each run has its own effect for each user, normal on a probit scale; rows are ``rows`` for each user, or log-normal
+    numbers with this mean.
+    """
+    rng = np.random.default_rng([seed, runs, int(unequal)])
+    often = 0
+    for _ in range(repeats):
+        counts = np.full(users, rows)
+        if unequal:
+            counts = 1 + (rows * np.exp(rng.standard_normal(users) - 0.5)).astype(int)
+        user = np.repeat(np.arange(users), counts)
+        scored = {}
+        for run in range(runs):
+            own = spread * rng.standard_normal(users)[user]
+            won = rng.standard_normal(len(user)) + own + 0.5 > 0
+            scored[f"run {run}"] = [
+                ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
+                for place, (name, win) in enumerate(zip(user, won))
+            ]
+        often += any(run["rank_group"] > 1 for run in compare_rows(scored)["runs"])
+    return often / repeats
+
+
+def ranks_table(repeats):
+    """Yield the lines of the table of how often equally good runs are told apart."""
+    yield "| runs | 30 users of 50 rows | 30 users of unequal numbers of rows |"
+    yield "|---|---|---|"
+    for runs in (2, 5, 10):
+        shares = [told_apart(runs, unequal=unequal, repeats=repeats) for unequal in (False, True)]
+        yield f"| {runs} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
+
+
 def table(repeats):
     """Yield the lines of the table: the lowest and the highest coverage over all means and spreads."""
     yield "| users | " + " | ".join(f"{pairs} pairs" for pairs in PAIRS) + " |"
@@ -149,5 +240,8 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--methods", action="store_true", help="the table of methods instead")
     options = parser.parse_args()
-    for line in (methods_table if options.methods else table)(options.repeats):
+    for lines in (methods_table,) if options.methods else (table, crossed_table):
+        for line in (*lines(options.repeats), ""):
+            print(line, flush=True)
+    for line in () if options.methods else ranks_table(options.repeats // 5):
         print(line, flush=True)

@@ -23,9 +23,23 @@ def clusters_of(user, keys):
     return Clusters(tuple(f"u{u}" for u in user), tuple(tuple(map(str, key)) for key in keys))
 
 
+def corrected(variance, keys):
+    """A variance with the factor G / (G - 1), and the one for clusters of these sizes in its place."""
+    shares = np.unique(keys, return_counts=True, axis=0)[1] / len(keys)
+    groups = len(shares)
+    bias = 1 - 2 * (shares**3).sum() / (shares**2).sum() + (shares**2).sum()
+    return variance * (groups - 1) / groups / bias
+
+
+def effective(keys):
+    """The effective number of clusters."""
+    shares = np.unique(keys, return_counts=True)[1] / len(keys)
+    return 1 / (shares**2).sum()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_statsmodels(seed):
-    """The variance, the interval of a difference, and Wilson's interval from the variance."""
+    """The variance but for its factor, the interval of a difference, and Wilson's interval from the variance."""
     sandwich = pytest.importorskip("statsmodels.stats.sandwich_covariance")
     from scipy.stats import t
     from statsmodels.regression.linear_model import OLS
@@ -33,13 +47,17 @@ def test_equal_to_statsmodels(seed):
     wins, user, item = cases(seed)
     fitted = OLS(wins, np.ones(len(wins))).fit()
     both, by_user, by_item = (float(part[0, 0]) for part in sandwich.cov_cluster_2groups(fitted, user, item))
+    by_both = corrected(by_user + by_item - both, np.stack([user, item], axis=1))
+    by_user, by_item = corrected(by_user, user), corrected(by_item, item)
+    both = by_user + by_item - by_both
     clusters = clusters_of(user, item[:, None])
     found = crossed_variance(wins, clusters)
     assert found.by_user == pytest.approx(by_user, rel=1e-10)
     assert found.by_responses == pytest.approx(by_item, rel=1e-10)
     assert found.variance == pytest.approx(both, rel=1e-10)
     assert found.clusters == 25
-    quantile, mean, n = t.ppf(0.975, 24), wins.mean(), len(wins)
+    assert found.effective == pytest.approx(min(effective(user), effective(item)))
+    quantile, mean, n = t.ppf(0.975, found.effective - 1), wins.mean(), len(wins)
     low, high = difference_interval(wins, clusters).bounds or (0, 0)
     half = quantile * math.sqrt(both + 2 / n**2)
     assert (low, high) == pytest.approx((mean - half, mean + half))
@@ -65,12 +83,31 @@ def test_pairs_that_share_one_response_belong_together(seed):
     same_response = (pairs[:, None, :, None] == pairs[None, :, None, :]).any((2, 3))
     clusters = clusters_of(user, np.sort(pairs, axis=1))
     found = crossed_variance(wins, clusters)
-    assert found.by_user == pytest.approx(product[same_user].sum() / rows**2 * users / (users - 1))
-    assert found.by_responses == pytest.approx(product[same_response].sum() / rows**2 * 30 / 29)
-    responses = len({(u, r) for u, pair in zip(user, pairs) for r in pair})
-    both = product[same_user & same_response].sum() / rows**2 * responses / (responses - 1)
-    assert found.by_both == pytest.approx(both)
-    assert found.variance == pytest.approx(found.by_user + found.by_responses - both)
+
+    def expected(alike, keys):
+        groups = len(np.unique(keys, axis=0))
+        return corrected(product[alike].sum() / rows**2 * groups / (groups - 1), keys)
+
+    assert found.by_user == pytest.approx(expected(same_user, user))
+    assert found.by_responses == pytest.approx(expected(same_response, pairs.reshape(-1)))
+    responses = np.stack([np.repeat(user, 2), pairs.reshape(-1)], axis=1)
+    assert found.by_both == pytest.approx(expected(same_user & same_response, responses))
+    difference = found.by_user + found.by_responses - found.by_both
+    assert found.variance == pytest.approx(max(difference, found.by_user))
+
+
+def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
+    """The variance by single responses can be negative: 57 people chose among pairs of 11 texts."""
+    rng = np.random.default_rng(0)
+    widths = []
+    for _ in range(20):
+        user = np.sort(rng.integers(57, size=180))
+        pairs = np.sort([rng.choice(11, 2, replace=False) for _ in user], axis=1)
+        wins = rng.random(180) < 0.53
+        alone = accuracy_interval(wins, Clusters(tuple(map(str, user))))
+        low, high = accuracy_interval(wins, clusters_of(user, pairs)).bounds
+        widths.append((high - low) / (alone.high - alone.low))
+    assert min(widths) > 0.9
 
 
 def test_the_variance_is_never_negative():

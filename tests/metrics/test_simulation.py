@@ -5,7 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from tests.metrics.simulation import PAIRS, USERS, cells, coverage, difference_coverage
+from tests.metrics.simulation import (
+    CROSSED,
+    EFFECTS,
+    PAIRS,
+    SKEWS,
+    USERS,
+    cells,
+    coverage,
+    crossed_coverage,
+    difference_coverage,
+    told_apart,
+)
 
 REPEATS = 1000
 
@@ -45,3 +56,20 @@ def test_intervals_of_differences(users, pairs):
     for better, spread in ((0, 0), (0.05, 0), (0.1, 0.05)):
         share = difference_coverage(users, pairs, better, spread, repeats=600)
         assert within(share, 0.93, 0.98, repeats=600), (better, spread, share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", CROSSED)
+@pytest.mark.parametrize("skew", SKEWS)
+def test_two_way_intervals_of_users_and_responses_of_unequal_sizes(design, skew):
+    for spreads in EFFECTS:
+        for better in (None, 0.0):
+            share = crossed_coverage(*design, skew, spreads, repeats=400, better=better)
+            assert within(share, 0.93, 0.99, repeats=400), (spreads, better, share)
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize(("runs", "repeats"), [(2, 60), (5, 30), (10, 15)])
+def test_equally_good_runs_are_seldom_told_apart(runs, repeats, unequal):
+    """Some pair in at most 5 of 100 comparisons, whatever the number of runs."""
+    assert within(told_apart(runs, unequal=unequal, repeats=repeats), 0, 0.05, repeats=repeats)

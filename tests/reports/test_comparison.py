@@ -60,7 +60,7 @@ def test_a_process_compares_and_writes_the_file(runs: Path, tmp_path: Path) -> N
         low, high = run["ci95"]
         assert f"{run['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in done.stdout
     for pair in found["pairs"]:
-        keys = {"a", "b", "difference", "ci95", "p", "p_holm", "n", "users", "flips", "scores"}
+        keys = {"a", "b", "difference", "ci95", "p", "p_holm", "p_mcnemar", "n", "users", "flips", "scores"}
         assert pair.keys() == keys == keys & found["definitions"].keys() | {"a", "b"}
         assert f"{pair['scores']['rms']:.2g}" in done.stdout
         assert (pair["n"], pair["users"]) == (80, 8)
