@@ -87,6 +87,11 @@ def add(verbs: Verbs) -> None:
         help="print results.json and study.json as one object instead of tables",
     )
     add_model_options(sub)
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print how many people have k comparisons to be adapted on, and write nothing",
+    )
     add_no_progress(sub)
 
 
@@ -99,11 +104,22 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.readouts.load_options import LoadOptions
-        from prb_jax.reports.study import render_study
-        from prb_jax.study.personalise import personalise
+        from prb_jax.reports.study import render_people, render_study
+        from prb_jax.study.personalise import people_of_study, personalise
         from prb_jax.study.settings import read_settings
         from prb_jax.study.write_features import FeatureOptions
 
+        if options.dry_run:
+            people = people_of_study(
+                options.data,
+                shots=options.shots,
+                seeds=options.seeds,
+                split=options.split,
+                subset=options.subset,
+                limit=options.limit,
+            )
+            print_table(render_people(people, options.shots))
+            return 0
         loading = LoadOptions(dtype=options.dtype, **model_options(options))
         study = personalise(
             options.data,

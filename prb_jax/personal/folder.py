@@ -8,6 +8,12 @@ from typing import Final
 PERSONALISED: Final = "personalised.json"
 """The file that says what was fitted."""
 
+FITTED: Final = "fitted"
+"""The folder of a study with a folder for each fitted method."""
+
+SPLITS: Final = "splits.json"
+"""The file of a study that names the people of each part."""
+
 STATES: Final = "states.json"
 """The file of a folder of states; it is written last, so that a folder which has it is whole."""
 
@@ -15,6 +21,13 @@ STATES: Final = "states.json"
 def is_personalised(model: object) -> bool:
     """Return whether a model is named that is a folder of a fitted method."""
     return isinstance(model, str | Path) and (Path(model).expanduser() / PERSONALISED).is_file()
+
+
+def fitted_methods(study: object) -> list[Path]:
+    """Return the folders of the fitted methods of a study; none where no study is named."""
+    if not isinstance(study, str | Path):
+        return []
+    return sorted(path.parent for path in Path(study).expanduser().glob(f"{FITTED}/*/{PERSONALISED}"))
 
 
 def holds_states(folder: object) -> bool:

@@ -44,6 +44,23 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
     return Group(*parts, _cost_table(rows), Text("\n".join(_notes(summary))))
 
 
+def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> RenderableType:
+    """Return the table of ``prb personalise --dry-run``: how many people have k comparisons to be adapted on.
+
+    Args:
+      people: of :func:`prb_jax.study.personalise.people_of_study`.
+      shots: numbers of comparisons.
+    """
+    table = new_table(
+        "people who have k comparisons to be adapted on", ["", "people", *(f"k={k}" for k in shots)]
+    )
+    for part, counts in people.items():
+        reached = (sum(count >= k for count in counts) for k in shots)
+        table.add_row(part, f"{len(counts):,}", *(f"{number:,}" for number in reached))
+    table.caption = "; ".join(f"{part}: {_PARTS[part]}" for part in people)
+    return table
+
+
 def _notes(summary: Mapping[str, Any]) -> list[str]:
     """What the tables do not say: how many, what was left out, what is not beaten."""
     notes = [f"{summary['users']:,} people, {summary['choices']:,} choices"]
@@ -79,9 +96,11 @@ def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
     plain = [row for row in rows if row["control"] is None]
     shots = sorted({row["shots"] for row in plain})[:_WIDE]
     table = new_table(title, ["method", *(f"k={count}" for count in shots)])
+    reached = {row["shots"]: row["reached"] for row in plain}
+    table.add_row("people who have k", *(f"{reached[count]:,}" for count in shots), end_section=True)
     for name in dict.fromkeys(row["method"] for row in plain):
         found = {row["shots"]: row["accuracy"] for row in plain if row["method"] == name}
-        table.add_row(name, *(f"{found[count]:.3f}" if count in found else "" for count in shots))
+        table.add_row(name, *(figure_cell(found[count]).text if count in found else "" for count in shots))
     one = max(plain, key=lambda row: row["n"])
     table.caption = (
         f"accuracy after k comparisons of a person; {one['n']:,} choices of {one['users']:,} people"
@@ -93,7 +112,7 @@ def _last(
     rows: Sequence[Mapping[str, Any]], name: str, control: str | None = None
 ) -> Mapping[str, Any] | None:
     named = name if control is None else f"{name}, {control}"
-    found = [row for row in rows if row["method"] == named]
+    found = [row for row in rows if row["method"] == named and row["accuracy"] is not None]
     return max(found, key=lambda row: row["shots"]) if found else None
 
 
@@ -103,15 +122,20 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _differences(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
     """With the largest number of shots: against pooled, and whether pooled + offset is beaten."""
-    most = max(row["shots"] for row in rows)
-    table = new_table(f"{part}, k={most}", ("method", "minus pooled", "p, Holm", "pooled + offset"))
+    most = max(row["shots"] for row in rows if row["accuracy"] is not None)
+    table = new_table(f"{part}, k={most}", ("method", "minus pooled", "p, Holm", "pooled + offset", "ties"))
     for name in _names(rows):
         row = _last(rows, name)
-        assert row is not None
+        if row is None:
+            continue
         p = NONE if row["p_holm"] is None else f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "<0.001"
         above = {None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]
         table.add_row(
-            name, signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]).replace("[", r"\["), p, above
+            name,
+            signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]).replace("[", r"\["),
+            p,
+            above,
+            f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
         )
     table.caption = r"\[..] 95 % interval of the paired difference, over people"
     return table
@@ -138,7 +162,8 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     found = []
     for name in _names(rows):
         row = _last(rows, name)
-        assert row is not None
+        if row is None:
+            continue
         disk = row.get("disk_bytes_per_user")
         if row["bytes_per_user"] or row["seconds_fit"]:  # baselines take nothing
             found.append(
@@ -186,7 +211,9 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
             Cell(signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]), row["diff_to_pooled"]),
             figure_cell(row["p_holm"], form="{:.2g}"),
             Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
+            figure_cell(row["ties"], form="{:,}"),
             figure_cell(row["n"], form="{:,}"),
+            figure_cell(row["reached"], form="{:,}"),
         ]
         for row in rows
     ]
@@ -199,7 +226,9 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
         "minus pooled",
         "p, Holm",
         "pooled + offset",
+        "ties",
         "n",
+        "people who have k",
     )
     costs = [[Cell(text) for text in row] for row in _costs(rows)]
     meanings = [[Cell(field), Cell(meaning)] for field, meaning in summary["definitions"].items()]

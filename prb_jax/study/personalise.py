@@ -20,6 +20,7 @@ from prb_jax.personal.few_shot.choices import Choices
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.personal.few_shot.registry import METHODS
 from prb_jax.personal.fitted import Standard, save_fitted
+from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.states import UserStates, save_states
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
@@ -43,16 +44,14 @@ from prb_jax.study.outcomes import (
 from prb_jax.study.picture import draw_curves
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import DEFINITIONS, results, subset_results
-from prb_jax.study.splits import Split, check_split, make_splits, posts_of_split, saved_splits
-from prb_jax.study.write_features import FeatureOptions
+from prb_jax.study.splits import UNSEEN_PART, Split, check_split, make_splits, posts_of_split, saved_splits
+from prb_jax.study.write_features import FeatureOptions, blank_features
 
 RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"
 SUBSETS: Final = "subsets.json"
-SPLITS_FILE: Final = "splits.json"
 PICTURE: Final = "curves.svg"
 OUTCOMES: Final = "outcomes"
-FITTED: Final = "fitted"
 STATES: Final = "states"
 KIND: Final = "prb_jax study"
 COMMAND: Final = "prb personalise"
@@ -120,8 +119,7 @@ def personalise(
     """
     folder, shown = Path(out), tuple(shots)
     refuse_file(out)
-    if not shown or min(shown) < 0 or len(set(shown)) < len(shown):
-        raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shown))}")
+    _check_shots(shown)
     asked = asked_methods(methods)
     given = dict(settings or {})
     for name in given.keys() - {method.name for method in asked.methods}:
@@ -153,8 +151,8 @@ def personalise(
             record_session(folder / RUN, None, kind=KIND, inputs=decided, session={}, notes=notes)
         saved = saved_splits(population, splits, by=split)
         for each in saved["splits"]:
-            check_split(each, where=str(folder / SPLITS_FILE))
-        write_json(folder / SPLITS_FILE, saved, indent=0)
+            check_split(each, where=str(folder / SPLITS))
+        write_json(folder / SPLITS, saved, indent=0)
         for name in (OUTCOMES, FITTED, STATES):
             with writing(folder / name):
                 (folder / name).mkdir(exist_ok=True)
@@ -171,6 +169,38 @@ def personalise(
             mesh=devices,
             progress=progress,
         )
+
+
+def people_of_study(
+    data: Data,
+    *,
+    shots: Sequence[int] = SHOTS,
+    seeds: int = 1,
+    split: str = "user",
+    subset: str | None = None,
+    limit: int | None = None,
+) -> dict[str, list[int]]:
+    """Return how many comparisons each person of a study can be adapted on, by part: "unseen" and "seen".
+
+    No model is needed, and nothing is written. Arguments as of :func:`personalise`.
+
+    Raises:
+      PrbError: as of :func:`personalise`.
+    """
+    comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
+    _check_shots(shots)
+    population = read_population(comparisons, blank_features(comparisons))
+    people: dict[str, dict[int, int]] = {"unseen": {}, "seen": {}}
+    for one in make_splits(population, by=split, seeds=seeds):
+        part = make_part(population.choices, one)
+        for user, count in zip(part.queries.users.tolist(), part.contexts.mask.sum(1).tolist(), strict=True):
+            people["unseen" if one.part[user] == UNSEEN_PART else "seen"].setdefault(user, count)
+    return {name: list(counts.values()) for name, counts in people.items() if counts}
+
+
+def _check_shots(shots: Sequence[int]) -> None:
+    if not shots or min(shots) < 0 or len(set(shots)) < len(shots):
+        raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shots))}")
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

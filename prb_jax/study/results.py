@@ -22,11 +22,24 @@ STRONG: Final = "offset"
 
 LEVEL: Final = 0.05
 
+_LEARNED: Final = (
+    *("accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95", "ties", "p", "above_offset"),
+    *(
+        f"{name}{end}"
+        for name in ("diff_to_pooled", "diff_to_offset", "gain_from_user")
+        for end in ("", "_ci95")
+    ),
+)
+"""The figures that say how well k comparisons are learned from."""
+
 DEFINITIONS: Final[Mapping[str, str]] = {
     "split": "unseen: people on whom nothing was fitted or chosen; seen: held-out choices of people that the method "
     "was fitted on",
     "shots": "comparisons of a person that the method is adapted on; a person who has fewer is adapted on all of them",
     "short": "people who have fewer comparisons to be adapted on than shots",
+    "reached": "people who have as many; where nobody has, accuracies, differences and p are null",
+    "reason": "why the figures are null",
+    "ties": "queries whose two responses have the same score",
     "accuracy": "strict wins / n; a tie is not a win. Every choice counts once, in the first split that asks for it",
     "user_accuracy": "mean over people of their accuracies",
     "accuracy_ci95": "95 % interval over people, two-way over people and responses where several people judge the same "
@@ -173,6 +186,8 @@ def _row(
         "user_accuracy_ci95": accuracy_interval(wins, clusters, per_user=True).bounds,
         "ties": int((verdicts.found == TIED).sum()),
         "short": few,
+        "reached": len(counts.rows) - few,
+        "reason": None,
     }
 
     def against(other: _Verdicts | None) -> Interval | None:
@@ -195,7 +210,7 @@ def _row(
         row[field] = difference(other)
         row[f"{field}_ci95"] = None if found is None else found.bounds
         if field == "diff_to_pooled":
-            row["p"] = None if found is None else _p(float(row[field]), found)
+            row["p"] = None if found is None else found.p_value(float(row[field]))
     row["p_holm"] = None
     bounds = row["diff_to_offset_ci95"]
     row["above_offset"] = None if bounds is None else bounds[0] > 0
@@ -203,6 +218,12 @@ def _row(
         row[figure] = float(np.mean([outcome.figures[figure] for outcome in outcomes]))
     for figure in ("bytes_per_user", "disk_bytes_per_user"):
         row[figure] = 0 if control == NO_USER else outcomes[0].figures.get(figure)
+    if shots and not row["reached"]:
+        reason = (
+            f"none of {row['users']:,} people has {shots} comparisons to be adapted on (most: "
+            f"{int(verdicts.short.max()):,})"
+        )
+        row |= dict.fromkeys(_LEARNED) | {"reason": reason}
     return row
 
 
@@ -214,14 +235,6 @@ def _same(
     if found is None or other == name:
         return None
     return found.get((PLAIN, shots)) or found.get((NO_USER, 0))
-
-
-def _p(difference: float, interval: Interval) -> float | None:
-    from scipy.special import stdtr  # scipy takes long to import
-
-    if interval.standard_error is None or interval.degrees is None:
-        return None
-    return float(2 * stdtr(interval.degrees, -abs(difference) / interval.standard_error))
 
 
 def _adjust(rows: Sequence[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.personal.embedder import Advance, Embedded, Embedder
@@ -21,7 +22,9 @@ from prb_jax.personal.features import (
     KIND,
     REWARDS,
     SHOWN,
+    TABLES,
     FeatureStore,
+    FeatureTable,
     answer_key,
     as_stored,
     open_features,
@@ -146,6 +149,26 @@ def write_features(
     return open_features(folder)
 
 
+def blank_features(comparisons: Sequence[Comparison]) -> FeatureStore:
+    """Return a store of features of width 0: who chose what can be read without a model."""
+    keys = _distinct(comparisons, profile_posts=0).keys
+    answers, posts = (
+        FeatureTable(
+            [np.zeros((len(keys[name]), 0), np.float32)],
+            [0],
+            {key.tobytes(): row for row, key in enumerate(keys[name])},
+        )
+        for name in TABLES
+    )
+    return FeatureStore(Path(), {"profile_posts": 0}, answers, posts)
+
+
+def is_of_features(folder: Path) -> bool:
+    """Return whether a folder was begun by `prb features`, finished or not."""
+    record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {}
+    return record.get("kind") == KIND
+
+
 def _read_record(folder: Path) -> dict[str, Any] | None:
     return read_record(folder, RUN, kind=KIND, command=COMMAND, others=(FEATURES,))
 
@@ -241,7 +264,7 @@ def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> _Text
     """Each response with its prompt as a comparison of its own, and each post, once; equal answers of one prompt stand
     beside each other, so that a model reads the prompt once. So do the responses that are shown with a profile."""
     shown: dict[bytes, Comparison] = {}
-    answers: dict[bytes, tuple[Any, str]] = {}
+    answers: dict[bytes, tuple[Any, str, str]] = {}
     posts: dict[bytes, str] = {}
     seen: set[int] = set()
     kept = isinstance(comparisons, list)  # others are read anew each time, and numbers of objects come again
@@ -249,7 +272,7 @@ def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> _Text
     for comparison in comparisons:
         prompts.setdefault(comparison.prompt, len(prompts))
         for text in comparison.responses:
-            answers.setdefault(answer_key(comparison.prompt, text), (comparison.prompt, text))
+            answers.setdefault(answer_key(comparison.prompt, text), (comparison.prompt, text, comparison.id))
         if profile_posts:
             posts_shown = comparison.profile[:profile_posts]
             for text in comparison.responses:
@@ -267,8 +290,8 @@ def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> _Text
     ordered = sorted(answers.items(), key=lambda item: prompts[item[1][0]])  # stable
     return _Texts(
         answers=[
-            Comparison(id=f"answer {number}", prompt=prompt, responses=[text])
-            for number, (_, (prompt, text)) in enumerate(ordered)
+            Comparison(id=name, prompt=prompt, responses=[text])  # of the first comparison that has it
+            for _, (prompt, text, name) in ordered
         ],
         posts=list(posts.values()),
         shown=list(shown.values()),

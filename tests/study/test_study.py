@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,12 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.registry import METHODS, method_named
-from prb_jax.reports.study import render_study
+from prb_jax.reports.study import render_people, render_study
+from prb_jax.reports.style import NONE
 from prb_jax.study import personalise as module
 from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
+from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
 from prb_jax.study.settings import read_settings
 from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, check_split, make_splits, posts_of_split
@@ -68,6 +71,12 @@ def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) ->
     )
 
 
+def rendered(table: Any) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
 def row_of(study: prb.Study, method: str, shots: int, split: str = "unseen") -> dict[str, Any]:
     found = [r for r in study.results if (r["method"], r["shots"], r["split"]) == (method, shots, split)]
     assert len(found) == 1
@@ -81,7 +90,8 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
         assert pooled["accuracy"] < 0.7
         assert offset["accuracy"] > pooled["accuracy"] + 0.1
         assert offset["diff_to_pooled_ci95"][0] > 0
-        assert offset["p_holm"] < 0.05
+        assert offset["p"] < 0.03
+        assert offset["p"] < offset["p_holm"] < 0.1
         assert shuffled["accuracy"] < offset["accuracy"] - 0.1
         assert row_of(study, "offset, no user", 0, split)["accuracy"] < 0.7
     assert row_of(study, "offset", 8).keys() >= FIELDS
@@ -100,9 +110,7 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
 def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None:
     assert [name for name in METHODS if method_named(name).controls is not None] == ["vpl", "mrm"]
     summary = study.summary | {"controls": {"vpl": [{"active_units": 0.5, "accuracy_z_zero": 0.617}]}}
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render_study(study.results, summary, title="people"))
-    shown = console.export_text()
+    shown = rendered(render_study(study.results, summary, title="people"))
     assert "vpl: active_units 0.5, accuracy_z_zero 0.617" in shown
     assert "bytes of a state" in shown
 
@@ -219,9 +227,27 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     found = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2)
     assert found.summary["users_with_one_choice"] == 1
     assert row_of(found, "pooled", 8)["users"] == sum(found.summary["users_in_splits"]["unseen"])
+    nobody, everybody = row_of(found, "pooled", 8), row_of(found, "pooled", 0)
+    assert (nobody["short"], nobody["reached"]) == (nobody["users"], 0)  # of six, four are for adapting
     assert (
-        row_of(found, "pooled", 8)["short"] == row_of(found, "pooled", 8)["users"]
-    )  # of six, four are for adapting
+        nobody["reason"] == f"none of {nobody['users']} people has 8 comparisons to be adapted on (most: 5)"
+    )
+    assert {
+        nobody[name] for name in ("accuracy", "ties", "diff_to_offset", "p", "p_holm", "above_offset")
+    } == {None}
+    assert everybody["reached"] == everybody["users"]
+    assert everybody["accuracy"] is not None
+    shown = rendered(render_study(found.results, found.summary, title="people"))
+    assert re.search(rf"people who have k +{everybody['users']} +0 ", shown)
+    assert re.search(rf"pooled +\d\.\d{{3}} +{NONE}", shown)
+    page = prb.report(found.out, out=found.out / "page.html").read_text()
+    assert "below: people who have so many" in page
+    counts = people_of_study(data, seeds=2)
+    assert len(counts["unseen"]) == everybody["users"]
+    assert max(counts["unseen"]) == 5
+    assert re.search(
+        rf"unseen +{everybody['users']} +{everybody['users']} +0 ", rendered(render_people(counts, (0, 8)))
+    )
     with pytest.raises(DataError, match="no comparison names a user"):
         read_population([more[4]], store)
 
