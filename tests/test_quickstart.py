@@ -30,7 +30,7 @@ FIGURES = {
     "personalised_accuracy_seen",
     "personalised_accuracy_unseen",
     "personalised_accuracy_unseen_wording",
-    "coverage",
+    "served",
     "train_pairs",
     "presentations",
     "ms_per_pair",
@@ -55,7 +55,7 @@ def test_the_summary_has_the_figures_of_every_model(result):
             assert figures["presentations"] > 3 * 3 * PAIRS
         else:
             assert figures["presentations"] == (0 if name in baselines else 3 * 8)  # three steps of eight
-        for key in FIGURES - {"ms_per_pair", "train_pairs", "presentations", "coverage"}:
+        for key in FIGURES - {"ms_per_pair", "train_pairs", "presentations", "served"}:
             assert 0 <= figures[key] <= 1
         low, high = figures["generic_accuracy_ci95"]
         assert low <= figures["generic_accuracy"] <= high

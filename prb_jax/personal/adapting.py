@@ -45,10 +45,15 @@ def score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def score_table(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
-    """Return float32 [states, n, K]: the scores of every row of responses under every state."""
+def score_table(
+    method: Method, fitted: Fitted, states: Any, people: jax.Array, responses: Responses
+) -> jax.Array:
+    """Return float32 [people, n, K]: the scores of every row of responses under every state.
 
-    def one(state: Any) -> jax.Array:
+    ``people`` [people] are any numbers: the states of a method that knows no person have no axis to tell how many.
+    """
+
+    def of_person(state: Any, person: jax.Array) -> jax.Array:
         return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
 
-    return jax.vmap(one)(states)
+    return jax.vmap(of_person)(states, people)

@@ -223,8 +223,8 @@ def open_features(path: str | Path) -> FeatureStore:
     folder = Path(path)
     if not (folder / FEATURES).is_file():
         raise RunError(
-            f"{folder}: no {FEATURES} in it: this is no finished folder of `prb features`; the same command finishes "
-            "one that was stopped"
+            f"{folder}: no {FEATURES} in it: it is unfinished, or no folder of `prb features`; the same `prb features` "
+            "command finishes one that was stopped"
         )
     facts = read_object(folder / FEATURES, error=RunError)
     if facts.get("kind") != KIND or facts.get("format") != FORMAT:

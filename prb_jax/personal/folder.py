@@ -23,10 +23,8 @@ def is_personalised(model: object) -> bool:
     return isinstance(model, str | Path) and (Path(model).expanduser() / PERSONALISED).is_file()
 
 
-def fitted_methods(study: object) -> list[Path]:
+def fitted_methods(study: str | Path) -> list[Path]:
     """Return the folders of the fitted methods of a study; none where no study is named."""
-    if not isinstance(study, str | Path):
-        return []
     return sorted(path.parent for path in Path(study).expanduser().glob(f"{FITTED}/*/{PERSONALISED}"))
 
 

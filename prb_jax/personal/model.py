@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
+from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
@@ -20,6 +21,7 @@ from prb_jax.personal.embedder import Embedder
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.fitted import FittedMethod
+from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import by_user, refuse_told, that_tell, without_told
 from prb_jax.personal.states import UserStates, read_states, save_states
 from prb_jax.trees.batches import ScoredBatch
@@ -140,7 +142,8 @@ class PersonalisedModel:
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._responses([[(query, 0), (query, 1)] for query in queries])
         found = in_batches(
-            lambda own: score_table(self.fitted.method, self.fitted.fitted, own, pairs), (states,)
+            lambda *people: score_table(self.fitted.method, self.fitted.fitted, *people, pairs),
+            (states, np.arange(len(contexts))),
         )
         return found[..., 0] - found[..., 1]
 
@@ -167,6 +170,17 @@ class PersonalisedModel:
         if self.earlier:
             known |= {user for user, count in counts.items() if count > 1}
         return counts.keys() - known
+
+    def fitted_on(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons on whom the method was fitted, or its numbers were chosen.
+
+        None where the splits of the study, whose folder holds that of the method, are not there any more.
+        """
+        path = self.fitted.path.absolute().parents[1] / SPLITS
+        if not path.is_file():
+            return set()
+        first = read_object(path, error=RunError)["splits"][0]
+        return {*first["seen"], *first["validation"]} & {str(one.user_id) for one in comparisons}
 
     def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model, adapted to the users of these comparisons alone.

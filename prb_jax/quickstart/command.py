@@ -238,9 +238,8 @@ def _figures(
         summary = summarise(scored[part], clusters=clusters_of(parts[part]))
         figures[key] = summary["accuracy"]
         figures[f"{key}_ci95"] = summary["ci95"]
-    figures["coverage"] = summarise([*scored[SEEN], *scored[UNSEEN]])[
-        "coverage"
-    ]  # by user: no clusters needed
+    # by user: no clusters needed; the coverage of a run's own summary is of all parts
+    figures["served"] = summarise([*scored[SEEN], *scored[UNSEEN]])["coverage"]
     return figures
 
 

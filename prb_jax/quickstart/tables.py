@@ -30,14 +30,14 @@ _HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas
 BOUNDED = (SEEN, UNSEEN, WORDING)
 """Parts for which it is known what is possible at best."""
 
-_COSTS = ("coverage", "pairs", "shown", "ms/pair")
+_COSTS = ("served", "pairs", "shown", "ms/pair")
 
 _NOTES = """\
 [..] 95 % interval over personas and, where several of them judge the same answers, over the answers too;
 persona x words: a linear model with a weight for each word and each persona of the training part; best, user
-unknown: the Bayes accuracy; coverage: share of the test personas served better than chance; pairs:
-different ones trained on; shown: pairs in all steps of training; ms/pair: scoring one pair in batches on this
-machine, tokenisation included.
+unknown: the Bayes accuracy; served: share of the seen and unseen personas whose accuracy in these two parts is
+above chance (the coverage of a run is of all its parts); pairs: different ones trained on; shown: pairs in all
+steps of training; ms/pair: scoring one pair in batches on this machine, tokenisation included.
 """
 
 
@@ -106,10 +106,10 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     from prb_jax.reports.tables import interval
 
     accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
-    coverage = "-" if figures["coverage"] is None else f"{figures['coverage']:.2f}"
+    served = "-" if figures["served"] is None else f"{figures['served']:.2f}"
     shown = NAMES.get(name, name.removeprefix("baseline:"))
     trained = [f"{figures[key]:,}" for key in ("train_pairs", "presentations")]
-    return [shown, *accuracies, coverage, *trained, f"{figures['ms_per_pair']:.3g}"]
+    return [shown, *accuracies, served, *trained, f"{figures['ms_per_pair']:.3g}"]
 
 
 def _on_two_lines(cell: str) -> str:

@@ -152,6 +152,11 @@ def _users(run: FinishedRun) -> Iterator[Block]:
         f"{_rate(summary, 'coverage_benjamini_hochberg')} after correction for the number of users "
         f"(Benjamini-Hochberg); {_rate(summary, 'coverage_by_chance')} would be covered by chance."
     )
+    if summary.get("users_fitted_on"):
+        known = f"{summary['users_fitted_on']:,}"
+        yield Paragraph(
+            f"{known}: {definitions.get('users_fitted_on', 'users that it was fitted on')}.", True
+        )
     unknown = summary.get("unknown_users")
     if unknown is not None:
         yield Paragraph(f"Users that the model was not trained on: {json.dumps(unknown)}")

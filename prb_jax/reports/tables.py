@@ -120,6 +120,11 @@ def _notes(shown: Mapping[str, Mapping[str, Any]]) -> list[str]:
             notes.append(_coverage(name, summary))
         if told := told_of(summary.get("hints") or {}):
             notes.append(f"{_label(name)}: was told beside the profile: {escape(told)}")
+        if summary.get("users_fitted_on"):
+            notes.append(
+                f"{_label(name)}: was fitted on {summary['users_fitted_on']:,} of these users, so that its figures are "
+                "not those of new people"
+            )
         if summary.get("unknown_users"):
             notes.append(f"{_label(name)}: {summary['unknown_users']:,} users are unknown to it")
         for reason, count in (summary.get("history_left_out") or {}).items():
@@ -299,6 +304,10 @@ def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     return table
 
 
+_NO_INFORMATION: Final = 1e-9
+"""Nats below which an answer tells nothing but rounding."""
+
+
 def render_questions(questions: Sequence[Question], *, top: int) -> Table:
     """Return a line for each of the first questions, and what a random one would tell."""
     from rich.markup import escape
@@ -312,6 +321,11 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
         table.add_row(escape(question.id), *cells)
     mean = float(np.mean([question.information for question in questions]))
     caption = [f"information in nats; a question at random: {mean:.4f}"]
+    if max(question.information for question in questions) < _NO_INFORMATION:
+        caption.append(
+            "no answer tells anything: when the method was fitted, it found nothing in which people differ, so that "
+            "it is the same for everybody; `numbers` in study.json says what was chosen"
+        )
     if ruled:
         chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
         caption.append(f"PReF's rule asks {chosen.id}: {chosen.information:.4f}")

@@ -97,10 +97,30 @@ class StateFeatures:
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         """As of :class:`Embedder`."""
         as_answers = [
-            Comparison(id=f"post {number}", prompt=POST_PROMPT, responses=[text])
-            for number, text in enumerate(texts)
+            Comparison(id=f"post {text[:40]!r}", prompt=POST_PROMPT, responses=[text]) for text in texts
         ]
-        return self.answers(as_answers, advance=advance)
+        limit = self.model.reader.limit(self.view)
+        long = [place for place, text in enumerate(texts) if 2 * len(text.encode()) > limit]
+        refused = self._too_long([as_answers[place] for place in long])
+        for place in long:
+            if as_answers[place] in refused:
+                as_answers[place] = self._cut_end(as_answers[place])
+        found = self.answers(as_answers, advance=advance)
+        return replace(found, truncated=found.truncated + len(refused))
+
+    def _too_long(self, posts: Sequence[Comparison]) -> list[Comparison]:
+        return [error.comparison for error in self.model.reader.too_long(posts, view=self.view)]
+
+    def _cut_end(self, post: Comparison) -> Comparison:
+        """The longest beginning of a post that the model can read."""
+        text, fitting, refused = post.responses[0], 1, len(post.responses[0])
+        while refused - fitting > 1:
+            middle = (fitting + refused) // 2
+            if self._too_long([replace(post, responses=(text[:middle],))]):
+                refused = middle
+            else:
+                fitting = middle
+        return replace(post, responses=(text[:fitting],))
 
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance

@@ -12,7 +12,7 @@ from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
-from prb_jax.personal.folder import PERSONALISED, holds_states, is_personalised
+from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.scoring.inputs import Data, read_inputs
@@ -112,7 +112,15 @@ def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | Plain
         from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
 
         return load_personalised(model, options)
+    _refuse_study(model)
     return load_reward_model(open_model(model, options))
+
+
+def _refuse_study(model: str | Path) -> None:
+    if methods := fitted_methods(model):
+        raise RunError(
+            f"{model}: is a study of several methods: name one of them: {', '.join(map(str, methods))}"
+        )
 
 
 def open_scorer(
@@ -187,6 +195,7 @@ def model_contents(model: Model, revision: str | None) -> Any:
         return model if isinstance(model, str) else None
     if is_personalised(model):
         return file_digest(Path(model).expanduser() / PERSONALISED)
+    _refuse_study(model)
     return describe(locate(model, revision=revision))
 
 

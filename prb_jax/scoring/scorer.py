@@ -110,6 +110,10 @@ class AdaptsToUsers(Protocol):
         """Return the same scorer, which knows the users whose states are saved in a folder, and no others."""
         ...
 
+    def fitted_on(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of the comparisons on whom it was fitted."""
+        ...
+
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known."""
         ...

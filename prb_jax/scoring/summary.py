@@ -36,6 +36,7 @@ TOKENS_DEFINITION = (
 UNKNOWN_USERS_DEFINITION = (
     "users that the model was not trained with; what it learned for anybody stands for them"
 )
+FITTED_DEFINITION = "users on whom the method was fitted; their figures are not those of new people"
 HISTORY_DEFINITION = (
     "comparisons of the history that tell nothing of their user, by reason; they are not used"
 )
@@ -122,6 +123,8 @@ def finish_run(
     unknown = None if reader is None else reader.unknown_users(rows)
     if isinstance(scorer, AdaptsToUsers):
         unknown = scorer.unknown(inputs.comparisons)
+        summary["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
+        summary["definitions"] = summary["definitions"] | {"users_fitted_on": FITTED_DEFINITION}
         if scorer.left_out:
             summary["history_left_out"] = dict(scorer.left_out)
             summary["definitions"] = summary["definitions"] | {"history_left_out": HISTORY_DEFINITION}

@@ -20,7 +20,7 @@ from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.runs.folder import as_recorded
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.study.population import Population
-from prb_jax.study.write_features import FeatureOptions, write_features
+from prb_jax.study.write_features import FeatureOptions, is_of_features, write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:
@@ -46,7 +46,12 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
 
 
 def _holds_features(backbone: str | Path) -> bool:
-    return (Path(backbone) / FEATURES).is_file()
+    """Whether a folder of finished features is named; an unfinished one is refused."""
+    if (Path(backbone) / FEATURES).is_file():
+        return True
+    if is_of_features(Path(backbone)):
+        open_features(backbone)
+    return False
 
 
 def features_of(

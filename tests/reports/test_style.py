@@ -50,7 +50,7 @@ def test_facts():
 
 def test_the_quickstart_in_80_columns():
     figures = dict.fromkeys(KEYS.values(), 0.5) | {f"{key}_ci95": [0.25, 0.75] for key in KEYS.values()}
-    figures |= {"coverage": 0.1, "train_pairs": 9100, "ms_per_pair": 0.62, "presentations": 64_000}
+    figures |= {"served": 0.1, "train_pairs": 9100, "ms_per_pair": 0.62, "presentations": 64_000}
     summary = {
         "pairs": dict.fromkeys(KEYS, 10_000),
         "models": {"user_blind": figures, "persona": figures, "baseline:profile-overlap": figures},

@@ -16,11 +16,12 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.personal.features import open_features
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.embedder import open_embedder
+from prb_jax.scoring.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study import write_features as writer
 from prb_jax.study.write_features import FeatureOptions, write_features
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.shorten import TooLongError
 from tests.scoring.records import TOLERANCE, record
 from tests.tiny_encoders import WORDS, write_encoder
 
@@ -94,8 +95,10 @@ def test_a_killed_run_goes_on_with_the_next_part(
     stop_after = 2
     with pytest.raises(KeyboardInterrupt):
         write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
-    with pytest.raises(RunError, match="the same command finishes"):
+    with pytest.raises(RunError, match="it is unfinished"):
         open_features(tmp_path / "run")
+    with pytest.raises(RunError, match="it is unfinished"):
+        prb.personalise(labelled, backbone=tmp_path / "run", out=tmp_path / "study", progress=False)
     stop_after = 99
     write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
     assert done == [7, 7, 4]
@@ -103,6 +106,25 @@ def test_a_killed_run_goes_on_with_the_next_part(
     write_features(embedder, labelled, out=tmp_path / "whole", options=options, progress=False)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_post_that_is_too_long_loses_its_end_and_a_response_is_named_by_its_record(
+    folder: Path, labelled: list[prb.Comparison], tmp_path: Path
+) -> None:
+    embedder = open_embedder(folder, LoadOptions(), view=ViewOptions(max_length=300))
+    advance: Any = lambda done, tokens: None  # noqa: E731
+    words = " ".join(f"word{number}" for number in range(200))
+    found = embedder.posts(["short", words], advance=advance)
+    assert found.truncated == 1
+    assert isinstance(embedder, StateFeatures)
+    kept = embedder._cut_end(prb.Comparison(id="p", prompt=POST_PROMPT, responses=[words])).responses[0]
+    for text, cut in ((kept, 0), (words[: len(kept) + 1], 1)):  # it is the longest beginning that fits
+        again = embedder.posts([text], advance=advance)
+        assert again.truncated == cut
+        np.testing.assert_allclose(found.features[1], again.features[0], atol=TOLERANCE)
+    long = dataclasses.replace(labelled[4], responses=(words, "no"))
+    with pytest.raises(TooLongError, match=f"comparison '{long.id}': its longest"):
+        write_features(embedder, [*labelled[:4], long], out=tmp_path / "x", progress=False)
 
 
 def test_an_encoder_of_texts(tmp_path: Path) -> None:

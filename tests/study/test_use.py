@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prb_jax.reports.table import render_summary
+from rich.console import Console
 
 import prb_jax as prb
 from prb_jax import cli
@@ -25,6 +28,12 @@ from prb_jax.rl.settings import PpoSettings
 from tests.tiny_encoders import WORDS, write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def rendered(table: Any) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +149,14 @@ def test_a_policy_is_scored_with_the_state_of_each_user(
 def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> None:
     folder, late = work / "study" / "fitted" / "offset", work / "late.jsonl"
     known = prb.evaluate(folder, late, history=work / "early.jsonl", out=work / "known", progress=False)
+    parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
+    assert known.summary["users_fitted_on"] == len(parts["seen"] + parts["validation"]) == 12
+    assert "was fitted on 12 of these users" in " ".join(
+        rendered(render_summary({"offset": known.summary}, title="")).split()
+    )
+    assert "not those of new people" in prb.report(work / "known", out=work / "page.html").read_text()
+    new = [row for line in late.open() if (row := json.loads(line))["user_id"] in parts["unseen"]]
+    assert prb.evaluate(folder, new, progress=False).summary["users_fitted_on"] == 0
     earlier = prb.evaluate(folder, late, progress=False)
     blind = prb.evaluate(
         folder, [json.loads(line) | {"user_id": None} for line in late.open()], progress=False
@@ -325,3 +342,17 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         prb.ask(model, user=[rows[0], both_ways], candidates=questions)
     with pytest.raises(RunError, match="does not adapt to users"):
         prb.ask("baseline:length", user=None, candidates=questions)
+    for use in (
+        lambda: prb.ask(work / "study", user=None, candidates=questions),
+        lambda: prb.load(work / "study"),
+    ):
+        with pytest.raises(
+            RunError, match=r"several methods: name one of them: .*fitted/offset, .*fitted/pooled"
+        ):
+            use()
+    with pytest.raises(RunError, match="several methods: name one"):
+        prb.evaluate(work / "study", work / "late.jsonl", progress=False)
+    # a method without a personal part learns nothing from an answer, and says so
+    pooled = str(work / "study" / "fitted" / "pooled")
+    assert cli.main(["ask", pooled, "--candidates", str(work / "ask.jsonl")]) == 0
+    assert "no answer tells anything" in " ".join(capsys.readouterr().out.split())
