@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +46,8 @@ class PersonalisedModel:
       left_out: how many comparisons of a history tell nothing, by reason.
       saved: states of people that were adapted before, see :meth:`load_states`; what is given of a person by
         :meth:`adapt` comes first.
+      swapped: in a control, the comparisons as they are, in place of which others' users are named: see
+        :meth:`with_other_states`.
     """
 
     fitted: FittedMethod
@@ -54,6 +56,7 @@ class PersonalisedModel:
     earlier: bool = True
     left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
     saved: UserStates | None = field(default=None, repr=False)
+    swapped: Sequence[Comparison] | None = field(default=None, repr=False)
     _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
 
     __repr__ = short_repr
@@ -192,14 +195,7 @@ class PersonalisedModel:
         """
         by_user(history)  # each of them names a user
         kept, left_out = that_tell(history)
-        return PersonalisedModel(
-            self.fitted,
-            self.embedder,
-            by_user(kept),
-            earlier=False,
-            left_out=left_out,
-            _features=self._features,
-        )
+        return replace(self, contexts=by_user(kept), earlier=False, left_out=left_out, saved=None)
 
     def with_states(self, folder: Path) -> PersonalisedModel:
         """Return the same model, which knows the people whose states are saved, and no others.
@@ -207,9 +203,20 @@ class PersonalisedModel:
         Raises:
           RunError: as of :meth:`load_states`.
         """
-        found = PersonalisedModel(self.fitted, self.embedder, earlier=False, _features=self._features)
+        found = replace(self, contexts={}, earlier=False, left_out={})
         found.load_states(folder)
         return found
+
+    def with_other_states(self, comparisons: Sequence[Comparison]) -> PersonalisedModel:
+        """Return the same model for a control that names another user for each person.
+
+        The other user's state is used whole: it is learned from as many comparisons of that user as the person has made
+        before, never from the person's own. A comparison that shares a response with the query is left out of it.
+
+        Args:
+          comparisons: as they are, in the order in which :meth:`stream` is given them with other users.
+        """
+        return replace(self, swapped=comparisons)
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the scores, JSON-ready."""
@@ -236,16 +243,26 @@ class PersonalisedModel:
     ) -> Iterator[ScoredBatch]:
         """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
         before: dict[str, list[Comparison]] = {}
+        made = Counter[str | None]()  # in a control, by the person in whose place another one stands
+        if self.swapped is not None and self.earlier:
+            for one in self.swapped:
+                before.setdefault(str(one.user_id), []).append(one)
         for start in range(0, len(comparisons), BATCH):
             indices = range(start, min(start + BATCH, len(comparisons)))
             shown = []
             for index in indices:
                 one = comparisons[index]
+                known = self.contexts.get(str(one.user_id), ())
                 own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
-                refuse_told(self.contexts.get(str(one.user_id), ()), one)
-                before_it = (*self.contexts.get(str(one.user_id), ()), *own[-MOST:])
-                shown.append((str(one.user_id), without_told(before_it, one), one))
-                own.append(one)
+                if self.swapped is None:
+                    refuse_told(known, one)
+                    latest = own[-MOST:]
+                    own.append(one)
+                else:
+                    person = self.swapped[index].user_id
+                    latest = own[: made[person]][-MOST:]
+                    made[person] += 1
+                shown.append((str(one.user_id), without_told((*known, *latest), one), one))
             if not skip(indices):
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))

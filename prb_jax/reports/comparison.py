@@ -40,9 +40,9 @@ def compare(
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, rank_group;
-      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm,
-      p_mcnemar, n, users, flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by its path
-      as given where two folders share a name.
+      model, protocol, profile_posts, differs, hints, path), "pairs" (a, b, difference, ci95, p, p_holm, p_mcnemar, n,
+      users, flips, scores) and "definitions", which explains them. A run is called by the name of its folder, or by
+      its path as given where two folders share a name.
 
     Raises:
       RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on

@@ -33,9 +33,9 @@ FOLDER: Final = "controls"
 
 CONTROLS_DEFINITION: Final = (
     "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no user and no "
-    "hints of one (blind), or those of another user with a profile of similar length (swap); shown_otherwise = "
-    "comparisons whose user it was shown otherwise; difference = accuracy of the run minus that of the control, "
-    "paired, with its interval: for blind, what knowing the user gains"
+    "hints of one (blind), or those of another user with a profile of similar length (swap; a fitted method has the "
+    "whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; difference = "
+    "accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing the user gains"
 )
 
 _NEAREST: Final = 8
@@ -63,6 +63,7 @@ def choose_controls(
     view: View,
     seed: int,
     judge: bool = False,
+    adapts: bool = False,
 ) -> list[Control]:
     """Return the controls of an evaluation.
 
@@ -74,6 +75,7 @@ def choose_controls(
       view: what the model is shown.
       seed: of the choice of other users.
       judge: whether the model is a judge, which is shown texts alone and no user's name.
+      adapts: whether the model learns of users, so that a user's name is enough to be shown another one.
 
     Raises:
       RunError: there is no such control, or it could not change anything.
@@ -93,7 +95,11 @@ def choose_controls(
         )
     make = {
         BLIND: lambda: without_users(comparisons),
-        SWAP: lambda: with_other_users(comparisons, view=view if reader else None, seed=seed),
+        SWAP: lambda: with_other_users(
+            comparisons,
+            view=replace(view, profile_posts=0) if adapts else view if reader else None,
+            seed=seed,
+        ),
     }
     return [Control(name, make[name]()) for name in names]
 

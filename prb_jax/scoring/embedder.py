@@ -43,6 +43,7 @@ from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import ScoredBatch, TreeBatch
+from prb_jax.trees.shorten import TooLongError
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """What a post answers to where a model reads conversations: a post then stands in the place of a response."""
@@ -101,26 +102,32 @@ class StateFeatures:
         ]
         limit = self.model.reader.limit(self.view)
         long = [place for place, text in enumerate(texts) if 2 * len(text.encode()) > limit]
-        refused = self._too_long([as_answers[place] for place in long])
-        for place in long:
-            if as_answers[place] in refused:
-                as_answers[place] = self._cut_end(as_answers[place])
+        encoded = self.model.reader.encode_each([as_answers[place] for place in long], view=self.view)
+        refused = [place for place, tree in zip(long, encoded, strict=True) if isinstance(tree, TooLongError)]
+        for place in refused:
+            as_answers[place] = self._cut_end(as_answers[place])
         found = self.answers(as_answers, advance=advance)
         return replace(found, truncated=found.truncated + len(refused))
 
-    def _too_long(self, posts: Sequence[Comparison]) -> list[Comparison]:
-        return [error.comparison for error in self.model.reader.too_long(posts, view=self.view)]
-
     def _cut_end(self, post: Comparison) -> Comparison:
-        """The longest beginning of a post that the model can read."""
-        text, fitting, refused = post.responses[0], 1, len(post.responses[0])
+        """The longest beginning of a post that the model can read, after the whole prompt if that leaves it any."""
+
+        def with_length(length: int) -> Comparison:
+            return replace(post, responses=(post.responses[0][:length],))
+
+        def fits(length: int) -> bool:
+            (found,) = self.model.reader.encode_each([with_length(length)], view=self.view)
+            return not isinstance(found, TooLongError) and (
+                cut_prompt or not found.truncation.prompt_tokens_dropped
+            )
+
+        cut_prompt = False
+        cut_prompt = not fits(1)
+        fitting, refused = 1, len(post.responses[0])
         while refused - fitting > 1:
             middle = (fitting + refused) // 2
-            if self._too_long([replace(post, responses=(text[:middle],))]):
-                refused = middle
-            else:
-                fitting = middle
-        return replace(post, responses=(text[:fitting],))
+            fitting, refused = (middle, refused) if fits(middle) else (fitting, middle)
+        return with_length(fitting)
 
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance

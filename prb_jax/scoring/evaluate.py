@@ -24,7 +24,7 @@ from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.comparison_table import Facts
-from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
+from prb_jax.scoring.controls import FOLDER, SWAP, choose_controls, control_figures
 from prb_jax.scoring.inputs import (
     SPLIT,
     Data,
@@ -186,7 +186,13 @@ def run_evaluation(
         named = ", ".join(name for name in inputs.hints if name != UPPER_BOUND)
         raise RunError(f"{named}: {known_as} reads no prompt in which they could stand")
     controls = choose_controls(
-        options.controls, inputs.comparisons, reader, view=view, seed=options.seed, judge=judge is not None
+        options.controls,
+        inputs.comparisons,
+        reader,
+        view=view,
+        seed=options.seed,
+        judge=judge is not None,
+        adapts=isinstance(scorer, AdaptsToUsers),
     )
     recorded = {
         "session": session_facts(scorer, options.batch_tokens),
@@ -226,9 +232,11 @@ def run_evaluation(
                         **recorded,
                     )
                 )
-                placed[control.name] = (
-                    scorer if judge is None else judge.kept_in(kept / FOLDER / control.name)
-                )
+                placed[control.name] = scorer
+                if judge is not None:
+                    placed[control.name] = judge.kept_in(kept / FOLDER / control.name)
+                elif control.name == SWAP and isinstance(scorer, AdaptsToUsers):
+                    placed[control.name] = scorer.with_other_states(inputs.comparisons)
                 opened.score(
                     placed[control.name], control.shown, facts, label=f"{name}, {control.name}", **scoring
                 )

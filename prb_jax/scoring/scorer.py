@@ -110,6 +110,10 @@ class AdaptsToUsers(Protocol):
         """Return the same scorer, which knows the users whose states are saved in a folder, and no others."""
         ...
 
+    def with_other_states(self, comparisons: Sequence[Comparison]) -> Scorer:
+        """Return the same scorer for a control that names another user in place of that of each comparison."""
+        ...
+
     def fitted_on(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons on whom it was fitted."""
         ...

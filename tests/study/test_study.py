@@ -20,6 +20,8 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.fitted import read_fitted
+from prb_jax.personal.model import PersonalisedModel
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.style import NONE
 from prb_jax.study import personalise as module
@@ -105,6 +107,39 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
     assert "Time and memory of each method" in page
     assert row_of(study, "offset", 8)["bytes_per_user"] == 4 * WIDTH
     assert row_of(study, "offset", 8)["disk_bytes_per_user"] > 4 * WIDTH
+
+
+def test_the_swap_control_of_a_fitted_method_knows_another_person_whole(
+    study: prb.Study, source: PlantedFeatures, people: list[prb.Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseen = set(json.loads((study.out / "splits.json").read_text())["splits"][0]["unseen"])
+    asked = [one for one in people if one.user_id in unseen]
+    model = PersonalisedModel(read_fitted(study.out / "fitted" / "offset"), source)
+    shown: list[Any] = []
+    score = PersonalisedModel._score
+    monkeypatch.setattr(
+        PersonalisedModel, "_score", lambda self, rows: shown.extend(rows) or score(self, rows)
+    )
+    found = prb.evaluate(model, asked, controls="swap", progress=False).summary
+    own, swapped = shown[: len(asked)], shown[len(asked) :]
+    owner = {one.id: one.user_id for one in people}
+    for (_, known, query), (donor, learned, again) in zip(own, swapped, strict=True):
+        assert query.id == again.id
+        assert donor != owner[query.id]
+        assert {one.user_id for one in learned} <= {donor}
+        assert abs(len(learned) - len(known)) <= 2  # but for those that share a response with the query
+    study_swap = row_of(study, "offset, shuffled user", 8)["accuracy"]
+    assert found["controls"]["swap"]["accuracy"] < min(study_swap + 0.15, found["accuracy"] - 0.05)
+    # with a history too, in which the other person judged the same pair
+    first = next(one for one in asked if one.user_id != asked[0].user_id)
+    crossed = [replace(one, user_id=other, id=f"{other} {one.id}") for one in asked[:3] for other in unseen]
+    history = [one for one in crossed if one.user_id != asked[0].user_id] + [replace(first, id="h")]
+    prb.evaluate(model, asked[:3], history=history, controls="blind", progress=False)
+    asked_twice = [
+        *asked[:3],
+        *(one for one in asked if one.user_id != asked[0].user_id and one is not first),
+    ]
+    prb.evaluate(model, asked_twice, history=history, controls="swap", progress=False)
 
 
 def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None:
