@@ -25,6 +25,43 @@ class Parser(argparse.ArgumentParser):
         self.needed: tuple[str, ...] = ()
         self._intermixed = False
 
+    def option(
+        self,
+        spec: str,
+        about: str,
+        kind: Callable[[str], Any] | None = None,
+        *,
+        default: Any = None,
+        extend: bool = True,
+        **more: Any,
+    ) -> None:
+        """Add an argument.
+
+        Args:
+          spec: as the usage shows it: "--flag" alone, "--flag VALUE", "--flag VALUE ..." for several, "NAME", "[NAME]"
+            and "NAME ..." for words without a flag.
+          about: the help; the default is written behind it.
+          kind: of the value, which turns a text into it.
+          default: where nothing is given.
+          extend: a flag of several values may be repeated, and each adds to those before it.
+          more: as of argparse.
+        """
+        several = spec.rstrip("]").endswith(" ...")
+        name, _, metavar = spec.strip("[]").removesuffix(" ...").partition(" ")
+        if not name.startswith("-"):
+            more["nargs"] = {"[": "*" if several else "?"}.get(spec[0], "+" if several else None)
+            name, metavar = more.pop("dest", name.lower()), name
+        elif not metavar and "choices" not in more:
+            self.add_argument(name, action="store_true", help=about)
+            return
+        elif several:
+            more |= {"nargs": "+", **({"action": "extend"} if extend else {})}
+        if default not in (None, (), [], "") and "default" not in about:
+            values = default if isinstance(default, tuple | list) else [default]
+            shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+            about = f"{about} (default: {shown})".lstrip()
+        self.add_argument(name, metavar=metavar or None, type=kind, default=default, help=about, **more)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
         self.usage = self.usage or self._short_usage()

@@ -12,15 +12,11 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "ask", run, about="say which question to put to a person next, and what its answer tells"
     )
-    sub.add_argument("model", metavar="DIR", help="folder of a fitted method, in `fitted` of a study")
-    sub.add_argument("--candidates", metavar="FILE", required=True, help="questions with two responses each")
-    sub.add_argument(
-        "--user", metavar="FILE", help="labelled comparisons of the person (default: nothing is known yet)"
-    )
-    sub.add_argument(
-        "--top", metavar="N", type=positive, default=10, help="questions in the table (default: 10)"
-    )
-    sub.add_argument("--out", metavar="FILE", help="all questions as JSON, the best one first")
+    sub.option("DIR", "folder of a fitted method, in `fitted` of a study", dest="model")
+    sub.option("--candidates FILE", "questions with two responses each", required=True)
+    sub.option("--user FILE", "labelled comparisons of the person (default: nothing is known yet)")
+    sub.option("--top N", "questions in the table", positive, default=10)
+    sub.option("--out FILE", "all questions as JSON, the best one first")
 
 
 def run(options: argparse.Namespace) -> int:

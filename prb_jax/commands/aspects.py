@@ -28,24 +28,12 @@ def add(verbs: Verbs) -> None:
         about="let a language model infer from profile and question what each user wants, for --aspects",
         after_interrupt="the texts so far are kept, and the same command continues the run",
     )
-    sub.add_argument(
-        "planner", metavar="MODEL", nargs="?", help="folder or hub id of a causal language model"
-    )
+    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
     add_endpoint(sub)
     add_data(sub, about="as of `prb evaluate`; profiles and questions are shown, and nothing else")
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: run.json, aspects.jsonl, summary.json"
-    )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        default=10,
-        help="posts of the user that the model sees (default: 10)",
-    )
-    sub.add_argument(
-        "--max-new-tokens", metavar="N", type=positive, default=200, help="of a text (default: 200)"
-    )
+    sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
+    sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
+    sub.option("--max-new-tokens N", "of a text", positive, default=200)
     add_devices(sub)
     add_policy_options(sub)
     add_no_progress(sub)

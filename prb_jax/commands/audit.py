@@ -18,56 +18,39 @@ def add(verbs: Verbs) -> None:
         about="let people judge pairs on a local page, and tell how much they agree",
         after_interrupt="every judgement that was submitted is kept; the same command goes on",
     )
-    sub.add_argument("folder", metavar="DIR", help="folder of the audit")
+    sub.option("DIR", "folder of the audit", dest="folder")
     what = sub.add_mutually_exclusive_group()
     what.add_argument(
         "--report", action="store_true", help="print the figures so far, and write them to report.json"
     )
     what.add_argument("--export", metavar="FILE", help="write the judgements so far, as .jsonl or .csv")
     add_data(sub, about="pairs, as of `prb evaluate`; needed for a new audit", required=False)
-    sub.add_argument(
-        "--gold",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help="pairs whose personal fit is certain",
+    sub.option("--gold NAME_OR_PATH ...", "pairs whose personal fit is certain")
+    sub.option("--sample N", "a random choice of N of the pairs", positive)
+    sub.option("--per-item N", "people who judge each pair (default: 3)", positive)
+    sub.option(
+        "--check-every N",
+        "one judgement in N is a check: a gold pair, or one that was judged before (default: 10; 0: none)",
+        not_negative,
     )
-    sub.add_argument("--sample", metavar="N", type=positive, help="a random choice of N of the pairs")
-    sub.add_argument("--per-item", metavar="N", type=positive, help="people who judge each pair (default: 3)")
-    sub.add_argument(
-        "--check-every",
-        metavar="N",
-        type=not_negative,
-        help="one judgement in N is a check: a gold pair, or one that was judged before (default: 10; 0: none)",
+    sub.option(
+        "--margin POINTS",
+        "differences of general quality within so many of the five points make no difference (default: 0.25)",
+        float,
     )
-    sub.add_argument(
-        "--margin",
-        metavar="POINTS",
-        type=float,
-        help="differences of general quality within so many of the five points make no difference (default: 0.25)",
+    sub.option("--seed S", "of choice, orders and sides (default: 0)", not_negative)
+    sub.option("--annotators NAME ...", "who may judge, each with a link (default: anybody who types a name)")
+    sub.option(
+        "--lease MINUTES",
+        "after so many a pair that was given out and not judged is free again (default: 30)",
+        float,
     )
-    sub.add_argument(
-        "--seed", metavar="S", type=not_negative, help="of choice, orders and sides (default: 0)"
-    )
-    sub.add_argument(
-        "--annotators",
-        metavar="NAME",
-        nargs="+",
-        action="extend",
-        help="who may judge, each with a link (default: anybody who types a name)",
-    )
-    sub.add_argument(
-        "--lease",
-        metavar="MINUTES",
-        type=float,
-        help="after so many a pair that was given out and not judged is free again (default: 30)",
-    )
-    sub.add_argument(
-        "--host",
-        help="address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
+    sub.option(
+        "--host HOST",
+        "address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
         "PRB_AUDIT_TOKEN",
     )
-    sub.add_argument("--port", type=not_negative, metavar="P", help="(default: 8000); 0 picks one")
+    sub.option("--port P", "(default: 8000); 0 picks one", not_negative)
 
 
 def run(options: argparse.Namespace) -> int:

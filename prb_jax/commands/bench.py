@@ -34,57 +34,45 @@ def add(verbs: Verbs) -> None:
         sub_verbs, "score", _score, about="time scoring random tokens of the lengths of personalised data"
     )
     _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2, and all users whole)")
-    score.add_argument(
+    score.option(
         "--against",
-        choices=("transformers", "transformers-cached", "vllm"),
-        help="also time padded batches of transformers, a script on transformers that computes a common prefix "
+        "also time padded batches of transformers, a script on transformers that computes a common prefix "
         "once, or vLLM's classification path, and compare",
+        choices=("transformers", "transformers-cached", "vllm"),
     )
-    score.add_argument(
-        "--responses", type=positive, nargs="+", default=[2], metavar="K", help="of a comparison"
-    )
-    score.add_argument(
-        "--against-sequences",
-        type=positive,
+    score.option("--responses K ...", "of a comparison", positive, default=[2], extend=False)
+    score.option(
+        "--against-sequences N",
+        "conversations that the padded way scores a round; its rate is carried over to the rest",
+        positive,
         default=16,
-        metavar="N",
-        help="conversations that the padded way scores a round; its rate is carried over to the rest",
     )
-    score.add_argument(
-        "--against-responses",
-        type=positive,
-        metavar="N",
-        help="the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
+    score.option(
+        "--against-responses N",
+        "the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
         "copy of the prefix's keys and values",
+        positive,
     )
     add_quantize(score, about="a second row with the layers' matrices in eight bits")
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
     _add_workload(train, pairs="pairs of a step (default: 8, and all users whole)")
-    train.add_argument("--against", choices=("trl",), help="also time TRL's RewardTrainer, and compare")
-    train.add_argument("--tuning", choices=TUNINGS, default="full", help="what is trained (default: full)")
-    train.add_argument(
-        "--remat", choices=REMAT_POLICIES, default=REMAT, help="what our backward pass computes again"
-    )
-    train.add_argument(
-        "--against-pairs",
-        type=positive,
-        metavar="N",
-        help="pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)",
+    train.option("--against", "also time TRL's RewardTrainer, and compare", choices=("trl",))
+    train.option("--tuning", "what is trained", default="full", choices=TUNINGS)
+    train.option("--remat", "what our backward pass computes again", default=REMAT, choices=REMAT_POLICIES)
+    train.option(
+        "--against-pairs N", "pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)", positive
     )
 
     sample = _add(sub_verbs, "sample", _sample, about="time drawing texts from a causal language model")
     _add_texts(sample, prompts=4, new_tokens=128)
     _add_samples(sample, 1)
-    sample.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy, for one sample"
-    )
-    sample.add_argument("--against", choices=("transformers",), help="also time its `generate`, and compare")
-    sample.add_argument(
-        "--against-prompts",
-        type=positive,
-        metavar="N",
-        help="prompts that the usual way continues in a round; its rate is compared (default: all)",
+    sample.option("--temperature T", "0 is greedy, for one sample", float, default=1.0)
+    sample.option("--against", "also time its `generate`, and compare", choices=("transformers",))
+    sample.option(
+        "--against-prompts N",
+        "prompts that the usual way continues in a round; its rate is compared (default: all)",
+        positive,
     )
     add_attention(sample)
 
@@ -95,20 +83,15 @@ def add(verbs: Verbs) -> None:
         about="time a guided token, beside one of the policy and of the reward model",
     )
     _add_texts(guide, prompts=4, new_tokens=32)
-    guide.add_argument(
-        "--candidates", type=positive, default=10, metavar="C", help="tried for each token (default: 10)"
-    )
+    guide.option("--candidates C", "tried for each token", positive, default=10)
     add_attention(guide)
 
     policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
     _add_texts(policy, prompts=2, new_tokens=128)
     _add_samples(policy, 8)
-    policy.add_argument("--against", choices=("trl",), help="also time TRL's GRPOTrainer, and compare")
-    policy.add_argument(
-        "--against-rows",
-        type=positive,
-        metavar="N",
-        help="rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)",
+    policy.option("--against", "also time TRL's GRPOTrainer, and compare", choices=("trl",))
+    policy.option(
+        "--against-rows N", "rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)", positive
     )
     add_attention(policy)
 
@@ -118,10 +101,8 @@ def add(verbs: Verbs) -> None:
         _serve,
         about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
     )
-    serve.add_argument("--clients", type=positive, default=500, metavar="N", help="at a time (default: 500)")
-    serve.add_argument(
-        "--seconds", type=positive, default=30, metavar="S", help="that they ask (default: 30)"
-    )
+    serve.option("--clients N", "at a time", positive, default=500)
+    serve.option("--seconds S", "that they ask", positive, default=30)
     _add_lengths(serve)
 
     _add(sub_verbs, "load", _load, about="time loading a folder's weights, beside plain reading of its files")
@@ -129,47 +110,42 @@ def add(verbs: Verbs) -> None:
     rank = _add(
         sub_verbs, "rank", _rank, about="time ranking profiles by a model that is an encoder of texts"
     )
-    rank.add_argument("--data", metavar="FILE", required=True, help="comparisons with profiles")
-    rank.add_argument(
-        "--users", type=positive, metavar="N", help="the first N users with a profile (default: all)"
+    rank.option("--data FILE", "comparisons with profiles", required=True)
+    rank.option("--users N", "the first N users with a profile (default: all)", positive)
+    rank.option(
+        "--against", "also time it with one question at a time, and compare", choices=("transformers",)
     )
-    rank.add_argument(
-        "--against", choices=("transformers",), help="also time it with one question at a time, and compare"
-    )
-    rank.add_argument(
-        "--against-users",
-        type=positive,
-        metavar="N",
-        help="users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
+    rank.option(
+        "--against-users N",
+        "users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
+        positive,
     )
 
 
 def _add(verbs: Verbs, name: str, measure: Measure, *, about: str) -> Parser:
     sub = add_verb(verbs, name, run, about=about)
     sub.set_defaults(measure=measure)
-    sub.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
+    sub.option(
+        "MODEL",
+        "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
         "weights",
     )
-    sub.add_argument("--dtype", nargs="+", choices=DTYPES, default=[None], help="default: the checkpoint's")
-    sub.add_argument("--mesh", metavar="AXES", help="as in fsdp=4,tensor=2")
+    sub.option("--dtype DTYPE ...", "default: the checkpoint's", default=[None], choices=DTYPES, extend=False)
+    sub.option("--mesh AXES", "as in fsdp=4,tensor=2")
     if measure is not _serve:
-        sub.add_argument("--rounds", type=positive, default=3, metavar="N", help="side-by-side repetitions")
-    sub.add_argument("--json", metavar="FILE", help="also write the numbers here")
+        sub.option("--rounds N", "side-by-side repetitions", positive, default=3)
+    sub.option("--json FILE", "also write the numbers here")
     return sub
 
 
 def _add_workload(sub: Parser, *, pairs: str) -> None:
-    sub.add_argument("--pairs", type=positive, metavar="N", help=pairs)
+    sub.option("--pairs N", pairs, positive)
     _add_lengths(sub)
-    sub.add_argument(
-        "--questions-per-user",
-        type=positives,
+    sub.option(
+        "--questions-per-user N,...",
+        "comparisons with the same profile, as in 1,5,15",
+        positives,
         default=(1,),
-        metavar="N,...",
-        help="comparisons with the same profile, as in 1,5,15 (default: 1)",
     )
     add_attention(sub)
 
@@ -188,24 +164,19 @@ def _add_texts(parser: Parser, *, prompts: int, new_tokens: int) -> None:
 
 
 def _add_samples(parser: Parser, default: int) -> None:
-    parser.add_argument(
-        "--samples",
-        type=positive,
-        nargs="+",
+    parser.option(
+        "--samples N ...",
+        f"texts of each prompt, one number or several (default: {default})",
+        positive,
         default=[default],
-        metavar="N",
-        help=f"texts of each prompt, one number or several (default: {default})",
+        extend=False,
     )
 
 
 def _add_lengths(sub: Parser) -> None:
-    sub.add_argument(
-        "--prefix-tokens", type=positive, default=2000, metavar="N", help="mean length of the prefix"
-    )
-    sub.add_argument(
-        "--response-tokens", type=positive, default=130, metavar="N", help="mean length of a response"
-    )
-    sub.add_argument("--batch-tokens", type=positive, metavar="N", help="padded tokens computed at a time")
+    sub.option("--prefix-tokens N", "mean length of the prefix", positive, default=2000)
+    sub.option("--response-tokens N", "mean length of a response", positive, default=130)
+    sub.option("--batch-tokens N", "padded tokens computed at a time", positive)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,39 +28,29 @@ def add(verbs: Verbs) -> None:
         about="how good the best of k samples is, as reward models choose it",
         after_interrupt="what was scored is kept: the same command continues the run",
     )
-    sub.add_argument("--samples", metavar="DIR", required=True, help="a finished run of `prb sample`")
-    sub.add_argument(
-        "--rewards",
-        metavar="MODEL",
-        nargs="+",
-        required=True,
-        help="models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
+    sub.option("--samples DIR", "a finished run of `prb sample`", required=True)
+    sub.option(
+        "--rewards MODEL ...",
+        "models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
         "at an endpoint)",
+        required=True,
+        extend=False,
     )
-    sub.add_argument(
-        "--quality",
-        metavar="Q",
-        default="reference",
-        help="reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
+    sub.option(
+        "--quality Q",
+        "reference: ROUGE-L against the best labelled response (default); a .jsonl file of {id, sample, quality}; "
         "a model whose score is the quality, as baseline:persona-truth for generated persons; or rubric:MODEL "
         "(rubric:URL#NAME), a judge of the true rubric's aspects",
+        default="reference",
     )
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: rewards.jsonl, summary.json, curves.png"
-    )
-    sub.add_argument(
-        "--data", metavar="NAME_OR_PATH", nargs="+", help="of the samples, where it has another name now"
-    )
+    sub.option("--out DIR", "run folder: rewards.jsonl, summary.json, curves.png", required=True)
+    sub.option("--data NAME_OR_PATH ...", "of the samples, where it has another name now", extend=False)
     add_history(sub)
-    sub.add_argument("--profile-posts", metavar="N", type=not_negative, help="that the models see")
-    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
-    sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
-    sub.add_argument(
-        "--prompts",
-        metavar="DIR",
-        help="of judges: ask as the scripts whose checkout has this folder of prompts",
-    )
-    sub.add_argument("--template", metavar="FILE", help="of judge:MODEL, as of `prb judge`")
+    sub.option("--profile-posts N", "that the models see", not_negative)
+    sub.option("--protocol", "(default: as in training, or default)", choices=PROTOCOLS)
+    sub.option("--max-length L", "longest conversation in tokens", positive)
+    sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
+    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
     add_devices(sub)
     add_model_options(sub)
     add_no_progress(sub)

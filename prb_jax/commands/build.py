@@ -22,14 +22,8 @@ def add(verbs: Verbs) -> None:
         overrides="data=FILE generator.endpoint=URL generator.name=NAME writing.candidates=8",
         out="run.json, rows.jsonl, pairs.jsonl, public, private",
     )
-    sub.add_argument(
-        "--aspects", action="store_true", help="derive aspects from the narrative of records without any"
-    )
-    sub.add_argument(
-        "--redact",
-        action="store_true",
-        help="replace e-mail addresses, accounts and numbers first (needs scrubadub)",
-    )
+    sub.option("--aspects", "derive aspects from the narrative of records without any")
+    sub.option("--redact", "replace e-mail addresses, accounts and numbers first (needs scrubadub)")
     sub.add_argument(
         "--relax",
         metavar="GATE",

@@ -15,12 +15,10 @@ def add(verbs: Verbs) -> None:
         run,
         about="compare finished runs on the same data: paired differences, tests, ranks",
     )
-    sub.add_argument("runs", metavar="RUN", nargs="+", help="run folders of `prb evaluate`, two or more")
-    sub.add_argument("--out", metavar="DIR", help="folder for compare.json")
-    sub.add_argument("--format", choices=("json",), help="print what compare.json holds instead of tables")
-    sub.add_argument(
-        "--across-protocols", action="store_true", help="compare runs with different protocols nevertheless"
-    )
+    sub.option("RUN ...", "run folders of `prb evaluate`, two or more", dest="runs")
+    sub.option("--out DIR", "folder for compare.json")
+    sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
+    sub.option("--across-protocols", "compare runs with different protocols nevertheless")
 
 
 def run(options: argparse.Namespace) -> int:

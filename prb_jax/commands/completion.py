@@ -8,7 +8,7 @@ from prb_jax.commands.arguments import Verbs, add_verb
 def add(verbs: Verbs) -> None:
     """Add the verb and its arguments."""
     sub = add_verb(verbs, "completion", run, about="print a script that completes prb in your shell")
-    sub.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
+    sub.option("shell", "", choices=("bash", "zsh", "fish", "tcsh"))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,10 +17,9 @@ _NOT_IN_FILES = ("help", "config")
 
 def add_config(sub: Parser) -> None:
     """Add the option to the parser of a verb."""
-    sub.add_argument(
-        "--config",
-        metavar="FILE",
-        help="YAML or TOML file with these options (model: PATH, data: [FILE], profile_posts: 3, ...); what the "
+    sub.option(
+        "--config FILE",
+        "YAML or TOML file with these options (model: PATH, data: [FILE], profile_posts: 3, ...); what the "
         "command line says comes before it",
     )
 

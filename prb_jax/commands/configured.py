@@ -18,20 +18,13 @@ def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> Non
       out: names of files in the run folder, for the help.
     """
     sub.needed = ("config", "out")
-    sub.add_argument(
-        "config",
-        metavar="CONFIG",
-        nargs="?",
-        help=f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}",
+    sub.option(
+        "[CONFIG]", f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
     )
-    sub.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=f"as {overrides}")
-    sub.add_argument("--out", metavar="DIR", help=f"run folder: {out}")
+    sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
+    sub.option("--out DIR", f"run folder: {out}")
     add_no_progress(sub)
-    sub.add_argument(
-        "--show-config",
-        action="store_true",
-        help="print a YAML config of every option with its meaning, and train nothing",
-    )
+    sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
 
 
 def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:

@@ -13,26 +13,18 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "convert", run, about="write a training run or a checkpoint as a Hugging Face folder"
     )
-    sub.add_argument(
-        "source", metavar="SRC", help="run of prb train or prb ppo, Hugging Face folder or hub id"
-    )
-    sub.add_argument("target", metavar="DST", help="folder to be made")
-    sub.add_argument(
-        "--adapter", action="store_true", help="of a run with tuning=lora: a PEFT adapter with its head"
-    )
-    sub.add_argument(
-        "--step", metavar="S", help="which checkpoint of a run: best, last or a number (default: best)"
-    )
-    sub.add_argument("--dtype", choices=DTYPES, help="of the weights but the head")
-    sub.add_argument(
+    sub.option("SRC", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
+    sub.option("DST", "folder to be made", dest="target")
+    sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")
+    sub.option("--step S", "which checkpoint of a run: best, last or a number (default: best)")
+    sub.option("--dtype", "of the weights but the head", choices=DTYPES)
+    sub.option(
         "--layout",
-        choices=LAYOUTS,
+        "of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
         default="standard",
-        help="of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
+        choices=LAYOUTS,
     )
-    sub.add_argument(
-        "--drop-bias", action="store_true", help="leave out the bias of a value head: differences stay equal"
-    )
+    sub.option("--drop-bias", "leave out the bias of a value head: differences stay equal")
     add_model_options(sub)
 
 

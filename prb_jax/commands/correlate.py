@@ -14,35 +14,23 @@ def add(verbs: Verbs) -> None:
         run,
         about="does a benchmark predict a behaviour? correlations with intervals and tests",
     )
-    sub.add_argument(
-        "--scores",
-        metavar="RUN",
-        nargs="+",
+    sub.option(
+        "--scores RUN ...", "runs of `prb evaluate`, one for each reward model", required=True, extend=False
+    )
+    sub.option(
+        "--behaviour RUN ...",
+        "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold",
         required=True,
-        help="runs of `prb evaluate`, one for each reward model",
+        extend=False,
     )
-    sub.add_argument(
-        "--behaviour",
-        metavar="RUN",
-        nargs="+",
-        required=True,
-        help="runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold",
+    sub.option("--out DIR", "folder for correlate.json and correlate.png")
+    sub.option("--lineage FILE", "JSON, {name of a score run: lineage}")
+    sub.option(
+        "--figures F ...", "of the benchmark, as accuracy or user_accuracy (default: all)", extend=False
     )
-    sub.add_argument("--out", metavar="DIR", help="folder for correlate.json and correlate.png")
-    sub.add_argument("--lineage", metavar="FILE", help="JSON, {name of a score run: lineage}")
-    sub.add_argument(
-        "--figures",
-        metavar="F",
-        nargs="+",
-        help="of the benchmark, as accuracy or user_accuracy (default: all)",
-    )
-    sub.add_argument(
-        "--quantile", metavar="Q", type=float, default=0.1, help="over users and subsets (default: 0.1)"
-    )
-    sub.add_argument(
-        "--draws", metavar="N", type=positive, default=2000, help="of users and models (default: 2000)"
-    )
-    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the draws (default: 0)")
+    sub.option("--quantile Q", "over users and subsets", float, default=0.1)
+    sub.option("--draws N", "of users and models", positive, default=2000)
+    sub.option("--seed N", "of the draws", not_negative, default=0)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -43,81 +43,63 @@ def add(verbs: Verbs) -> None:
         about="score comparisons with a model; the same command continues a run",
         after_interrupt="what was scored is kept: the same command continues the run",
     )
-    sub.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "
+    sub.option(
+        "[MODEL]",
+        "hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "
         "popularity, nearest-users",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help=f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; repeatable",
     )
     add_columns(sub)
-    sub.add_argument("--out", metavar="DIR", help="run folder: run.json, scores.jsonl, summary.json")
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        nargs="+",
-        help="posts of the user's profile that the model sees (default: as in training; where the model does not "
+    sub.option("--out DIR", "run folder: run.json, scores.jsonl, summary.json")
+    sub.option("--subset S", "one subset of the data")
+    sub.option(
+        "--profile-posts N ...",
+        "posts of the user's profile that the model sees (default: as in training; where the model does not "
         "say, 10, and 0 for the paper protocol); several numbers are a run each, and a picture of accuracy by posts",
+        not_negative,
+        extend=False,
     )
-    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
-    sub.add_argument(
-        "--max-length",
-        metavar="L",
-        type=positive,
-        help="longest conversation in tokens (default: as in training, or the model's)",
+    sub.option("--protocol", "(default: as in training, or default)", choices=PROTOCOLS)
+    sub.option(
+        "--max-length L", "longest conversation in tokens (default: as in training, or the model's)", positive
     )
-    sub.add_argument(
+    sub.option(
         "--too-long",
-        choices=TOO_LONG,
-        default="error",
-        help="what a response is that leaves no room for its prompt within that: an error (default), or left out, "
+        "what a response is that leaves no room for its prompt within that: an error (default), or left out, "
         "counted in summary.json and named in left_out.jsonl",
+        default="error",
+        choices=TOO_LONG,
     )
-    sub.add_argument(
+    sub.option(
         "--controls",
-        choices=CONTROLS,
-        help="the same model without the profile (blind), with another user's (swap), both (all), or none of these "
+        "the same model without the profile (blind), with another user's (swap), both (all), or none of these "
         "(default: blind where the model sees a profile)",
+        choices=CONTROLS,
     )
     add_history(sub, otherwise="each user's comparisons before the one in question")
     add_aspects(sub)
-    sub.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
+    sub.option("--dtype", "default: the checkpoint's", choices=DTYPES)
     add_quantize(sub)
     add_attention(sub)
-    sub.add_argument(
+    sub.option(
         "--no-reference",
-        action="store_true",
-        help="with --quantize: do not score the same rows with the unquantised model too, and compare",
+        "with --quantize: do not score the same rows with the unquantised model too, and compare",
     )
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    sub.add_argument(
-        "--limit",
-        metavar="N",
-        type=positive,
-        help="the first N comparisons of each source; for testing only",
-    )
-    sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time")
+    sub.option("--mesh M", "as fsdp=4,tensor=2 (default: all devices)")
+    sub.option("--limit N", "the first N comparisons of each source; for testing only", positive)
+    sub.option("--batch-tokens N", "tokens computed at a time", positive)
     add_model_options(sub)
-    sub.add_argument(
-        "--seed",
-        metavar="N",
-        type=not_negative,
+    sub.option(
+        "--seed N",
+        "of the resampling of benchmark scores and of --controls swap",
+        not_negative,
         default=0,
-        help="of the resampling of benchmark scores and of --controls swap (default: 0)",
     )
-    sub.add_argument(
-        "--wandb", metavar="PROJECT", help="write the summary to this project of Weights & Biases too"
-    )
+    sub.option("--wandb PROJECT", "write the summary to this project of Weights & Biases too")
     add_no_progress(sub)
     add_distributed(sub)
     add_config(sub)

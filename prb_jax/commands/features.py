@@ -26,32 +26,21 @@ def add(verbs: Verbs) -> None:
         about="write the state of a model at every response and every post of a data set, once each",
         after_interrupt="the parts that are done are kept: the same command continues",
     )
-    sub.add_argument(
-        "model", metavar="MODEL", help="a reward model, a causal language model, or an encoder of texts"
-    )
+    sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
     add_data(sub)
-    sub.add_argument("--out", metavar="DIR", required=True, help="folder of the features")
-    sub.add_argument("--store", choices=DTYPES, default="float32", help="numbers of the files")
-    sub.add_argument(
-        "--responses-alone",
-        action="store_true",
-        help="an encoder of texts reads each response without its prompt",
-    )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=positive,
+    sub.option("--out DIR", "folder of the features", required=True)
+    sub.option("--store", "numbers of the files", default="float32", choices=DTYPES)
+    sub.option("--responses-alone", "an encoder of texts reads each response without its prompt")
+    sub.option(
+        "--profile-posts N",
+        "a reward model also scores each response with the first N posts of the profile before its prompt",
+        positive,
         default=0,
-        help="a reward model also scores each response with the first N posts of the profile before its prompt",
     )
-    sub.add_argument(
-        "--protocol", choices=PROTOCOLS, help="of conversations (default: as in training, or default)"
-    )
-    sub.add_argument(
-        "--max-length", metavar="L", type=positive, help="longest text in tokens (default: the model's)"
-    )
-    sub.add_argument("--dtype", choices=DTYPES, help="of the computation (default: the checkpoint's)")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
+    sub.option("--protocol", "of conversations (default: as in training, or default)", choices=PROTOCOLS)
+    sub.option("--max-length L", "longest text in tokens (default: the model's)", positive)
+    sub.option("--dtype", "of the computation (default: the checkpoint's)", choices=DTYPES)
+    sub.option("--mesh M", "as fsdp=4,tensor=2 (default: all devices)")
     add_quantize(sub)
     add_model_options(sub)
     add_no_progress(sub)

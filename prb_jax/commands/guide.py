@@ -28,70 +28,36 @@ def add(verbs: Verbs) -> None:
         about="draw texts from a language model that a reward model guides token by token, or chunk by chunk",
         after_interrupt="the texts so far are kept, and the same command continues the run",
     )
-    sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
-    sub.add_argument(
-        "--reward",
-        metavar="MODEL",
-        help="a reward model with the policy's tokenizer (default: the policy alone)",
-    )
+    sub.option("POLICY", "folder or hub id of a causal language model")
+    sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
     add_data(sub)
     add_history(sub)
-    sub.add_argument(
-        "--quality",
-        metavar="MODEL",
-        help="whose score says how good a text is, as baseline:persona-truth for generated persons",
+    sub.option(
+        "--quality MODEL",
+        "whose score says how good a text is, as baseline:persona-truth for generated persons",
     )
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: samples.jsonl, summary.json, behaviour.json"
+    sub.option("--out DIR", "run folder: samples.jsonl, summary.json, behaviour.json", required=True)
+    sub.option("--weight W", "of the reward; 0 is the policy alone", float, default=1.0)
+    sub.option("--candidates C", "likely tokens tried a step, or chunks drawn", positive, default=10)
+    sub.option(
+        "--chunk L",
+        "guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
+        positive,
     )
-    sub.add_argument(
-        "--weight",
-        metavar="W",
-        type=float,
-        default=1.0,
-        help="of the reward; 0 is the policy alone (default: 1)",
-    )
-    sub.add_argument(
-        "--candidates",
-        metavar="C",
-        type=positive,
+    sub.option("--temperature T", "0 takes the best candidate (default)", float, default=0.0)
+    sub.option("--n N", "texts of each prompt", positive, default=1)
+    sub.option("--max-new-tokens M", "of a text", positive, default=128)
+    sub.option("--stop TEXT ...", "texts that end a text", default=[])
+    sub.option("--stop-id ID ...", "tokens that end a text (default: the model's)", not_negative)
+    sub.option("--seed N", "of the draws", not_negative, default=0)
+    sub.option(
+        "--profile-posts N",
+        "posts of the user's profile that the policy sees",
+        not_negative,
         default=10,
-        help="likely tokens tried a step, or chunks drawn (default: 10)",
     )
-    sub.add_argument(
-        "--chunk",
-        metavar="L",
-        type=positive,
-        help="guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
-    )
-    sub.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="0 takes the best candidate (default)"
-    )
-    sub.add_argument("--n", metavar="N", type=positive, default=1, help="texts of each prompt (default: 1)")
-    sub.add_argument(
-        "--max-new-tokens", metavar="M", type=positive, default=128, help="of a text (default: 128)"
-    )
-    sub.add_argument(
-        "--stop", metavar="TEXT", nargs="+", action="extend", default=[], help="texts that end a text"
-    )
-    sub.add_argument(
-        "--stop-id",
-        metavar="ID",
-        type=not_negative,
-        nargs="+",
-        action="extend",
-        help="tokens that end a text (default: the model's)",
-    )
-    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the draws (default: 0)")
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        default=10,
-        help="posts of the user's profile that the policy sees (default: 10)",
-    )
-    sub.add_argument("--max-length", metavar="L", type=positive, help="most tokens of prompt and text")
-    sub.add_argument("--rows", metavar="N", type=positive, help="texts that are drawn at a time")
+    sub.option("--max-length L", "most tokens of prompt and text", positive)
+    sub.option("--rows N", "texts that are drawn at a time", positive)
     add_devices(sub, dtype="the checkpoints'")
     add_policy_options(sub)
     add_no_progress(sub)

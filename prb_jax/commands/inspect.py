@@ -21,37 +21,29 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "inspect", run, about="check a checkpoint without reading its weights, and say what it is"
     )
-    sub.add_argument(
-        "model",
-        metavar="MODEL",
-        help="hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
+    sub.option(
+        "MODEL",
+        "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
         "or an encoder",
     )
     add_quantize(sub)
     add_model_options(sub)
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help="what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        "what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
     )
-    sub.add_argument(
-        "--max-length",
-        metavar="L",
-        type=positive,
-        help="longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
+    sub.option(
+        "--max-length L",
+        "longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
+        positive,
     )
-    sub.add_argument("--protocol", choices=PROTOCOLS, help="one of them (default: both)")
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        help="with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
+    sub.option("--protocol", "one of them (default: both)", choices=PROTOCOLS)
+    sub.option(
+        "--profile-posts N",
+        "with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
+        not_negative,
     )
-    sub.add_argument(
-        "--limit", metavar="N", type=positive, help="with --data: the first N comparisons of each source"
-    )
+    sub.option("--limit N", "with --data: the first N comparisons of each source", positive)
 
 
 def run(options: argparse.Namespace) -> int:

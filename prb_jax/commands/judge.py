@@ -34,29 +34,26 @@ def add(verbs: Verbs) -> None:
         about="let a language model choose between two responses, or rate each, and evaluate its judgements",
         after_interrupt="the judgements so far are kept, and the same command continues the run",
     )
-    sub.add_argument("judge", metavar="MODEL", nargs="?", help="folder or hub id of a causal language model")
+    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
     add_endpoint(sub)
     add_data(
         sub, about="as of `prb evaluate`; comparisons of two responses, but for those that rate each response"
     )
-    sub.add_argument("--out", metavar="DIR", required=True, help="run folder, as of `prb evaluate`")
-    sub.add_argument(
+    sub.option("--out DIR", "run folder, as of `prb evaluate`", required=True)
+    sub.option(
         "--protocol",
-        choices=(*PROTOCOLS, *_RATING),
-        default="default",
-        help="default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: "
+        "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: "
         "a number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
         "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
+        default="default",
+        choices=(*PROTOCOLS, *_RATING),
     )
-    sub.add_argument(
-        "--template",
-        metavar="FILE",
-        help="with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
+    sub.option(
+        "--template FILE",
+        "with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
         "rubric {answer} and {aspect}, with paper-score {question}, {profile} and {answer}",
     )
-    sub.add_argument(
-        "--system", metavar="FILE", help="with --protocol score or rubric: the text of a system turn"
-    )
+    sub.option("--system FILE", "with --protocol score or rubric: the text of a system turn")
     sub.add_argument(
         "--scale",
         metavar=("LOW", "HIGH"),
@@ -64,66 +61,48 @@ def add(verbs: Verbs) -> None:
         nargs=2,
         help="with --protocol score: the numbers (default: 1 9)",
     )
-    sub.add_argument(
-        "--top-logprobs",
-        metavar="N",
-        type=positive,
-        help="with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, "
+    sub.option(
+        "--top-logprobs N",
+        "with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, "
         "instead of the number in the reply",
+        positive,
     )
-    sub.add_argument(
-        "--min-mass",
-        metavar="P",
-        type=float,
-        help="with --protocol default and a MODEL without --reason: no verdict where A and B together are less "
+    sub.option(
+        "--min-mass P",
+        "with --protocol default and a MODEL without --reason: no verdict where A and B together are less "
         "probable than this among all tokens (default: 0.1)",
+        float,
     )
-    sub.add_argument(
-        "--prompts",
-        metavar="DIR",
-        help="with the paper's protocols: the prompts in a checkout of its scripts",
+    sub.option("--prompts DIR", "with the paper's protocols: the prompts in a checkout of its scripts")
+    sub.option("--reason", "the judge thinks in words first (default: one letter or number)")
+    sub.option(
+        "--profile-posts N",
+        "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
+        not_negative,
     )
-    sub.add_argument(
-        "--reason",
-        action="store_true",
-        help="the judge thinks in words first (default: one letter or number)",
+    sub.option(
+        "--persona FILE|narrative",
+        "a .jsonl file of {user_id, text} that the judge is told; or the narrative of the data: an upper bound",
     )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        help="posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
-    )
-    sub.add_argument(
-        "--persona",
-        metavar="FILE|narrative",
-        help="a .jsonl file of {user_id, text} that the judge is told; or the narrative of the data: an upper bound",
-    )
-    sub.add_argument(
-        "--shots",
-        metavar="K",
-        type=not_negative,
+    sub.option(
+        "--shots K",
+        "the latest K earlier comparisons of the same user, with the user's choices",
+        not_negative,
         default=0,
-        help="the latest K earlier comparisons of the same user, with the user's choices (default: 0)",
     )
-    sub.add_argument(
-        "--history",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help="with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
+    sub.option(
+        "--history NAME_OR_PATH ...",
+        "with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
     )
     add_aspects(sub)
-    sub.add_argument(
+    sub.option(
         "--controls",
-        choices=CONTROLS,
+        "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
         default=NO_CONTROLS,
-        help="ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
+        choices=CONTROLS,
     )
-    sub.add_argument(
-        "--seed", metavar="N", type=not_negative, default=0, help="of --controls swap (default: 0)"
-    )
-    sub.add_argument("--max-length", metavar="L", type=positive, help="longest conversation in tokens")
+    sub.option("--seed N", "of --controls swap", not_negative, default=0)
+    sub.option("--max-length L", "longest conversation in tokens", positive)
     add_devices(sub)
     add_policy_options(sub)
     add_no_progress(sub)

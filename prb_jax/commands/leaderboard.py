@@ -13,14 +13,12 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "leaderboard", run, about="show all runs of `prb evaluate` below a folder in one table"
     )
-    sub.add_argument("folder", metavar="DIR", help="folder that is looked through, at any depth")
-    sub.add_argument("--format", choices=FORMATS, help="print this instead of a table for the terminal")
-    sub.add_argument("--unfinished", action="store_true", help="runs that are not finished too")
-    sub.add_argument("--controls", action="store_true", help="the controls of runs too, as runs of their own")
-    sub.add_argument(
-        "--upper-bounds",
-        action="store_true",
-        help="runs that were told the true rubric or narrative too, which no model could know",
+    sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
+    sub.option("--format", "print this instead of a table for the terminal", choices=FORMATS)
+    sub.option("--unfinished", "runs that are not finished too")
+    sub.option("--controls", "the controls of runs too, as runs of their own")
+    sub.option(
+        "--upper-bounds", "runs that were told the true rubric or narrative too, which no model could know"
     )
 
 

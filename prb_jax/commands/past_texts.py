@@ -13,16 +13,10 @@ def add(verbs: Verbs) -> None:
         run,
         about="write preference pairs from texts that people wrote themselves, as LaMP has them",
     )
-    sub.add_argument("--inputs", metavar="FILE", required=True, help="JSON: a list of {id, input, profile}")
-    sub.add_argument("--outputs", metavar="FILE", required=True, help="JSON: {golds: [{id, output}]}")
-    sub.add_argument(
-        "--samples",
-        metavar="DIR",
-        nargs="+",
-        default=[],
-        help="runs of `prb sample` on the file without them",
-    )
-    sub.add_argument("--out", metavar="FILE", required=True, help=".jsonl")
+    sub.option("--inputs FILE", "JSON: a list of {id, input, profile}", required=True)
+    sub.option("--outputs FILE", "JSON: {golds: [{id, output}]}", required=True)
+    sub.option("--samples DIR ...", "runs of `prb sample` on the file without them", default=[], extend=False)
+    sub.option("--out FILE", ".jsonl", required=True)
 
 
 def run(options: argparse.Namespace) -> int:

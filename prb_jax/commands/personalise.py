@@ -28,63 +28,45 @@ def add(verbs: Verbs) -> None:
         after_interrupt="the methods that are done are kept: the same command continues",
     )
     add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
-    sub.add_argument(
-        "--backbone", metavar="MODEL|DIR", required=True, help="a model, or a folder of `prb features`"
-    )
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="folder: results.json, study.json, curves.svg"
-    )
-    sub.add_argument(
-        "--methods",
-        metavar="A,B",
+    sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
+    sub.option("--out DIR", "folder: results.json, study.json, curves.svg", required=True)
+    sub.option(
+        "--methods A,B",
+        "names with commas between them, or all (default); pooled and offset are always among them",
         default="all",
-        help="names with commas between them, or all (default); pooled and offset are always among them",
     )
-    sub.add_argument(
-        "--shots",
-        metavar="K,K",
-        type=_numbers,
+    sub.option(
+        "--shots K,K",
+        "comparisons of a person that a method is adapted on",
+        _numbers,
         default=(0, 1, 2, 4, 8, 16),
-        help="comparisons of a person that a method is adapted on (default: 0,1,2,4,8,16)",
     )
-    sub.add_argument(
-        "--seeds",
-        metavar="N",
-        type=positive,
+    sub.option(
+        "--seeds N",
+        "splits of the people; each person is unseen in at most one of them",
+        positive,
         default=1,
-        help="splits of the people; each person is unseen in at most one of them (default: 1)",
     )
-    sub.add_argument(
+    sub.option(
         "--split",
-        choices=("user", "user+question"),
+        "what is new in the test: people (default), or people and questions",
         default="user",
-        help="what is new in the test: people (default), or people and questions",
+        choices=("user", "user+question"),
     )
-    sub.add_argument(
-        "--set",
-        metavar="METHOD.FIELD=VALUE",
-        dest="settings",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="settings of methods, as lore.bases=4,8",
+    sub.option(
+        "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"
     )
-    sub.add_argument("--dtype", choices=DTYPES, help="of a model (default: the checkpoint's)")
-    sub.add_argument("--mesh", metavar="M", help="as data=4 (default: all devices)")
-    sub.add_argument(
-        "--responses-alone", action="store_true", help="of an encoder of texts, as of `prb features`"
-    )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=positive,
+    sub.option("--dtype", "of a model (default: the checkpoint's)", choices=DTYPES)
+    sub.option("--mesh M", "as data=4 (default: all devices)")
+    sub.option("--responses-alone", "of an encoder of texts, as of `prb features`")
+    sub.option(
+        "--profile-posts N",
+        "of a reward model, as of `prb features`: for the method profile_in_context",
+        positive,
         default=0,
-        help="of a reward model, as of `prb features`: for the method profile_in_context",
     )
-    sub.add_argument(
-        "--format",
-        choices=("json",),
-        help="print results.json and study.json as one object instead of tables",
+    sub.option(
+        "--format", "print results.json and study.json as one object instead of tables", choices=("json",)
     )
     add_model_options(sub)
     sub.add_argument(

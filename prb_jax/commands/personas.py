@@ -10,7 +10,7 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "personas", run, about="write the generated benchmark as JSON lines, one file for each part"
     )
-    sub.add_argument("--out", metavar="DIR", required=True, help="folder for the files")
+    sub.option("--out DIR", "folder for the files", required=True)
 
 
 def run(options: argparse.Namespace) -> int:

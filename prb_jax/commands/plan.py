@@ -22,61 +22,41 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "plan", run, about="does a model fit a TPU slice, and how fast: compiles for it, without a TPU"
     )
-    sub.add_argument(
-        "model", metavar="MODEL_OR_CONFIG", help="config.json, model folder, or a shape such as qwen3-8b"
-    )
-    sub.add_argument("--topology", metavar="T", required=True, help="as v5e:4x4 or v5p:2x2x4")
-    sub.add_argument(
-        "--slices", metavar="N", type=positive, default=1, help="such slices, each with a copy (default: 1)"
-    )
-    sub.add_argument(
-        "--mesh", metavar="M", help="as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)"
-    )
+    sub.option("MODEL_OR_CONFIG", "config.json, model folder, or a shape such as qwen3-8b", dest="model")
+    sub.option("--topology T", "as v5e:4x4 or v5p:2x2x4", required=True)
+    sub.option("--slices N", "such slices, each with a copy", positive, default=1)
+    sub.option("--mesh M", "as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)")
     add_policy_arguments(sub)
-    sub.add_argument("--train", action="store_true", help="a training step's forward and backward pass")
-    sub.add_argument(
+    sub.option("--train", "a training step's forward and backward pass")
+    sub.option(
         "--sample",
-        action="store_true",
-        help="the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
+        "the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
     )
-    sub.add_argument(
-        "--tuning", choices=TUNINGS, help="with --train (default: full), or --ppo (default: lora)"
-    )
-    sub.add_argument("--remat", choices=REMAT_POLICIES, help=f"with --train or --ppo (default: {REMAT})")
-    sub.add_argument("--prefix", metavar="P", type=positive, default=3840, help="tokens (default: 3840)")
-    sub.add_argument("--responses", metavar="K", type=positive, default=2, help="of a tree (default: 2)")
-    sub.add_argument(
-        "--response-length", metavar="R", type=positive, default=128, help="tokens (default: 128)"
-    )
-    sub.add_argument(
-        "--questions-per-user",
-        metavar="Q",
-        type=positive,
+    sub.option("--tuning", "with --train (default: full), or --ppo (default: lora)", choices=TUNINGS)
+    sub.option("--remat", f"with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES)
+    sub.option("--prefix P", "tokens", positive, default=3840)
+    sub.option("--responses K", "of a tree", positive, default=2)
+    sub.option("--response-length R", "tokens", positive, default=128)
+    sub.option(
+        "--questions-per-user Q",
+        "trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
+        "paged",
+        positive,
         default=1,
-        help="trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention "
-        "paged (default: 1)",
     )
-    sub.add_argument(
-        "--spread",
-        metavar="S",
-        type=float,
-        default=0.0,
-        help="with --train: lengths are log-normal with the medians P and R; S is the standard deviation of the "
+    sub.option(
+        "--spread S",
+        "with --train: lengths are log-normal with the medians P and R; S is the standard deviation of the "
         "logarithm of prefixes, and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
+        float,
+        default=0.0,
     )
-    sub.add_argument(
-        "--batch",
-        metavar="B",
-        type=positive,
-        help="trees (default: 2, or Q where that is more, for each batch shard)",
-    )
+    sub.option("--batch B", "trees (default: 2, or Q where that is more, for each batch shard)", positive)
     add_quantize(sub)
     add_attention(sub)
-    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    sub.add_argument(
-        "--sweep", action="store_true", help="try meshes and batch sizes: the best that fit come first"
-    )
-    sub.add_argument("--json", action="store_true", help="print one JSON object (of a sweep, the best)")
+    sub.option("--dtype", "", default="bfloat16", choices=DTYPES)
+    sub.option("--sweep", "try meshes and batch sizes: the best that fit come first")
+    sub.option("--json", "print one JSON object (of a sweep, the best)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,18 +11,12 @@ from prb_jax.models import REMAT
 
 def add_policy_arguments(sub: Parser) -> None:
     """Add the arguments of `prb plan --ppo`."""
-    sub.add_argument(
-        "--ppo", action="store_true", help="a step of `prb ppo`: policy, reference, value function, reward"
-    )
-    sub.add_argument(
-        "--reward",
-        metavar="MODEL",
-        help="with --ppo: a reward model on the same chips (default: it is elsewhere)",
-    )
-    sub.add_argument(
+    sub.option("--ppo", "a step of `prb ppo`: policy, reference, value function, reward")
+    sub.option("--reward MODEL", "with --ppo: a reward model on the same chips (default: it is elsewhere)")
+    sub.option(
         "--value-trunk",
+        "with --ppo: whether the value function shares the trunk of the policy (default: own)",
         choices=("own", "shared"),
-        help="with --ppo: whether the value function shares the trunk of the policy (default: own)",
     )
 
 

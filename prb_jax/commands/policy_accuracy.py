@@ -38,52 +38,40 @@ def add(verbs: Verbs) -> None:
         about="how often a policy that is guided by a reward gives the preferred response the higher score",
         after_interrupt="what was scored is kept: the same command continues the run",
     )
-    sub.add_argument("policy", metavar="POLICY", help="folder or hub id of a causal language model")
-    sub.add_argument(
-        "--rewards",
-        metavar="MODEL",
-        nargs="+",
-        required=True,
-        help="models or baselines, as of `prb evaluate`",
+    sub.option("POLICY", "folder or hub id of a causal language model")
+    sub.option(
+        "--rewards MODEL ...", "models or baselines, as of `prb evaluate`", required=True, extend=False
     )
     add_data(sub)
     add_history(sub)
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: rows.jsonl, summary.json, behaviour.json"
-    )
-    sub.add_argument(
-        "--lambdas",
-        metavar="L,L",
-        type=_strengths,
+    sub.option("--out DIR", "run folder: rows.jsonl, summary.json, behaviour.json", required=True)
+    sub.option(
+        "--lambdas L,L",
+        "strengths of the reward, chosen among on validation users",
+        _strengths,
         default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
-        help="strengths of the reward, chosen among on validation users (default: 0,0.1,0.25,0.5,1,2,5,10)",
     )
-    sub.add_argument(
-        "--candidates",
-        metavar="C",
-        type=not_negative,
+    sub.option(
+        "--candidates C",
+        "likely tokens of each step whose rewards are computed; 0 leaves out seq_logprob",
+        not_negative,
         default=10,
-        help="likely tokens of each step whose rewards are computed; 0 leaves out seq_logprob (default: 10)",
     )
-    sub.add_argument(
-        "--score",
-        metavar="S",
-        default="seq_logprob",
-        help="the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
+    sub.option(
+        "--score S",
+        "the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
         "_lennorm behind it",
+        default="seq_logprob",
     )
-    sub.add_argument(
-        "--validation", metavar="SHARE", type=float, default=0.3, help="of the users (default: 0.3)"
-    )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
+    sub.option("--validation SHARE", "of the users", float, default=0.3)
+    sub.option(
+        "--profile-posts N",
+        "posts of the user's profile that the policy sees",
+        not_negative,
         default=10,
-        help="posts of the user's profile that the policy sees (default: 10)",
     )
-    sub.add_argument("--max-length", metavar="L", type=positive, help="of the policy's prompt and response")
-    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the split (default: 0)")
+    sub.option("--max-length L", "of the policy's prompt and response", positive)
+    sub.option("--seed N", "of the split", not_negative, default=0)
     add_devices(sub, dtype="the checkpoints'")
     add_policy_options(sub)
     add_no_progress(sub)

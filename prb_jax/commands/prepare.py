@@ -24,39 +24,27 @@ def add(verbs: Verbs) -> None:
         run,
         about="write comparisons as a data set of tensorflow-datasets (array_record, random access)",
     )
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="what `prb evaluate --data` takes; repeatable",
-    )
+    sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
     add_columns(sub)
-    sub.add_argument(
-        "--split",
-        metavar="S",
-        nargs="+",
+    sub.option(
+        "--split S ...",
+        "splits of the data to read; they keep their names",
         default=["test"],
-        help="splits of the data to read; they keep their names (default: test)",
+        extend=False,
     )
-    sub.add_argument("--out", metavar="DIR", required=True, help="folder for it; then valid as --data DIR")
-    sub.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="hub id or Hugging Face folder: also write the tokens that this model sees, for `prb evaluate MODEL "
+    sub.option("--out DIR", "folder for it; then valid as --data DIR", required=True)
+    sub.option(
+        "--model MODEL",
+        "hub id or Hugging Face folder: also write the tokens that this model sees, for `prb evaluate MODEL "
         "--data DIR` and `prb train`; several models may share a folder",
     )
-    sub.add_argument(
-        "--profile-posts", metavar="N", type=not_negative, help="with --model: as of `prb evaluate`"
-    )
-    sub.add_argument("--protocol", choices=PROTOCOLS, help="with --model: as of `prb evaluate`")
-    sub.add_argument("--max-length", metavar="L", type=positive, help="with --model: as of `prb evaluate`")
-    sub.add_argument(
-        "--processes",
-        metavar="N",
-        type=positive,
-        help="with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
+    sub.option("--profile-posts N", "with --model: as of `prb evaluate`", not_negative)
+    sub.option("--protocol", "with --model: as of `prb evaluate`", choices=PROTOCOLS)
+    sub.option("--max-length L", "with --model: as of `prb evaluate`", positive)
+    sub.option(
+        "--processes N",
+        "with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
+        positive,
     )
     add_model_options(sub)
 

@@ -14,22 +14,11 @@ def add(verbs: Verbs) -> None:
         about="upload the model of a run to the Hugging Face hub, with a card made from the run",
         after_interrupt="nothing was published: all files are one commit",
     )
-    sub.add_argument(
-        "run_folder", metavar="RUN", help="folder of `prb train`, or of `prb evaluate` of a local model"
-    )
-    sub.add_argument("repository", metavar="ORG/NAME", help="on the hub; made where there is none")
-    sub.add_argument(
-        "--evaluations",
-        metavar="RUN",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="evaluations of this model, whose tables the card gets",
-    )
-    sub.add_argument(
-        "--dry-run", action="store_true", help="print the files and the card, and publish nothing"
-    )
-    sub.add_argument("--private", action="store_true", help="a new repository is private")
+    sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
+    sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
+    sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])
+    sub.option("--dry-run", "print the files and the card, and publish nothing")
+    sub.option("--private", "a new repository is private")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ def add(verbs: Verbs) -> None:
         "table, in minutes on two CPU cores; the same command continues it",
         after_interrupt="what was finished is kept: the same command continues",
     )
-    sub.add_argument("--out", metavar="DIR", default="runs/quickstart", help="default: runs/quickstart")
+    sub.option("--out DIR", "default: runs/quickstart", default="runs/quickstart")
     add_no_progress(sub)
 
 

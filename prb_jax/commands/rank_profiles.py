@@ -16,26 +16,23 @@ def add(verbs: Verbs) -> None:
         run,
         about="write the same comparisons with each user's posts ordered by relevance to the question",
     )
-    sub.add_argument(
-        "--encoder", metavar="E", required=True, help="bm25, recency, or a model: folder or hub id"
-    )
-    sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
-    sub.add_argument("--out", metavar="FILE", required=True, help=".jsonl or .jsonl.gz")
-    sub.add_argument(
+    sub.option("--encoder E", "bm25, recency, or a model: folder or hub id", required=True)
+    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
+    sub.option("--out FILE", ".jsonl or .jsonl.gz", required=True)
+    sub.option(
         "--protocol",
-        choices=PROTOCOLS,
+        "paper: ids stay where they are while posts move, as in the paper's script",
         default="default",
-        help="paper: ids stay where they are while posts move, as in the paper's script",
+        choices=PROTOCOLS,
     )
-    sub.add_argument("--mesh", metavar="M", help="of a model: as data=4 (default: all devices)")
-    sub.add_argument("--dtype", choices=DTYPES, help="of a model (default: the checkpoint's)")
-    sub.add_argument(
-        "--max-length",
-        metavar="L",
-        type=positive,
-        help="of a model: longest text in tokens; what is longer loses its end (default: the model's)",
+    sub.option("--mesh M", "of a model: as data=4 (default: all devices)")
+    sub.option("--dtype", "of a model (default: the checkpoint's)", choices=DTYPES)
+    sub.option(
+        "--max-length L",
+        "of a model: longest text in tokens; what is longer loses its end (default: the model's)",
+        positive,
     )
-    sub.add_argument("--revision", metavar="R", help="of a model: branch, tag or commit on the hub")
+    sub.option("--revision R", "of a model: branch, tag or commit on the hub")
     add_no_progress(sub)
 
 

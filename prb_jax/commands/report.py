@@ -13,24 +13,18 @@ def add(verbs: Verbs) -> None:
         run,
         about="write a page about runs: figures, comparisons and pairs to read, in one file",
     )
-    sub.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        help="folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",
+    sub.option(
+        "RUN ...",
+        "folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",
+        dest="runs",
     )
-    sub.add_argument("--out", metavar="FILE", required=True, help="the page, as page.html")
-    sub.add_argument(
-        "--data",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
+    sub.option("--out FILE", "the page, as page.html", required=True)
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        "where the data of the runs lie now (default: as the runs name them)",
         default=[],
-        help="where the data of the runs lie now (default: as the runs name them)",
     )
-    sub.add_argument(
-        "--title", metavar="TEXT", default="", help="of the page (default: the names of the runs)"
-    )
+    sub.option("--title TEXT", "of the page (default: the names of the runs)", default="")
 
 
 def run(options: argparse.Namespace) -> int:

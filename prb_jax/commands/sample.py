@@ -27,26 +27,18 @@ def add(verbs: Verbs) -> None:
         about="draw texts from a language model for the prompts of a data set",
         after_interrupt="the samples so far are kept, and the same command continues the run",
     )
-    sub.add_argument("model", metavar="MODEL", help="folder or hub id of a causal language model")
+    sub.option("MODEL", "folder or hub id of a causal language model")
     add_data(sub)
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="run folder: run.json, samples.jsonl, summary.json"
-    )
+    sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
     _add_sampling(sub)
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
+    sub.option(
+        "--profile-posts N",
+        "posts of the user's profile that the model sees",
+        not_negative,
         default=10,
-        help="posts of the user's profile that the model sees (default: 10)",
     )
-    sub.add_argument(
-        "--max-length",
-        metavar="L",
-        type=positive,
-        help="most tokens of prompt and sample (default: the model's)",
-    )
-    sub.add_argument("--rows", metavar="N", type=positive, help="samples that are drawn at a time")
+    sub.option("--max-length L", "most tokens of prompt and sample (default: the model's)", positive)
+    sub.option("--rows N", "samples that are drawn at a time", positive)
     add_devices(sub)
     add_policy_options(sub)
     add_no_progress(sub)
@@ -54,35 +46,16 @@ def add(verbs: Verbs) -> None:
 
 def _add_sampling(sub: Parser) -> None:
     """Add the options that say how texts are drawn; `sampling_options` returns them."""
-    sub.add_argument("--n", metavar="N", type=positive, default=1, help="samples of each prompt (default: 1)")
-    sub.add_argument(
-        "--temperature",
-        metavar="T",
-        type=float,
-        default=1.0,
-        help="0 takes the most probable token (default: 1)",
-    )
-    sub.add_argument("--top-k", metavar="K", type=not_negative, default=0, help="0 for all tokens (default)")
-    sub.add_argument("--top-p", metavar="P", type=float, default=1.0, help="1 for all tokens (default)")
-    sub.add_argument("--min-p", metavar="P", type=float, default=0.0, help="0 for all tokens (default)")
-    sub.add_argument(
-        "--repetition-penalty", metavar="R", type=float, default=1.0, help="1 changes nothing (default)"
-    )
-    sub.add_argument(
-        "--max-new-tokens", metavar="M", type=positive, default=256, help="of a sample (default: 256)"
-    )
-    sub.add_argument(
-        "--stop", metavar="TEXT", nargs="+", action="extend", default=[], help="texts that end a sample"
-    )
-    sub.add_argument(
-        "--stop-id",
-        metavar="ID",
-        type=not_negative,
-        nargs="+",
-        action="extend",
-        help="tokens that end a sample (default: the model's)",
-    )
-    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the draws (default: 0)")
+    sub.option("--n N", "samples of each prompt", positive, default=1)
+    sub.option("--temperature T", "0 takes the most probable token", float, default=1.0)
+    sub.option("--top-k K", "0 for all tokens (default)", not_negative, default=0)
+    sub.option("--top-p P", "1 for all tokens (default)", float, default=1.0)
+    sub.option("--min-p P", "0 for all tokens (default)", float, default=0.0)
+    sub.option("--repetition-penalty R", "1 changes nothing (default)", float, default=1.0)
+    sub.option("--max-new-tokens M", "of a sample", positive, default=256)
+    sub.option("--stop TEXT ...", "texts that end a sample", default=[])
+    sub.option("--stop-id ID ...", "tokens that end a sample (default: the model's)", not_negative)
+    sub.option("--seed N", "of the draws", not_negative, default=0)
 
 
 def run(options: argparse.Namespace) -> int:

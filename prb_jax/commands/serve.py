@@ -22,29 +22,21 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "serve", run, about="answer HTTP requests for scores", after_interrupt="nothing was served"
     )
-    sub.add_argument("model", metavar="MODEL", help="what `prb evaluate` takes, but for baselines")
-    sub.add_argument(
-        "--host",
+    sub.option("MODEL", "what `prb evaluate` takes, but for baselines")
+    sub.option(
+        "--host HOST",
+        "address (default: 127.0.0.1, this machine alone); another one needs a token in PRB_SERVE_TOKEN",
         default="127.0.0.1",
-        help="address (default: 127.0.0.1, this machine alone); another one needs a token in PRB_SERVE_TOKEN",
     )
-    sub.add_argument(
-        "--port", type=not_negative, default=8000, metavar="P", help="(default: 8000); 0 picks one"
+    sub.option("--port P", "(default: 8000); 0 picks one", not_negative, default=8000)
+    sub.option(
+        "--profile-posts N",
+        "posts of a profile that the model sees (default: as in training, or 10)",
+        not_negative,
     )
-    sub.add_argument(
-        "--profile-posts",
-        metavar="N",
-        type=not_negative,
-        help="posts of a profile that the model sees (default: as in training, or 10)",
-    )
-    sub.add_argument("--protocol", choices=PROTOCOLS, help="(default: as in training, or default)")
-    sub.add_argument(
-        "--max-length",
-        metavar="L",
-        type=positive,
-        help="longest conversation in tokens (default: the model's)",
-    )
-    sub.add_argument("--batch-tokens", metavar="N", type=positive, help="tokens computed at a time, about")
+    sub.option("--protocol", "(default: as in training, or default)", choices=PROTOCOLS)
+    sub.option("--max-length L", "longest conversation in tokens (default: the model's)", positive)
+    sub.option("--batch-tokens N", "tokens computed at a time, about", positive)
     _add_limit(sub, "--max-bytes", 16_000_000, "bytes of a request")
     _add_limit(sub, "--max-items", 1024, "responses of a request")
     _add_limit(sub, "--max-waiting", 8192, "responses that may wait for their scores")

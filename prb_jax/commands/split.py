@@ -10,20 +10,17 @@ def add(verbs: Verbs) -> None:
     sub = add_verb(
         verbs, "split", run, about="write a data set as parts that have no user, or no question, in common"
     )
-    sub.add_argument("--by", choices=("user", "question"), required=True, help="what is in one part alone")
-    sub.add_argument("--data", metavar="NAME_OR_PATH", required=True, help="what `prb evaluate --data` takes")
+    sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
+    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
     add_columns(sub)
-    sub.add_argument(
-        "--out", metavar="DIR", required=True, help="folder for PART.jsonl; then valid as --data DIR"
+    sub.option("--out DIR", "folder for PART.jsonl; then valid as --data DIR", required=True)
+    sub.option(
+        "--parts PART=SHARE ...",
+        "names and shares of the comparisons (default: train=0.8 validation=0.1 test=0.1)",
+        _share,
+        extend=False,
     )
-    sub.add_argument(
-        "--parts",
-        metavar="PART=SHARE",
-        type=_share,
-        nargs="+",
-        help="names and shares of the comparisons (default: train=0.8 validation=0.1 test=0.1)",
-    )
-    sub.add_argument("--seed", metavar="N", type=not_negative, default=0, help="of the shuffle (default: 0)")
+    sub.option("--seed N", "of the shuffle", not_negative, default=0)
 
 
 def _share(text: str) -> tuple[str, float]:
