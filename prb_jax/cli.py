@@ -21,13 +21,50 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
 
 VERBS = {
-    "evaluate": ("quickstart", "evaluate", "judge", "aspects"),
-    "train": ("train", "convert", "push"),
-    "personalise": ("features", "personalise", "methods", "ask", "rank-profiles"),
-    "behave": ("sample", "best-of-n", "guide", "policy-accuracy", "correlate", "ppo"),
-    "build": ("build", "personas", "past-texts", "prepare", "split", "audit"),
-    "serve": ("serve",),
-    "look": ("inspect", "compare", "leaderboard", "report", "plan", "bench", "completion"),
+    "evaluate": {
+        "quickstart": "a first table: two small reward models trained and evaluated in minutes",
+        "evaluate": "score comparisons with a reward model or a baseline",
+        "judge": "let a language model choose between two responses, or rate each",
+        "aspects": "let a language model write what each user wants, for --aspects",
+    },
+    "train": {
+        "train": "train a reward model",
+        "convert": "write a training run or a checkpoint as a Hugging Face folder",
+        "push": "upload the model of a run to the Hugging Face hub, with a card",
+    },
+    "personalise": {
+        "features": "write a model's states at every response and post of a data set",
+        "personalise": "compare methods that learn a person's taste from few comparisons",
+        "methods": "list the methods of personalisation, for --methods of prb personalise",
+        "ask": "which question to put to a person next, and what its answer tells",
+        "rank-profiles": "order each user's posts by their relevance to the question",
+    },
+    "behave": {
+        "sample": "draw texts from a language model for the prompts of a data set",
+        "best-of-n": "how good the best of k samples is, as reward models choose it",
+        "guide": "draw texts that a reward model guides token by token, or chunk by chunk",
+        "policy-accuracy": "how often a guided policy gives the preferred response the higher score",
+        "correlate": "does a benchmark predict a behaviour? intervals and tests",
+        "ppo": "train a language model by a reward",
+    },
+    "build": {
+        "build": "build a personalised benchmark, and show by gates that it is sound",
+        "personas": "write the generated benchmark as JSON lines",
+        "past-texts": "write preference pairs from texts that people wrote themselves",
+        "prepare": "check and tokenise a large data set once, for random access",
+        "split": "write a data set as parts without a common user, or question",
+        "audit": "let people judge pairs on a local page, and tell how much they agree",
+    },
+    "serve": {"serve": "answer HTTP requests for scores"},
+    "look": {
+        "inspect": "say what a checkpoint is and check it, without reading its weights",
+        "compare": "compare finished runs on the same data: paired differences, tests",
+        "leaderboard": "show all runs of prb evaluate below a folder in one table",
+        "report": "write a page about runs: figures, comparisons, pairs to read",
+        "plan": "does a model fit a TPU slice, and how fast? no TPU is needed",
+        "bench": "time scoring, training, sampling, serving or loading on this machine",
+        "completion": "print a script that completes prb in your shell",
+    },
 }
 """Every verb, by what it is for. The file `prb_jax/commands/VERB.py` adds its arguments and runs it."""
 
@@ -63,14 +100,19 @@ class _AllVerbs(Parser):
         return _HELP.format(about=self.description, verbs=formatter.format_help())
 
 
-def parser() -> Parser:
-    """The whole command line. Flags may be spelled with dashes or underscores."""
+def parser(only: str | None = None) -> Parser:
+    """The command line, with the arguments of all verbs, or of one. Flags may have dashes or underscores."""
     top = _AllVerbs(prog="prb", description="Evaluate and train reward models for individual people, on JAX.")
     top.add_argument("--version", action="version", version=f"prb {__version__}")
-    top.set_defaults(command_line=top)
-    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
-    for name in (name for names in VERBS.values() for name in names):
-        import_module(f"prb_jax.commands.{name.replace('-', '_')}").add(verbs)
+    top.set_defaults(after_interrupt="nothing was kept", distributed=False, command_line=top)
+    group = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+    for verbs in VERBS.values():
+        for name, about in verbs.items():
+            sub = group.add_parser(name, help=about, description=about)
+            if only in (None, name):
+                module = import_module(f"prb_jax.commands.{name.replace('-', '_')}")
+                sub.set_defaults(run=module.run, parser=sub)
+                module.add(sub)
     return top
 
 
@@ -88,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
     if any(not argument or (argument.startswith("--") and argument.endswith("=")) for argument in arguments):
         parser().error("an argument is empty: expected a value (is a variable of the shell not set?)")
-    options = parser().parse_args(arguments)
+    only = None if arguments[:1] == ["completion"] else "".join(arguments[:1])
+    options = parser(only).parse_args(arguments)
     options.words = arguments
     set_command_line(["prb", *arguments])
     options.own_process = argv is None

@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 from prb_jax.errors import printable
 from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
 
-Verbs = argparse._SubParsersAction
-
 
 class Parser(argparse.ArgumentParser):
     """Short usage, errors of one line, and no abbreviated flags: a new flag must not change an old command.
@@ -60,7 +58,8 @@ class Parser(argparse.ArgumentParser):
             values = default if isinstance(default, tuple | list) else [default]
             shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
             about = f"{about} (default: {shown})".lstrip()
-        self.add_argument(name, metavar=metavar or None, type=kind, default=default, help=about, **more)
+        more |= {} if kind is None else {"type": kind}
+        self.add_argument(name, metavar=metavar or None, default=default, help=about, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
@@ -148,28 +147,6 @@ def not_negative(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
     return number
-
-
-def add_verb(
-    verbs: Verbs,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    about: str,
-    after_interrupt: str = "nothing was kept",
-) -> Parser:
-    """Add a verb.
-
-    Args:
-      verbs: of the command line, or the sub-verbs of a verb.
-      name: of the verb.
-      run: carries it out; returns the exit status.
-      about: one line for the help.
-      after_interrupt: the end of the line about a signal that stopped it.
-    """
-    sub = verbs.add_parser(name, help=about, description=about)
-    sub.set_defaults(run=run, parser=sub, after_interrupt=after_interrupt, distributed=False)
-    return sub
 
 
 def add_model_options(sub: Parser) -> None:

@@ -2,16 +2,13 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb, positive
+from prb_jax.commands.arguments import Parser, positive
 from prb_jax.commands.process import start
 from prb_jax.commands.terminal import print_table
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "ask", run, about="say which question to put to a person next, and what its answer tells"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("DIR", "folder of a fitted method, in `fitted` of a study", dest="model")
     sub.option("--candidates FILE", "questions with two responses each", required=True)
     sub.option("--user FILE", "labelled comparisons of the person (default: nothing is known yet)")

@@ -3,13 +3,12 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_data,
     add_devices,
     add_endpoint,
     add_no_progress,
     add_policy_options,
-    add_verb,
     device_options,
     endpoint_options,
     not_negative,
@@ -19,15 +18,9 @@ from prb_jax.commands.arguments import (
 from prb_jax.commands.process import start, until_terminated
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "aspects",
-        run,
-        about="let a language model infer from profile and question what each user wants, for --aspects",
-        after_interrupt="the texts so far are kept, and the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
     add_endpoint(sub)
     add_data(sub, about="as of `prb evaluate`; profiles and questions are shown, and nothing else")

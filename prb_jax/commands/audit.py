@@ -3,21 +3,15 @@
 import argparse
 import os
 
-from prb_jax.commands.arguments import Verbs, add_data, add_verb, not_negative, positive
+from prb_jax.commands.arguments import Parser, add_data, not_negative, positive
 from prb_jax.commands.process import until_terminated
 
 _AUDIT = ("subset", "limit", "sample", "per_item", "check_every", "margin", "seed")
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "audit",
-        run,
-        about="let people judge pairs on a local page, and tell how much they agree",
-        after_interrupt="every judgement that was submitted is kept; the same command goes on",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="every judgement that was submitted is kept; the same command goes on")
     sub.option("DIR", "folder of the audit", dest="folder")
     what = sub.add_mutually_exclusive_group()
     what.add_argument(

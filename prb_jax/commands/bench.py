@@ -9,10 +9,8 @@ from typing import Any
 
 from prb_jax.commands.arguments import (
     Parser,
-    Verbs,
     add_attention,
     add_quantize,
-    add_verb,
     positive,
     positives,
 )
@@ -25,10 +23,9 @@ from prb_jax.training import TUNINGS
 Measure = Callable[[argparse.Namespace], list[Any]]
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb, its sub-verbs and their arguments."""
-    about = "how fast a model scores, trains, draws texts, learns from them, serves, loads or ranks on this machine"
-    sub_verbs = verbs.add_parser("bench", help=about, description=about).add_subparsers(required=True)
+def add(sub: Parser) -> None:
+    """Add the sub-verbs and their arguments."""
+    sub_verbs = sub.add_subparsers(required=True, metavar="VERB", parser_class=Parser)
 
     score = _add(
         sub_verbs, "score", _score, about="time scoring random tokens of the lengths of personalised data"
@@ -122,9 +119,9 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def _add(verbs: Verbs, name: str, measure: Measure, *, about: str) -> Parser:
-    sub = add_verb(verbs, name, run, about=about)
-    sub.set_defaults(measure=measure)
+def _add(verbs: Any, name: str, measure: Measure, *, about: str) -> Parser:
+    sub = verbs.add_parser(name, help=about, description=about)
+    sub.set_defaults(measure=measure, parser=sub)
     sub.option(
         "MODEL",
         "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "

@@ -3,12 +3,11 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_devices,
     add_history,
     add_model_options,
     add_no_progress,
-    add_verb,
     device_options,
     model_options,
     not_negative,
@@ -19,15 +18,9 @@ from prb_jax.commands.terminal import print_table
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "best-of-n",
-        run,
-        about="how good the best of k samples is, as reward models choose it",
-        after_interrupt="what was scored is kept: the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option("--samples DIR", "a finished run of `prb sample`", required=True)
     sub.option(
         "--rewards MODEL ...",

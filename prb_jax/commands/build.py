@@ -2,20 +2,14 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 from prb_jax.commands.configured import add_configured, given_config
 from prb_jax.commands.process import start, until_terminated
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "build",
-        run,
-        about="build a personalised benchmark: pairs from people's own wishes, and gates that show it is sound",
-        after_interrupt="what was written is kept, and the same command continues the build",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="what was written is kept, and the same command continues the build")
     add_configured(
         sub,
         config="endpoint",

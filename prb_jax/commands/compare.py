@@ -3,18 +3,12 @@
 import argparse
 import json
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 from prb_jax.commands.terminal import print_table
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "compare",
-        run,
-        about="compare finished runs on the same data: paired differences, tests, ranks",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("RUN ...", "run folders of `prb evaluate`, two or more", dest="runs")
     sub.option("--out DIR", "folder for compare.json")
     sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))

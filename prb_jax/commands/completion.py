@@ -2,12 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(verbs, "completion", run, about="print a script that completes prb in your shell")
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("shell", "", choices=("bash", "zsh", "fish", "tcsh"))
 
 

@@ -2,17 +2,14 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_model_options, add_verb, model_options
+from prb_jax.commands.arguments import Parser, add_model_options, model_options
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.readouts import LAYOUTS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "convert", run, about="write a training run or a checkpoint as a Hugging Face folder"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("SRC", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
     sub.option("DST", "folder to be made", dest="target")
     sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")

@@ -2,18 +2,12 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb, not_negative, positive
+from prb_jax.commands.arguments import Parser, not_negative, positive
 from prb_jax.commands.terminal import print_table
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "correlate",
-        run,
-        about="does a benchmark predict a behaviour? correlations with intervals and tests",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option(
         "--scores RUN ...", "runs of `prb evaluate`, one for each reward model", required=True, extend=False
     )

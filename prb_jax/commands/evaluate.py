@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_aspects,
     add_attention,
     add_columns,
@@ -15,7 +15,6 @@ from prb_jax.commands.arguments import (
     add_model_options,
     add_no_progress,
     add_quantize,
-    add_verb,
     model_options,
     not_negative,
     positive,
@@ -34,15 +33,9 @@ UNQUANTIZED: Final = "unquantized"
 """The run folder of the unquantised model, within that of the quantised one."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "evaluate",
-        run,
-        about="score comparisons with a model; the same command continues a run",
-        after_interrupt="what was scored is kept: the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option(
         "[MODEL]",
         "hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "

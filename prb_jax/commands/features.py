@@ -3,12 +3,11 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_data,
     add_model_options,
     add_no_progress,
     add_quantize,
-    add_verb,
     model_options,
     positive,
 )
@@ -17,15 +16,9 @@ from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "features",
-        run,
-        about="write the state of a model at every response and every post of a data set, once each",
-        after_interrupt="the parts that are done are kept: the same command continues",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
     add_data(sub)
     sub.option("--out DIR", "folder of the features", required=True)

@@ -3,13 +3,12 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_data,
     add_devices,
     add_history,
     add_no_progress,
     add_policy_options,
-    add_verb,
     device_options,
     not_negative,
     policy_options,
@@ -19,15 +18,9 @@ from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "guide",
-        run,
-        about="draw texts from a language model that a reward model guides token by token, or chunk by chunk",
-        after_interrupt="the texts so far are kept, and the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
     add_data(sub)

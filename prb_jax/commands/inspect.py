@@ -3,10 +3,9 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_model_options,
     add_quantize,
-    add_verb,
     model_options,
     not_negative,
     positive,
@@ -16,11 +15,8 @@ from prb_jax.commands.terminal import print_table
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "inspect", run, about="check a checkpoint without reading its weights, and say what it is"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option(
         "MODEL",
         "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "

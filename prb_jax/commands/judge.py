@@ -3,14 +3,13 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_aspects,
     add_data,
     add_devices,
     add_endpoint,
     add_no_progress,
     add_policy_options,
-    add_verb,
     device_options,
     endpoint_options,
     not_negative,
@@ -25,15 +24,9 @@ from prb_jax.text.protocol import PROTOCOLS
 _RATING = ("score", "rubric", "paper-score", "paper-rubric")
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "judge",
-        run,
-        about="let a language model choose between two responses, or rate each, and evaluate its judgements",
-        after_interrupt="the judgements so far are kept, and the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the judgements so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
     add_endpoint(sub)
     add_data(

@@ -2,17 +2,14 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 from prb_jax.commands.terminal import print_table
 
 FORMATS = ("csv", "latex", "markdown", "rewardbench")
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "leaderboard", run, about="show all runs of `prb evaluate` below a folder in one table"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
     sub.option("--format", "print this instead of a table for the terminal", choices=FORMATS)
     sub.option("--unfinished", "runs that are not finished too")

@@ -2,15 +2,12 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 from prb_jax.commands.terminal import print_table
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    add_verb(
-        verbs, "methods", run, about="list the methods of personalisation, for --methods of prb personalise"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,17 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "past-texts",
-        run,
-        about="write preference pairs from texts that people wrote themselves, as LaMP has them",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("--inputs FILE", "JSON: a list of {id, input, profile}", required=True)
     sub.option("--outputs FILE", "JSON: {golds: [{id, output}]}", required=True)
     sub.option("--samples DIR ...", "runs of `prb sample` on the file without them", default=[], extend=False)

@@ -4,11 +4,10 @@ import argparse
 import json
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_data,
     add_model_options,
     add_no_progress,
-    add_verb,
     model_options,
     not_negative,
     positive,
@@ -18,15 +17,9 @@ from prb_jax.commands.terminal import print_table
 from prb_jax.models import DTYPES
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "personalise",
-        run,
-        about="compare methods that learn a person's taste from a few comparisons",
-        after_interrupt="the methods that are done are kept: the same command continues",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
     add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
     sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
     sub.option("--out DIR", "folder: results.json, study.json, curves.svg", required=True)

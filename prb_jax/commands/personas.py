@@ -2,14 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "personas", run, about="write the generated benchmark as JSON lines, one file for each part"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("--out DIR", "folder for the files", required=True)
 
 

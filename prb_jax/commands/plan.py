@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.commands.arguments import Verbs, add_attention, add_quantize, add_verb, positive
+from prb_jax.commands.arguments import Parser, add_attention, add_quantize, positive
 from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from prb_jax.plan.planner import Plan
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "plan", run, about="does a model fit a TPU slice, and how fast: compiles for it, without a TPU"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("MODEL_OR_CONFIG", "config.json, model folder, or a shape such as qwen3-8b", dest="model")
     sub.option("--topology T", "as v5e:4x4 or v5p:2x2x4", required=True)
     sub.option("--slices N", "such slices, each with a copy", positive, default=1)

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_data,
     add_devices,
     add_history,
     add_no_progress,
     add_policy_options,
-    add_verb,
     device_options,
     not_negative,
     policy_options,
@@ -29,15 +28,9 @@ def _strengths(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers, as 0,0.5,1, found {text!r}") from None
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "policy-accuracy",
-        run,
-        about="how often a policy that is guided by a reward gives the preferred response the higher score",
-        after_interrupt="what was scored is kept: the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     sub.option(
         "--rewards MODEL ...", "models or baselines, as of `prb evaluate`", required=True, extend=False

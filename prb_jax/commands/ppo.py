@@ -2,22 +2,16 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_distributed, add_verb
+from prb_jax.commands.arguments import Parser, add_distributed
 from prb_jax.commands.configured import add_configured, given_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.processes.job import INTERRUPTED
 from prb_jax.processes.sharing import process_index
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "ppo",
-        run,
-        about="train a language model by a reward; the same command continues a run",
-        after_interrupt="the checkpoints are kept: the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
     add_configured(
         sub,
         config="profile_in_prompt",

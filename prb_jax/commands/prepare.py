@@ -3,10 +3,9 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_columns,
     add_model_options,
-    add_verb,
     model_options,
     not_negative,
     positive,
@@ -16,14 +15,8 @@ from prb_jax.errors import RunError
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "prepare",
-        run,
-        about="write comparisons as a data set of tensorflow-datasets (array_record, random access)",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
     add_columns(sub)
     sub.option(

@@ -2,18 +2,12 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "push",
-        run,
-        about="upload the model of a run to the Hugging Face hub, with a card made from the run",
-        after_interrupt="nothing was published: all files are one commit",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="nothing was published: all files are one commit")
     sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
     sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
     sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])

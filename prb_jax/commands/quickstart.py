@@ -2,22 +2,15 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_no_progress, add_verb
+from prb_jax.commands.arguments import Parser, add_no_progress
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 from prb_jax.processes.job import INTERRUPTED
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "quickstart",
-        run,
-        about="train two small reward models on the generated benchmark, evaluate them and the baselines: the first "
-        "table, in minutes on two CPU cores; the same command continues it",
-        after_interrupt="what was finished is kept: the same command continues",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="what was finished is kept: the same command continues")
     sub.option("--out DIR", "default: runs/quickstart", default="runs/quickstart")
     add_no_progress(sub)
 

@@ -2,20 +2,14 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_no_progress, add_verb, positive
+from prb_jax.commands.arguments import Parser, add_no_progress, positive
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "rank-profiles",
-        run,
-        about="write the same comparisons with each user's posts ordered by relevance to the question",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("--encoder E", "bm25, recency, or a model: folder or hub id", required=True)
     sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
     sub.option("--out FILE", ".jsonl or .jsonl.gz", required=True)

@@ -2,17 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_verb
+from prb_jax.commands.arguments import Parser
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "report",
-        run,
-        about="write a page about runs: figures, comparisons and pairs to read, in one file",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option(
         "RUN ...",
         "folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",

@@ -4,12 +4,10 @@ import argparse
 
 from prb_jax.commands.arguments import (
     Parser,
-    Verbs,
     add_data,
     add_devices,
     add_no_progress,
     add_policy_options,
-    add_verb,
     device_options,
     not_negative,
     policy_options,
@@ -18,15 +16,9 @@ from prb_jax.commands.arguments import (
 from prb_jax.commands.process import start, until_terminated
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "sample",
-        run,
-        about="draw texts from a language model for the prompts of a data set",
-        after_interrupt="the samples so far are kept, and the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
     sub.option("MODEL", "folder or hub id of a causal language model")
     add_data(sub)
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)

@@ -4,10 +4,9 @@ import argparse
 import os
 
 from prb_jax.commands.arguments import (
-    Verbs,
+    Parser,
     add_devices,
     add_model_options,
-    add_verb,
     device_options,
     model_options,
     not_negative,
@@ -17,11 +16,9 @@ from prb_jax.commands.process import start, until_terminated
 from prb_jax.text.protocol import PROTOCOLS
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "serve", run, about="answer HTTP requests for scores", after_interrupt="nothing was served"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="nothing was served")
     sub.option("MODEL", "what `prb evaluate` takes, but for baselines")
     sub.option(
         "--host HOST",

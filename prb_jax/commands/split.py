@@ -2,14 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_columns, add_verb, not_negative, with_columns
+from prb_jax.commands.arguments import Parser, add_columns, not_negative, with_columns
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs, "split", run, about="write a data set as parts that have no user, or no question, in common"
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
     sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
     sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
     add_columns(sub)

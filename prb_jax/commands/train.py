@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Verbs, add_distributed, add_verb
+from prb_jax.commands.arguments import Parser, add_distributed
 from prb_jax.commands.configured import add_configured, given_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
@@ -10,15 +10,9 @@ from prb_jax.processes.job import INTERRUPTED
 from prb_jax.processes.sharing import process_index
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    sub = add_verb(
-        verbs,
-        "train",
-        run,
-        about="train a reward model; the same command continues a run",
-        after_interrupt="the checkpoints are kept: the same command continues the run",
-    )
+def add(sub: Parser) -> None:
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
     add_configured(
         sub,
         config="bt_user_blind",
