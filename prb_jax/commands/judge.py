@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.judges.options import JudgeOptions
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.tables import render_summary
-        from prb_jax.scoring.prompt_extras import HintOptions
+        from prb_jax.scoring.prompt_extras import PromptExtras
 
         names = (
             "protocol", "reason", "prompts", "template", "system", "top_logprobs", "profile_posts", "max_length",
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             options=JudgeOptions(
                 **{name: getattr(options, name) for name in names},
-                hints=HintOptions(
+                hints=PromptExtras(
                     **{name: getattr(options, name) for name in ("aspects", "persona", "shots", "history")}
                 ),
                 controls=options.controls,

@@ -13,7 +13,7 @@ from prb_jax.judges.scorer import JUDGEMENTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
-from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, with_hints
+from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
 from prb_jax.text.protocol import TextProtocol
 
 
@@ -77,7 +77,7 @@ def judge(
 
 def _with_hints(inputs: Inputs, options: JudgeOptions) -> Inputs:
     """The inputs with what the judge is told of the users; a rubric judge is told what no model could know."""
-    told = with_hints(inputs, options.hints)
+    told = add_prompt_extras(inputs, options.hints)
     if options.protocol not in RUBRICS:
         return told
     hints = dict(told.hints)

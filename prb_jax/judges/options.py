@@ -17,7 +17,7 @@ from prb_jax.judges.ratings import RatingsInWords, load_ratings_by_logits
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import NO_CONTROLS
-from prb_jax.scoring.prompt_extras import HintOptions
+from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.protocol import TextProtocol
 
 SCORE: Final = "score"
@@ -71,7 +71,7 @@ class JudgeOptions:
     system: str | None = None
     scale: tuple[int, int] | None = None
     top_logprobs: int | None = None
-    hints: HintOptions = field(default_factory=HintOptions)
+    hints: PromptExtras = field(default_factory=PromptExtras)
     controls: str = NO_CONTROLS
     seed: int = 0
     profile_posts: int | None = None

@@ -19,7 +19,6 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, DataError, quote
-from prb_jax.metrics.accuracy import ScoredRow
 
 NEIGHBOURS = 5
 """Users who vote in `nearest_users`."""
@@ -202,20 +201,6 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINE_NAMES)}")
     return score(comparisons)
-
-
-def where_defined(
-    baselines: Mapping[str, Sequence[ScoredRow]],
-) -> dict[str, Sequence[ScoredRow] | str]:
-    """Return the rows of each baseline, or why it says nothing of the comparisons."""
-    found: dict[str, Sequence[ScoredRow] | str] = dict(baselines)
-    overlap = baselines.get(PROFILE_OVERLAP)
-    if overlap is not None and not any(any(row.scores) for row in overlap):
-        found[PROFILE_OVERLAP] = "no response shares a word with a profile"
-    first = baselines.get(FIRST)
-    if first is not None and not any(any(row.scores) for row in first):
-        found[FIRST] = "the responses are given as chosen and rejected, so that their places say nothing"
-    return found
 
 
 def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:

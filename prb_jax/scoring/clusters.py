@@ -8,25 +8,25 @@ from hashlib import sha256
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
 from prb_jax.metrics.components import Components
-from prb_jax.scoring.comparison_table import Facts
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.sources.large import LargeComparisons
 
 _LEAST_SHARED = 0.01
 """Share of the comparisons with a response that another user judges too, from which the data are crossed."""
 
 
-def clusters_of(comparisons: Sequence[Comparison], facts: Facts | None = None) -> Clusters:
+def clusters_of(comparisons: Sequence[Comparison], table: ComparisonTable | None = None) -> Clusters:
     """Return the clusters of comparisons, in their order.
 
     Args:
       comparisons: of a run. Those that are read by windows, because they are large, are clustered by their users alone.
-      facts: of the comparisons, needed for those that are read by windows.
+      table: of the comparisons, needed for those that are read by windows.
 
     Where no comparison has a user, comparisons whose profiles share a post belong to one user. The data are crossed
     where one in a hundred comparisons has a response, to the same prompt, that another user judges too.
     """
-    if facts is not None and isinstance(comparisons, LargeComparisons):
-        return Clusters(tuple(facts.user(index) for index in range(len(facts))))
+    if table is not None and isinstance(comparisons, LargeComparisons):
+        return Clusters(tuple(table.user(index) for index in range(len(table))))
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = False
     if not any(user is not None for user in users) and any(c.profile for c in comparisons):

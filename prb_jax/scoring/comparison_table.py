@@ -29,14 +29,14 @@ _AT_A_TIME: Final = 4096
 _RANDOM: Final = "baseline:random"
 
 
-@dataclass(frozen=True)
-class Fact:
+@dataclass(frozen=True, slots=True)
+class TableRow:
     """One comparison without its text.
 
     Attributes:
       id: of it; a digest of its contents where its record has none.
       named: whether its record has one.
-      subset, user, labels, margin: of it.
+      subset, user_id, labels, margin: as of `Comparison`.
       told: whether it says anything of its user: a name, a profile or hints.
       baselines: scores of its responses by each baseline.
     """
@@ -44,14 +44,32 @@ class Fact:
     id: str
     named: bool
     subset: str | None
-    user: str | None
+    user_id: str | None
     labels: Sequence[float]
     margin: float | None
     told: bool
-    baselines: Sequence[Sequence[float]]
+    baselines: Sequence[Sequence[float]] = ()
+
+    @classmethod
+    def of(cls, comparison: Comparison, *, named: bool = True, baselines: bool = False) -> TableRow:
+        """Return the row of a comparison, with the scores of the baselines if asked for."""
+        return cls(
+            comparison.id,
+            named,
+            comparison.subset,
+            comparison.user_id,
+            comparison.labels or (),
+            comparison.margin,
+            bool(comparison.profile) or comparison.user_id is not None or comparison.hints is not None,
+            [_baseline(name, comparison) for name in BASELINES] if baselines else (),
+        )
+
+    def values(self) -> list[Any]:
+        """Return the fields in their order, JSON-ready."""
+        return [getattr(self, name) for name in self.__slots__]
 
 
-class Facts:
+class ComparisonTable:
     """The columns of a run's comparisons, in their order, as far as they were read.
 
     Args:
@@ -69,14 +87,14 @@ class Facts:
         self._told: Any = array("B")
         self._baselines = [Lists() for _ in BASELINES]
         self._with_baselines = baselines
-        self._noted: dict[int, Fact] = {}
+        self._noted: dict[int, TableRow] = {}
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
         if isinstance(comparisons, LargeComparisons):
             comparisons.listeners.append(self._note)
         else:
             for comparison in comparisons:
-                self._append(fact_of(comparison, named=True, baselines=()))
+                self._append(TableRow.of(comparison))
 
     def __len__(self) -> int:
         """How many comparisons are known."""
@@ -92,7 +110,7 @@ class Facts:
     @property
     def ids(self) -> Sequence[str]:
         """The ids of all comparisons that are known."""
-        return _Ids(self)
+        return _Lazy(self.__len__, self.id)
 
     def row(self, index: int, scores: Sequence[float], *, tokens: int = 0, truncated: Any = 0) -> ScoredRow:
         """Return the row of a comparison."""
@@ -126,38 +144,41 @@ class Facts:
         }
 
     @classmethod
-    def stored(cls, columns: Mapping[str, np.ndarray], *, comparisons: Sequence[Comparison]) -> Facts:
-        """Return the facts that :meth:`columns` were of; all of them are known."""
-        facts = cls([])
-        facts._comparisons = comparisons
-        facts._text, facts._starts = columns["ids"], columns["id_starts"]
-        facts._subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
-        facts._users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
-        starts, facts._margins = columns["response_starts"], columns["margins"]
-        facts._told = columns["told"]
-        facts._labels = Lists.of(columns["labels"], starts)
-        facts._baselines = [Lists.of(scores, starts) for scores in columns["baselines"]]
-        return facts
+    def stored(
+        cls, columns: Mapping[str, np.ndarray], *, comparisons: Sequence[Comparison]
+    ) -> ComparisonTable:
+        """Return the table that :meth:`columns` were of; all of it is known."""
+        table = cls([])
+        table._comparisons = comparisons
+        table._text, table._starts = columns["ids"], columns["id_starts"]
+        table._subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
+        table._users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
+        starts, table._margins = columns["response_starts"], columns["margins"]
+        table._told = columns["told"]
+        table._labels = Lists.of(columns["labels"], starts)
+        table._baselines = [Lists.of(scores, starts) for scores in columns["baselines"]]
+        return table
 
-    def at(self, places: np.ndarray, *, comparisons: Sequence[Comparison]) -> Facts:
-        """Return the facts of the comparisons at these places."""
-        found = Facts([])
-        found._comparisons = comparisons
+    def at(self, places: np.ndarray, *, comparisons: Sequence[Comparison]) -> ComparisonTable:
+        """Return the table of the comparisons at these places."""
+        table = ComparisonTable([])
+        table._comparisons = comparisons
         for place in places.tolist():
             scores = [column[place] for column in self._baselines]
-            found._append(
-                Fact(
-                    self.id(place),
-                    True,
-                    self.subset(place),
-                    self.user(place),
-                    self.labels(place),
-                    self.margin(place),
-                    bool(self._told[place]),
-                    scores,
-                )
-            )
-        return found
+            table._append(replace(self[place], baselines=scores))
+        return table
+
+    def __getitem__(self, index: int) -> TableRow:
+        """Return what is known of a comparison, without the scores of the baselines."""
+        return TableRow(
+            self.id(index),
+            True,
+            self.subset(index),
+            self.user(index),
+            tuple(self.labels(index)),
+            self.margin(index),
+            bool(self._told[index]),
+        )
 
     def told(self) -> int:
         """Return of how many comparisons the user is known, by a name, a profile or hints."""
@@ -179,7 +200,10 @@ class Facts:
     def baselines(self) -> dict[str, Sequence[ScoredRow]]:
         """Return the rows of every baseline, in the order of the comparisons, all of which are known."""
         if not isinstance(self._comparisons, list):
-            return {name: _BaselineRows(self, scores) for name, scores in zip(BASELINES, self._baselines)}
+            return {
+                name: _Lazy(self.__len__, lambda index, column=column: self.row(index, column[index]))
+                for name, column in zip(BASELINES, self._baselines)
+            }
         return {
             name: [
                 self.row(index, scores.tolist())
@@ -200,23 +224,23 @@ class Facts:
             indices = range(start, reach(self._comparisons, end))
             if not indices:
                 return
-            self.extend(_gathered(self._own_facts, indices))
+            self.extend(_gathered(self._read_here, indices))
             with self._lock:
                 for index in [index for index in self._noted if index < len(self)]:
                     del self._noted[index]
 
-    def extend(self, facts: Iterable[Fact]) -> None:
-        """Add the facts of the next comparisons.
+    def extend(self, rows: Iterable[TableRow]) -> None:
+        """Add the rows of the next comparisons.
 
         Raises:
           DataError: an id that was used before, naming both places.
         """
-        for fact in facts:
-            self._check_id(fact)
-            self._append(self._distinct(fact))
+        for row in rows:
+            self._check_id(row)
+            self._append(self._distinct(row))
 
-    def _own_facts(self, indices: range) -> list[tuple[int, Fact]]:
-        """The facts that this process gives: of what it read already, and of its part of what nobody did."""
+    def _read_here(self, indices: range) -> list[tuple[int, TableRow]]:
+        """The rows that this process gives: of what it read already, and of its part of what nobody did."""
         assert isinstance(self._comparisons, LargeComparisons)
         with self._lock:
             noted = np.asarray(sorted(index for index in self._noted if index in indices), np.int32)
@@ -234,72 +258,61 @@ class Facts:
     def _note(self, read: Read) -> None:
         if read.index < len(self):
             return
-        scores = baseline_scores(read.comparison) if self._with_baselines else ()
+        row = TableRow.of(read.comparison, named=read.named, baselines=self._with_baselines)
         with self._lock:
-            self._noted[read.index] = fact_of(read.comparison, named=read.named, baselines=scores)
+            self._noted[read.index] = row
 
-    def _check_id(self, fact: Fact) -> None:
-        before = self._seen.get(_short_digest(fact.id))
-        if before is None or not fact.named or self.id(before) != fact.id:
+    def _check_id(self, row: TableRow) -> None:
+        before = self._seen.get(_short_digest(row.id))
+        if before is None or not row.named or self.id(before) != row.id:
             return
         assert isinstance(self._comparisons, LargeComparisons)
         where, first = self._comparisons.where(len(self)), self._comparisons.where(before)
-        raise DataError(f"{where}: field 'id': {quote(fact.id)} was already used at {first}")
+        raise DataError(f"{where}: field 'id': {quote(row.id)} was already used at {first}")
 
-    def _distinct(self, fact: Fact) -> Fact:
-        """The fact with an id of its own: of equal records without an id the second one is "ID#2"."""
-        name, count = fact.id, 1
-        while not fact.named and self._holds(name):
+    def _distinct(self, row: TableRow) -> TableRow:
+        """The row with an id of its own: of equal records without an id the second one is "ID#2"."""
+        name, count = row.id, 1
+        while not row.named and self._holds(name):
             count += 1
-            name = f"{fact.id}#{count}"
-        if name == fact.id:
-            return fact
-        if not fact.baselines:
-            return replace(fact, id=name, named=True)
+            name = f"{row.id}#{count}"
+        if name == row.id:
+            return row
+        if not row.baselines:
+            return replace(row, id=name, named=True)
         assert isinstance(self._comparisons, LargeComparisons)
-        row = {**self._comparisons.read(len(self)).comparison.to_row(), "id": name}
-        renamed = Comparison.from_row(row, where="")
-        scores = dict(zip(BASELINES, fact.baselines)) | {_RANDOM: _baseline(_RANDOM, [renamed])}
-        return replace(fact, id=name, named=True, baselines=list(scores.values()))
+        record = {**self._comparisons.read(len(self)).comparison.to_row(), "id": name}
+        renamed = Comparison.from_row(record, where="")
+        scores = dict(zip(BASELINES, row.baselines)) | {_RANDOM: _baseline(_RANDOM, renamed)}
+        return replace(row, id=name, named=True, baselines=list(scores.values()))
 
     def _holds(self, name: str) -> bool:
         before = self._seen.get(_short_digest(name))
         return before is not None and self.id(before) == name
 
-    def _append(self, fact: Fact) -> None:
-        self._seen.setdefault(_short_digest(fact.id), len(self))
-        self._text += fact.id.encode()
-        self._subsets.append(fact.subset)
-        self._users.append(fact.user)
-        self._labels.append(fact.labels)
-        self._told.append(fact.told)
-        self._margins.append(math.nan if fact.margin is None else fact.margin)
-        for column, scores in zip(self._baselines, fact.baselines):
+    def _append(self, row: TableRow) -> None:
+        self._seen.setdefault(_short_digest(row.id), len(self))
+        self._text += row.id.encode()
+        self._subsets.append(row.subset)
+        self._users.append(row.user_id)
+        self._labels.append(row.labels)
+        self._told.append(row.told)
+        self._margins.append(math.nan if row.margin is None else row.margin)
+        for column, scores in zip(self._baselines, row.baselines):
             column.append(scores)
         self._starts.append(len(self._text))
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a comparison without its text; attributes as of `Comparison`."""
-
-    id: str
-    user_id: str | None
-    subset: str | None
-    labels: tuple[float, ...]
-    margin: float | None
-
-
-class KnownRows(Sequence[Known]):
-    """Some of the comparisons of :class:`Facts`, made when they are asked for.
+class TableRows(Sequence[TableRow]):
+    """Rows of some of the comparisons of a table, made when they are asked for.
 
     Args:
-      facts: of all of them.
+      table: of all of them.
       places: int64, which ones.
     """
 
-    def __init__(self, facts: Facts, places: np.ndarray) -> None:
-        self._facts, self._places = facts, places
+    def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
+        self._table, self._places = table, places
 
     def __len__(self) -> int:
         return len(self._places)
@@ -307,83 +320,52 @@ class KnownRows(Sequence[Known]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.at(np.arange(len(self))[index])
-        facts, place = self._facts, int(self._places[range(len(self))[index]])
-        return Known(
-            facts.id(place),
-            facts.user(place),
-            facts.subset(place),
-            tuple(facts.labels(place)),
-            facts.margin(place),
-        )
+        return self._table[int(self._places[range(len(self))[index]])]
 
-    def at(self, indices: np.ndarray) -> KnownRows:
+    def at(self, indices: np.ndarray) -> TableRows:
         """Return the ones at these places."""
-        return KnownRows(self._facts, self._places[indices])
+        return TableRows(self._table, self._places[indices])
 
 
-class _Ids(Sequence[str]):
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+class _Lazy(Sequence[Any]):
+    """Values that are made when they are asked for."""
+
+    def __init__(self, count: Callable[[], int], get: Callable[[int], Any]) -> None:
+        self._count, self._get = count, get
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return self._count()
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._facts.id(each) for each in range(len(self))[index]]
-        return self._facts.id(range(len(self))[index])
+            return [self._get(place) for place in range(len(self))[index]]
+        return self._get(range(len(self))[index])
 
 
-class _BaselineRows(Sequence[ScoredRow]):
-    def __init__(self, facts: Facts, scores: Lists) -> None:
-        self._facts, self._scores = facts, scores
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[each] for each in range(len(self))[index]]
-        place = range(len(self))[index]
-        return self._facts.row(place, self._scores[place])
-
-
-def fact_of(comparison: Comparison, *, named: bool, baselines: Sequence[Sequence[float]]) -> Fact:
-    """Return the fact of one comparison."""
-    one = comparison
-    told = bool(one.profile) or one.user_id is not None or one.hints is not None
-    return Fact(one.id, named, one.subset, one.user_id, one.labels or (), one.margin, told, baselines)
-
-
-def baseline_scores(comparison: Comparison) -> list[list[float]]:
-    """Return the scores of its responses by each baseline."""
-    return [_baseline(name, [comparison]) for name in BASELINES]
-
-
-def _baseline(name: str, one: Sequence[Comparison]) -> list[float]:
-    return score_baseline(name, one)[0].tolist()
+def _baseline(name: str, comparison: Comparison) -> list[float]:
+    return score_baseline(name, [comparison])[0].tolist()
 
 
 def _short_digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def _gathered(own_facts: Callable[[range], list[tuple[int, Fact]]], indices: range) -> list[Fact]:
-    """The facts of all processes, in the order of the indices; an error of one is raised in all."""
+def _gathered(read_here: Callable[[range], list[tuple[int, TableRow]]], indices: range) -> list[TableRow]:
+    """The rows of all processes, in the order of the indices; an error of one is raised in all."""
     if process_count() == 1:
-        return [fact for _, fact in own_facts(indices)]
+        return [row for _, row in read_here(indices)]
     try:
-        value: Any = [[index, *fact.__dict__.values()] for index, fact in own_facts(indices)]
+        value: Any = [[index, *row.values()] for index, row in read_here(indices)]
     except PrbError as error:
         value = {"error": [type(error).__name__, str(error)]}
-    own = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
-    parts = [json.loads(part.astype(np.uint8).tobytes()) for part in gather_int32(own)]
+    sent = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
+    parts = [json.loads(part.astype(np.uint8).tobytes()) for part in gather_int32(sent)]
     for process, part in enumerate(parts):
         if isinstance(part, Mapping):
             kind, text = part["error"]
             raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
-    found = sorted((values for part in parts for values in part), key=lambda values: values[0])
-    return [Fact(*values) for _, *values in found]
+    rows = sorted((values for part in parts for values in part), key=lambda values: values[0])
+    return [TableRow(*values) for _, *values in rows]
 
 
 def _json_array(value: Any) -> np.ndarray:

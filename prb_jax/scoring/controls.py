@@ -19,7 +19,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
 from prb_jax.scoring.clusters import clusters_of, derived_users
-from prb_jax.scoring.comparison_table import Facts
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.sources.large import Changed, LargeComparisons
 from prb_jax.text.view import View
 
@@ -231,7 +231,7 @@ def control_figures(
     *,
     control: Control,
     comparisons: Sequence[Comparison],
-    facts: Facts,
+    table: ComparisonTable,
     summary: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what a summary says of one control.
@@ -241,13 +241,13 @@ def control_figures(
       scored: the rows of the control.
       control: the control.
       comparisons: of the run.
-      facts: of them.
+      table: of them.
       summary: of the control's own run.
     """
-    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, facts))
+    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, table))
     return {
         **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
-        "shown_otherwise": facts.told()
+        "shown_otherwise": table.told()
         if control.name == BLIND
         else sum(
             (ours.profile, ours.user_id, ours.hints) != (theirs.profile, theirs.user_id, theirs.hints)

@@ -6,11 +6,11 @@ import contextlib
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -21,10 +21,9 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import check_folder, is_settled
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
-from prb_jax.scoring.baselines import where_defined
 from prb_jax.scoring.benchmarks import check_benchmarks
-from prb_jax.scoring.comparison_table import Facts
-from prb_jax.scoring.controls import FOLDER, SWAP, choose_controls, control_figures
+from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.controls import FOLDER, SWAP, Control, choose_controls, control_figures
 from prb_jax.scoring.inputs import (
     SPLIT,
     Data,
@@ -37,7 +36,7 @@ from prb_jax.scoring.inputs import (
 )
 from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history
 from prb_jax.scoring.prepared_tokens import stored_comparisons
-from prb_jax.scoring.prompt_extras import UPPER_BOUND, HintOptions, with_hints
+from prb_jax.scoring.prompt_extras import UPPER_BOUND, PromptExtras, add_prompt_extras
 from prb_jax.scoring.run import (
     RunIdentity,
     ScoredRun,
@@ -54,14 +53,11 @@ from prb_jax.scoring.scorer import (
     Scorer,
     refuse_options,
 )
-from prb_jax.scoring.summary import finish_run, further_baselines
+from prb_jax.scoring.summary import all_baselines, finish_run
 from prb_jax.sources.prepared import check_text
 from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.view import View, ViewOptions, choose_view
+from prb_jax.text.view import ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
-
-if TYPE_CHECKING:
-    from prb_jax.readouts.load_options import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -98,221 +94,17 @@ class EvaluateOptions:
     loading: LoadOptions
     too_long: str
     controls: str | None
+    history: Data | None
+    aspects: str | None
+    subset: str | None
     limit: int | None
     seed: int
     batch_tokens: int | None
     progress: bool
+    wandb: str | None
 
     def __post_init__(self) -> None:
         choose_view(None, self.view)
-
-
-def run_evaluation(
-    inputs: Inputs,
-    *,
-    open_scorer: Callable[[LoadOptions], Scorer],
-    contents: Callable[[], Any],
-    options: EvaluateOptions,
-) -> Evaluation:
-    """Score the inputs in the run folder of the options, or go on with what is there.
-
-    Args:
-      inputs: what is scored.
-      open_scorer: gives the scorer for these choices.
-      contents: tells models apart before one is loaded, for the agreement of several processes.
-      options: all else.
-
-    Raises:
-      PrbError: as `prb_jax.evaluate`.
-    """
-    check_benchmarks(inputs)
-    _check_processes(inputs, contents, options)
-    scorer = open_scorer(options.loading)
-    if isinstance(scorer, PlainScorer):
-        asked = options.view
-        refuse_options(
-            scorer.name,
-            profile_posts=asked.profile_posts,
-            protocol=None if asked.protocol == TextProtocol.DEFAULT else asked.protocol,
-            max_length=asked.max_length,
-            batch_tokens=options.batch_tokens,
-        )
-    if isinstance(scorer, AdaptsToUsers):
-        asked = {**asdict(options.view), "batch_tokens": options.batch_tokens}
-        if given := [field for field, value in asked.items() if value is not None]:
-            raise RunError(
-                f"{', '.join(given)}: what a fitted method reads was decided with its features: leave out here"
-            )
-    model = dict(scorer.identity())
-    known_as = str(model.pop("name", "model"))
-    name = options.name or known_as
-    reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
-    chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
-    chosen.warn(known_as)
-    view = chosen.view
-    scorer = _accepting(scorer, view)
-    check_too_long(options.too_long, reader, view=view)
-    remarks = reader.remarks(view.protocol) if reader else []
-    if process_index() == 0:
-        for remark in remarks:
-            print(f"prb: {remark}", file=sys.stderr)
-    if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
-        inputs.complete()  # compared with what the folder knows before anything is added
-    given = inputs
-    identity = RunIdentity(
-        # A folder that was moved is still the same model; a baseline is nothing but its name.
-        model=model or {"name": known_as},
-        data=inputs.to_json(whole=False),
-        view=view,
-        limit=options.limit,
-        seed=options.seed,
-        versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
-        too_long=options.too_long,
-        wording=view.wording if reader else {},
-        hints=inputs.hints,
-    )
-    check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
-    left_out, stored = None, None
-    if inputs.prepared is not None and reader is not None:
-        stored = stored_comparisons(inputs.comparisons, inputs.prepared, reader, view, split=SPLIT)
-    if options.too_long == "skip" and stored is not None:
-        left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
-    elif options.too_long == "skip":
-        assert reader is not None
-        inputs, left_out = leave_out(inputs, reader, view=view)
-        check_benchmarks(inputs)
-    judge = scorer if isinstance(scorer, HasJudgements) else None
-    if inputs.hints and reader is None and judge is None:
-        named = ", ".join(name for name in inputs.hints if name != UPPER_BOUND)
-        raise RunError(f"{named}: {known_as} reads no prompt in which they could stand")
-    controls = choose_controls(
-        options.controls,
-        inputs.comparisons,
-        reader,
-        view=view,
-        seed=options.seed,
-        judge=judge is not None,
-        adapts=isinstance(scorer, AdaptsToUsers),
-    )
-    recorded = {
-        "session": session_facts(scorer, options.batch_tokens),
-        "notes": {
-            "command": command_line(),
-            "model": name,
-            "data": list(inputs.sources),
-            **({"overrides": chosen.overrides} if chosen.overrides else {}),
-            **({"remarks": remarks} if remarks else {}),
-        },
-    }
-    scoring = {
-        "progress": options.progress,
-        "options": shown_view(view)
-        | ({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
-    }
-    comparisons = inputs.comparisons if stored is None else stored
-    facts = Facts(comparisons) if stored is None else stored.facts()
-    with contextlib.ExitStack() as stack:
-        kept = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
-        run = stack.enter_context(
-            open_scored_run(kept, inputs=identity.to_json(), by_blocks=bool(given.reading), **recorded)
-        )
-        for file, digests in zip(given.reading, run.blocks, strict=False):
-            file.expect(digests)
-        controlled, placed = dict[str, ScoredRun](), dict[str, Scorer]()
-        try:
-            run.score(scorer, comparisons, facts, label=name, reading=given.reading, **scoring)
-            if given.reading:
-                identity = replace(identity, data=given.to_json())
-                run.settle(identity.to_json())
-            for control in controls:
-                opened = stack.enter_context(
-                    open_scored_run(
-                        kept / FOLDER / control.name,
-                        inputs=replace(identity, control=control.name).to_json(),
-                        **recorded,
-                    )
-                )
-                placed[control.name] = scorer
-                if judge is not None:
-                    placed[control.name] = judge.kept_in(kept / FOLDER / control.name)
-                elif control.name == SWAP and isinstance(scorer, AdaptsToUsers):
-                    placed[control.name] = scorer.with_other_states(inputs.comparisons)
-                opened.score(
-                    placed[control.name], control.shown, facts, label=f"{name}, {control.name}", **scoring
-                )
-                controlled[control.name] = opened
-        except TooLongError as error:
-            raise DataError(
-                f"{error}; --too-long skip leaves such comparisons out, and names them"
-            ) from error
-
-        def finish() -> dict[str, Any]:
-            check_unchanged(inputs)
-            if inputs.prepared is not None and (stored is None or controls):
-                check_text(inputs.prepared)  # it was read, beside the tokens or in their place
-            finished = functools.partial(
-                finish_run,
-                reader=reader,
-                inputs=inputs,
-                facts=facts,
-                name=name,
-                left_out=left_out,
-            )
-            figures = {}
-            for control in controls:
-                scored, summed = finished(
-                    controlled[control.name],
-                    scorer=placed[control.name],
-                    identity=replace(identity, control=control.name),
-                    baselines={},
-                )
-                figures[control.name] = control_figures(
-                    RowView(run.rows, facts.ids),
-                    scored,
-                    summary=summed,
-                    control=control,
-                    comparisons=inputs.comparisons,
-                    facts=facts,
-                )
-            posts = view.profile_posts if reader else None
-            baselines = where_defined(facts.baselines()) | further_baselines(
-                inputs.comparisons, facts, posts=posts
-            )
-            return finished(run, scorer=scorer, identity=identity, baselines=baselines, controls=figures)[1]
-
-        summary = on_first_process(finish)
-    rows = RowView(run.rows, facts.ids)
-    return Evaluation(out=options.out, summary=summary, rows=rows)
-
-
-def _check_processes(inputs: Inputs, contents: Callable[[], Any], options: EvaluateOptions) -> None:
-    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever."""
-    if process_count() == 1:
-        return
-    loading = options.loading
-    check_agreement(
-        {
-            "verb": "evaluate",
-            "limit": options.limit,
-            "seed": options.seed,
-            "too_long": options.too_long,
-            **shown_view(choose_view(None, options.view).view),
-            "mesh": loading.mesh,
-            "dtype": loading.dtype,
-            "readout": loading.readout,
-            "attention": loading.attention,
-            "quantize": loading.quantize,
-            "controls": options.controls,
-            "batch_tokens": options.batch_tokens,
-            "data": inputs.to_json(whole=False),
-            "model": contents(),
-            "versions": computing_versions(plain=False),
-        }
-    )
-
-
-def _accepting(scorer: Scorer, view: View) -> Scorer:
-    return scorer.accepting(view) if isinstance(scorer, ReadsTokens) else scorer
 
 
 def evaluate(
@@ -387,56 +179,235 @@ def evaluate(
       DataError: the data cannot be used, or changed while it was being scored.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    options = EvaluateOptions(
-        out=None if out is None else Path(out),
-        name=name,
-        view=ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length),
-        loading=LoadOptions(
-            mesh=mesh,
-            dtype=dtype,
-            revision=revision,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            readout=readout,
-            quantize=quantize,
-            attention=attention,
-        ),
-        too_long=too_long,
-        controls=controls,
-        limit=limit,
-        seed=seed,
-        batch_tokens=batch_tokens,
-        progress=progress,
-    )
-    logs: list[Any] = []
-
-    def prepare() -> None:
-        if out is not None:
-            check_folder(out)
-        if wandb is not None:
-            logs.append(_start_wandb(wandb, options))
-
-    on_first_process(prepare)
-    inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
-    result = run_evaluation(
-        with_hints(inputs, HintOptions(aspects=aspects)) if aspects is not None else inputs,
-        open_scorer=functools.partial(
-            open_scorer,
-            model,
+    return run_evaluation(
+        model,
+        data,
+        EvaluateOptions(
+            out=None if out is None else Path(out),
             name=name,
-            recorded=out is not None,
-            history=read_history(history),
+            view=ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length),
+            loading=LoadOptions(
+                mesh=mesh,
+                dtype=dtype,
+                revision=revision,
+                tokenizer=tokenizer,
+                chat_template=chat_template,
+                readout=readout,
+                quantize=quantize,
+                attention=attention,
+            ),
+            too_long=too_long,
+            controls=controls,
+            history=history,
+            aspects=aspects,
+            subset=subset,
+            limit=limit,
+            seed=seed,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            wandb=wandb,
         ),
-        contents=functools.partial(model_contents, model, revision),
-        options=options,
     )
-    for log in logs:
-        log_summary(log, result.summary)
-    return result
 
 
-def _start_wandb(project: str, options: EvaluateOptions) -> Any:
+def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) -> Evaluation:
+    """As :func:`evaluate`, with all choices in one object."""
+    wandb_runs: list[Any] = []
+    on_first_process(lambda: wandb_runs.extend(_check_outputs(options)))
+    inputs = data
+    if not isinstance(inputs, Inputs):
+        inputs = read_inputs(inputs, subset=options.subset, limit=options.limit)
+    if options.aspects is not None:
+        inputs = add_prompt_extras(inputs, PromptExtras(aspects=options.aspects))
+    history = read_history(options.history)
+    check_benchmarks(inputs)
+    _check_processes(model, inputs, options)
+    scorer = open_scorer(
+        model, options.loading, name=options.name, recorded=options.out is not None, history=history
+    )
+    _refuse_unused(scorer, options)
+
+    # What the model is shown, and everything else that decides the result.
+    model_identity = dict(scorer.identity())
+    known_as = str(model_identity.pop("name", "model"))
+    name = options.name or known_as
+    reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
+    chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
+    chosen.warn(known_as)
+    view = chosen.view
+    if isinstance(scorer, ReadsTokens):
+        scorer = scorer.accepting(view)
+    check_too_long(options.too_long, reader, view=view)
+    remarks = reader.remarks(view.protocol) if reader else []
+    if process_index() == 0:
+        for remark in remarks:
+            print(f"prb: {remark}", file=sys.stderr)
+    if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
+        inputs.complete()  # compared with what the folder knows before anything is added
+    identity = RunIdentity(
+        # A folder that was moved is still the same model; a baseline is nothing but its name.
+        model=model_identity or {"name": known_as},
+        data=inputs.to_json(whole=False),
+        view=view,
+        limit=options.limit,
+        seed=options.seed,
+        versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
+        too_long=options.too_long,
+        wording=view.wording if reader else {},
+        hints=inputs.hints,
+    )
+    check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
+
+    # What is scored: all comparisons or those that fit, by their text or by prepared tokens; and the controls.
+    whole, left_out, tokenised = inputs, None, None
+    if inputs.prepared is not None and reader is not None:
+        tokenised = stored_comparisons(inputs.comparisons, inputs.prepared, reader, view, split=SPLIT)
+    if options.too_long == "skip" and tokenised is not None:
+        left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
+    elif options.too_long == "skip":
+        assert reader is not None
+        inputs, left_out = leave_out(inputs, reader, view=view)
+        check_benchmarks(inputs)
+    judge = scorer if isinstance(scorer, HasJudgements) else None
+    if inputs.hints and reader is None and judge is None:
+        extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
+        raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
+    controls = choose_controls(
+        options.controls,
+        inputs.comparisons,
+        reader,
+        view=view,
+        seed=options.seed,
+        judge=judge is not None,
+        adapts=isinstance(scorer, AdaptsToUsers),
+    )
+    table = ComparisonTable(inputs.comparisons) if tokenised is None else tokenised.table()
+
+    recorded = {
+        "session": session_facts(scorer, options.batch_tokens),
+        "notes": {
+            "command": command_line(),
+            "model": name,
+            "data": list(inputs.sources),
+            **({"overrides": chosen.overrides} if chosen.overrides else {}),
+            **({"remarks": remarks} if remarks else {}),
+        },
+    }
+    batch_options = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
+    scoring = {"progress": options.progress, "options": shown_view(view) | batch_options}
+    with contextlib.ExitStack() as stack:
+        folder = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
+        run = stack.enter_context(
+            open_scored_run(folder, inputs=identity.to_json(), by_blocks=bool(whole.reading), **recorded)
+        )
+        for file, digests in zip(whole.reading, run.blocks, strict=False):
+            file.expect(digests)
+        controlled: list[tuple[Control, ScoredRun, Scorer]] = []
+        try:
+            run.score(
+                scorer,
+                inputs.comparisons if tokenised is None else tokenised,
+                table,
+                label=name,
+                reading=whole.reading,
+                **scoring,
+            )
+            if whole.reading:
+                identity = replace(identity, data=whole.to_json())
+                run.settle(identity.to_json())
+            for control in controls:
+                place = folder / FOLDER / control.name
+                control_inputs = replace(identity, control=control.name).to_json()
+                control_run = stack.enter_context(open_scored_run(place, inputs=control_inputs, **recorded))
+                control_scorer = scorer if judge is None else judge.kept_in(place)
+                if control.name == SWAP and judge is None and isinstance(scorer, AdaptsToUsers):
+                    control_scorer = scorer.with_other_states(inputs.comparisons)
+                label = f"{name}, {control.name}"
+                control_run.score(control_scorer, control.shown, table, label=label, **scoring)
+                controlled.append((control, control_run, control_scorer))
+        except TooLongError as error:
+            raise DataError(
+                f"{error}; --too-long skip leaves such comparisons out, and names them"
+            ) from error
+
+        def finish() -> dict[str, Any]:
+            check_unchanged(inputs)
+            if inputs.prepared is not None and (tokenised is None or controls):
+                check_text(inputs.prepared)  # it was read, beside the tokens or in their place
+            finished = functools.partial(finish_run, inputs=inputs, table=table, name=name, left_out=left_out)
+            figures = {}
+            for control, control_run, control_scorer in controlled:
+                control_rows, control_summary = finished(
+                    control_run,
+                    scorer=control_scorer,
+                    identity=replace(identity, control=control.name),
+                    baselines={},
+                )
+                figures[control.name] = control_figures(
+                    RowView(run.rows, table.ids),
+                    control_rows,
+                    summary=control_summary,
+                    control=control,
+                    comparisons=inputs.comparisons,
+                    table=table,
+                )
+            posts = view.profile_posts if reader else None
+            baselines = all_baselines(inputs.comparisons, table, posts=posts)
+            return finished(run, scorer=scorer, identity=identity, baselines=baselines, controls=figures)[1]
+
+        summary = on_first_process(finish)
+    for wandb_run in wandb_runs:
+        log_summary(wandb_run, summary)
+    return Evaluation(out=options.out, summary=summary, rows=RowView(run.rows, table.ids))
+
+
+def _check_outputs(options: EvaluateOptions) -> list[Any]:
+    """Make sure, before anything is computed, that results can be written; returns the run of Weights & Biases."""
+    if options.out is not None:
+        check_folder(options.out)
+    if options.wandb is None:
+        return []
     if options.out is None:
         raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
     settings = {"command": shlex.join(command_line()), **asdict(options.view), "limit": options.limit}
-    return start_wandb(project, options.out, settings, option=f"--wandb {project}")
+    return [start_wandb(options.wandb, options.out, settings, option=f"--wandb {options.wandb}")]
+
+
+def _refuse_unused(scorer: Scorer, options: EvaluateOptions) -> None:
+    """Raise RunError for a choice that has no effect on this kind of model."""
+    asked = {**asdict(options.view), "batch_tokens": options.batch_tokens}
+    if isinstance(scorer, PlainScorer):
+        if asked["protocol"] == TextProtocol.DEFAULT:
+            asked["protocol"] = None
+        refuse_options(scorer.name, **asked)
+    unused = [name for name, value in asked.items() if value is not None]
+    if unused and isinstance(scorer, AdaptsToUsers):
+        raise RunError(
+            f"{', '.join(unused)}: what a fitted method reads was decided with its features: leave out here"
+        )
+
+
+def _check_processes(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:
+    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever."""
+    if process_count() == 1:
+        return
+    loading = options.loading
+    check_agreement(
+        {
+            "verb": "evaluate",
+            "limit": options.limit,
+            "seed": options.seed,
+            "too_long": options.too_long,
+            **shown_view(choose_view(None, options.view).view),
+            "mesh": loading.mesh,
+            "dtype": loading.dtype,
+            "readout": loading.readout,
+            "attention": loading.attention,
+            "quantize": loading.quantize,
+            "controls": options.controls,
+            "batch_tokens": options.batch_tokens,
+            "data": inputs.to_json(whole=False),
+            "model": model_contents(model, loading.revision),
+            "versions": computing_versions(plain=False),
+        }
+    )

@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.scoring.comparison_table import Facts
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.text.protocol import TextProtocol
@@ -28,14 +28,13 @@ class StoredComparisons(Sequence[Comparison]):
 
     Attributes:
       store: the trees.
-      facts: their columns.
       places: int64, which of the store's comparisons they are.
     """
 
     def __init__(self, store: TokenStore, *, places: np.ndarray | None = None) -> None:
         self.store = store
         self.places = np.arange(len(store)) if places is None else places
-        self._stored = Facts.stored(store.arrays, comparisons=self)
+        self._table = ComparisonTable.stored(store.arrays, comparisons=self)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -50,24 +49,24 @@ class StoredComparisons(Sequence[Comparison]):
         return self._read(int(self.places[index]))
 
     def _read(self, place: int) -> TokenisedComparison:
-        facts, comparison = self._stored, TokenisedComparison.__new__(TokenisedComparison)
+        comparison = TokenisedComparison.__new__(TokenisedComparison)
         values = {
-            "id": facts.id(place),
-            "user_id": facts.user(place),
-            "subset": facts.subset(place),
-            "labels": tuple(facts.labels(place)),
-            "margin": facts.margin(place),
+            "id": self._table.id(place),
+            "user_id": self._table.user(place),
+            "subset": self._table.subset(place),
+            "labels": tuple(self._table.labels(place)),
+            "margin": self._table.margin(place),
             "tree": self.store.tree(place),
         }
         for name, value in values.items():
             object.__setattr__(comparison, name, value)
         return comparison
 
-    def facts(self) -> Facts:
+    def table(self) -> ComparisonTable:
         """Return the columns of these comparisons."""
         if len(self.places) == len(self.store):
-            return self._stored
-        return self._stored.at(self.places, comparisons=self)
+            return self._table
+        return self._table.at(self.places, comparisons=self)
 
 
 def store_key(reader: Reader, view: View) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
     return store
 
 
-def stored_facts(folder: Path, *, split: str) -> Facts | None:
+def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
     """Return the columns of a prepared folder, which are the same for every model; None where there are no tokens.
 
     Raises:
@@ -145,7 +144,7 @@ def stored_facts(folder: Path, *, split: str) -> Facts | None:
     if not named or len({path.parent.name for path in named}) > 1:
         return None
     store = open_store(named[0].parent)
-    return Facts.stored(store.arrays, comparisons=StoredComparisons(store))
+    return ComparisonTable.stored(store.arrays, comparisons=StoredComparisons(store))
 
 
 def stored_comparisons(

@@ -39,7 +39,7 @@ HINTS_DEFINITION: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HintOptions:
+class PromptExtras:
     """What else a model is told of the users.
 
     Attributes:
@@ -60,7 +60,7 @@ class HintOptions:
         return tuple(name for name in ("persona", "shots", "aspects") if getattr(self, name))
 
 
-def with_hints(inputs: Inputs, options: HintOptions) -> Inputs:
+def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
     """Return the inputs with what the options ask for in the hints of each comparison.
 
     Raises:
@@ -183,7 +183,7 @@ def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str |
 
 
 def _choices(
-    options: HintOptions, comparisons: Sequence[Comparison]
+    options: PromptExtras, comparisons: Sequence[Comparison]
 ) -> tuple[list[str | None], dict[str, Any]]:
     given, sha256 = None, None
     if options.history is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,7 +22,7 @@ from prb_jax.processes.sharing import on_first_process, process_count, process_i
 from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run, settle_inputs
 from prb_jax.runs.open_inputs import append_blocks
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.comparison_table import Facts
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
@@ -130,15 +130,11 @@ class ScoredRun:
 
     __repr__ = short_repr
 
-    def lacks(self, facts: Facts) -> bool:
-        """Whether any of the comparisons, all of which are known, has no score yet."""
-        return any(name not in self.rows for name in facts.ids)
-
     def score(
         self,
         scorer: Scorer,
         comparisons: Sequence[Comparison],
-        facts: Facts,
+        table: ComparisonTable,
         *,
         label: str,
         progress: bool,
@@ -147,20 +143,44 @@ class ScoredRun:
     ) -> None:
         """Score what is missing; every batch is on disk before the next one is waited for.
 
-        All facts are known afterwards. Of files that are read meanwhile the folder knows a block before its scores.
+        The whole table is known afterwards. The folder knows a block of a file that is read meanwhile before its scores.
+
+        Raises:
+          RunError: the folder cannot be written, or the model gave another number of scores than there are labels.
+          PrbError: as of the scorer.
         """
-        batches = _batches(
-            scorer, comparisons, facts, self.rows, label=label, progress=progress, options=options
-        )
-        for batch in batches:
-            if self.folder is not None:
-                if batch.computed is not None:
-                    append_computed(self.folder, member=batch.first, tokens=batch.computed)
-                if reading:
-                    append_blocks(self.folder.path, self.folder.blocks, [file.digests for file in reading])
-                append_rows(self.folder, batch.rows)
-            self.rows.update((row.id, row) for row in batch.rows)
-        facts.advance()
+        before = len(self.rows)
+
+        def is_finished(index: int) -> bool:
+            place = self.rows.place(table.id(index)) if before else None
+            return place is not None and place < before
+
+        def are_finished(indices: Sequence[int]) -> bool:
+            if not before:
+                return False
+            table.advance(max(indices, default=-1) + 1)
+            return all(map(is_finished, indices))
+
+        count = Count(0, before)
+        _estimate(count, comparisons)
+        batches = scorer.stream(comparisons, skip=are_finished, **options)
+        with show_progress(label, count, enabled=progress and process_index() == 0) as display:
+            for batch in batches:
+                table.advance(max(batch.indices, default=-1) + 1)
+                values = zip(batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True)
+                rows = [_scored_row(table, *value) for value in values if not is_finished(value[0])]
+                if self.folder is not None:
+                    if batch.computed is not None:
+                        first = table.id(batch.indices[0])
+                        append_computed(self.folder, member=first, tokens=batch.computed)
+                    if reading:
+                        digests = [file.digests for file in reading]
+                        append_blocks(self.folder.path, self.folder.blocks, digests)
+                    append_rows(self.folder, rows)
+                self.rows.update((row.id, row) for row in rows)
+                _estimate(count, comparisons)
+                display.advance(len(rows), sum(row.tokens for row in rows))
+        table.advance()
 
     def settle(self, inputs: Mapping[str, Any]) -> None:
         """Record what the data is, as it was read to its end; a collective.
@@ -207,59 +227,6 @@ def open_scored_run(
         yield ScoredRun(opened[0] if opened else None, rows, blocks)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The new rows of one batch, the id of its first comparison, and the tokens that it took."""
-
-    rows: list[ScoredRow]
-    first: str
-    computed: int | None
-
-
-def _batches(
-    scorer: Scorer,
-    comparisons: Sequence[Comparison],
-    facts: Facts,
-    known: RowTable,
-    *,
-    label: str,
-    progress: bool,
-    options: Mapping[str, Any],
-) -> Generator[_Batch]:
-    """The rows of one batch after another, without the batches whose rows are all known."""
-    before = len(known)
-
-    def is_finished(index: int) -> bool:
-        if not before:
-            return False
-        place = known.place(facts.id(index))
-        return place is not None and place < before
-
-    def are_finished(indices: Sequence[int]) -> bool:
-        if not before:
-            return False
-        facts.advance(max(indices, default=-1) + 1)
-        return all(map(is_finished, indices))
-
-    batches = scorer.stream(comparisons, skip=are_finished, **options)
-    shown = progress and process_index() == 0
-    count = Count(0, before)
-    _estimate(count, comparisons)
-    with show_progress(label, count, enabled=shown) as display:
-        for batch in batches:
-            facts.advance(max(batch.indices, default=-1) + 1)
-            rows = [
-                scored_row(facts, index, scores, tokens, truncation)
-                for index, scores, tokens, truncation in zip(
-                    batch.indices, batch.scores, batch.tokens, batch.truncation, strict=True
-                )
-                if not is_finished(index)
-            ]
-            yield _Batch(rows, facts.id(batch.indices[0]), batch.computed)
-            _estimate(count, comparisons)
-            display.advance(len(rows), sum(row.tokens for row in rows))
-
-
 def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
     """Say how many comparisons there are, or about how many while that is not known."""
     count.about = isinstance(comparisons, LargeComparisons) and not comparisons.complete
@@ -269,20 +236,15 @@ def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
         count.total = len(comparisons)
 
 
-def scored_row(
-    facts: Facts, index: int, scores: np.ndarray, tokens: int, truncation: Truncation
+def _scored_row(
+    table: ComparisonTable, index: int, scores: np.ndarray, tokens: int, truncation: Truncation
 ) -> ScoredRow:
-    """The row of one comparison.
-
-    Raises:
-      RunError: another number of scores than of labels.
-    """
-    labels = facts.labels(index)
+    labels = table.labels(index)
     if len(scores) != len(labels):
         raise RunError(
-            f"comparison {quote(facts.id(index))}: the model gave {len(scores)} scores, expected {len(labels)}"
+            f"comparison {quote(table.id(index))}: the model gave {len(scores)} scores, expected {len(labels)}"
         )
-    return facts.row(
+    return table.row(
         index,
         [float(score) for score in scores],
         tokens=int(tokens),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,20 +14,16 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, settle_computed
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring.baselines import SHOWN_OVERLAP, VOTES, profile_overlap
+from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
 from prb_jax.scoring.clusters import clusters_of
-from prb_jax.scoring.comparison_table import Facts
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, LeftOut
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import RunIdentity, ScoredRun, shown_view
-from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, Quantized, Scorer
+from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, Quantized, ReadsTokens, Scorer
 from prb_jax.sources.large import LargeComparisons
-
-if TYPE_CHECKING:
-    from prb_jax.scoring.reader import Reader
-
 
 TOKENS_DEFINITION = (
     "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
@@ -50,6 +46,10 @@ JUDGE_DEFINITION = (
     "that cannot be read (unparsable) is a tie, which is no win; the probability of the numbers where one is named, if "
     "the endpoint tells it (mean_number_mass)"
 )
+QUANTIZATION_DEFINITION = (
+    "how the weights are quantised (form), and the whole model's bytes of parameters before (bytes_unquantized) and as "
+    "held (bytes_held)"
+)
 READOUT_DEFINITION = "how the model's outputs become one score: --readout"
 
 
@@ -58,9 +58,8 @@ def finish_run(
     *,
     identity: RunIdentity,
     scorer: Scorer,
-    reader: Reader | None,
     inputs: Inputs,
-    facts: Facts,
+    table: ComparisonTable,
     baselines: Mapping[str, Sequence[ScoredRow] | str],
     name: str,
     left_out: LeftOut | None,
@@ -72,9 +71,8 @@ def finish_run(
       run: with a row for each comparison.
       identity: of the run.
       scorer: the model.
-      reader: of the model, if it reads tokens.
       inputs: of the run.
-      facts: of all comparisons.
+      table: of all comparisons.
       baselines: by name, rows in the order of the inputs, or why it is not defined on them.
       name: of the model in tables.
       left_out: comparisons that were not scored.
@@ -85,8 +83,8 @@ def finish_run(
     """
     folder = run.folder
     assert folder is not None
-    rows = finish_scores(folder, ids=facts.ids)
-    clusters = clusters_of(inputs.comparisons, facts)
+    rows = finish_scores(folder, ids=table.ids)
+    clusters = clusters_of(inputs.comparisons, table)
     write_clusters(folder.path, rows, clusters)
     summary = {
         "model": name,
@@ -96,49 +94,46 @@ def finish_run(
             rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.model.get("name")
         ),
     }
+    definitions = summary["definitions"] = dict(summary["definitions"])
+
+    def add(name: str, value: Any, definition: str) -> None:
+        summary[name], definitions[name] = value, definition
+
     if (readout := scorer.identity().get("readout")) is not None:
-        summary["readout"] = readout
-        summary["definitions"] = summary["definitions"] | {"readout": READOUT_DEFINITION}
+        add("readout", readout, READOUT_DEFINITION)
     if (computed := computed_tokens(folder)) is not None:
         alone = sum(row.tokens for row in rows)
-        summary["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
-        summary["definitions"] = summary["definitions"] | {"tokens": TOKENS_DEFINITION}
+        tokens = {"alone": alone, "computed": computed, "saved": alone - computed}
+        add("tokens", tokens, TOKENS_DEFINITION)
     if identity.hints:
-        summary["hints"] = dict(identity.hints)
-        summary["definitions"] = summary["definitions"] | {"hints": HINTS_DEFINITION}
+        add("hints", dict(identity.hints), HINTS_DEFINITION)
     if isinstance(scorer, HasJudgements):
-        summary["judge"] = scorer.judge_figures(inputs.comparisons)
-        summary["definitions"] = summary["definitions"] | {"judge": JUDGE_DEFINITION}
+        add("judge", scorer.judge_figures(inputs.comparisons), JUDGE_DEFINITION)
     if controls:
-        summary["controls"] = dict(controls)
-        summary["definitions"] = summary["definitions"] | {"controls": CONTROLS_DEFINITION}
+        add("controls", dict(controls), CONTROLS_DEFINITION)
     if inputs.benchmarks:
-        summary["benchmarks"] = benchmark_scores(
-            inputs, rows, baselines, clusters=clusters, seed=identity.seed
-        )
-        summary["definitions"] = summary["definitions"] | {"benchmarks": BENCHMARKS_DEFINITION}
+        scores = benchmark_scores(inputs, rows, baselines, clusters=clusters, seed=identity.seed)
+        add("benchmarks", scores, BENCHMARKS_DEFINITION)
     if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        summary["quantization"] = quantization_figures(scorer)
-        summary["definitions"] = summary["definitions"] | {"quantization": QUANTIZATION_DEFINITION}
-    unknown = None if reader is None else reader.unknown_users(rows)
+        before, held = scorer.bytes_of_weights() or (None, None)
+        weights = {"form": scorer.quantize, "bytes_unquantized": before, "bytes_held": held}
+        add("quantization", weights, QUANTIZATION_DEFINITION)
+    unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
     if isinstance(scorer, AdaptsToUsers):
         unknown = scorer.unknown(inputs.comparisons)
         summary["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
         summary["definitions"] = summary["definitions"] | {"users_fitted_on": FITTED_DEFINITION}
         if scorer.left_out:
-            summary["history_left_out"] = dict(scorer.left_out)
-            summary["definitions"] = summary["definitions"] | {"history_left_out": HISTORY_DEFINITION}
+            add("history_left_out", dict(scorer.left_out), HISTORY_DEFINITION)
     if write_users(folder.path, rows, clusters, unknown=unknown):
-        summary["definitions"] = summary["definitions"] | {USERS: USERS_DEFINITION}
+        definitions[USERS] = USERS_DEFINITION
     if unknown is not None:
-        summary["unknown_users"] = len(unknown)
-        summary["definitions"] = summary["definitions"] | {"unknown_users": UNKNOWN_USERS_DEFINITION}
+        add("unknown_users", len(unknown), UNKNOWN_USERS_DEFINITION)
     if left_out is not None:
         left_out.write(folder.path)
         for benchmark, count in left_out.benchmarks.items():
             summary["benchmarks"][benchmark]["left_out"] = count
-        summary["left_out"] = left_out.to_json()
-        summary["definitions"] = summary["definitions"] | {"left_out": LEFT_OUT_DEFINITION}
+        add("left_out", left_out.to_json(), LEFT_OUT_DEFINITION)
     if identity.control is None:
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
     write_json(folder.path / SUMMARY, summary)
@@ -147,46 +142,41 @@ def finish_run(
     return rows, summary
 
 
-QUANTIZATION_DEFINITION = (
-    "how the weights are quantised (form), and the whole model's bytes of parameters before (bytes_unquantized) and as "
-    "held (bytes_held)"
-)
-
-
-def quantization_figures(scorer: Quantized) -> dict[str, Any]:
-    """Return the entry "quantization" of a summary."""
-    before, held = scorer.bytes_of_weights() or (None, None)
-    return {"form": scorer.quantize, "bytes_unquantized": before, "bytes_held": held}
-
-
+_WITHOUT_SCORES: Final = {
+    PROFILE_OVERLAP: "no response shares a word with a profile",
+    FIRST: "the responses are given as chosen and rejected, so that their places say nothing",
+}
+_VOTES_OF_LARGE_DATA: Final = "the data are read by windows, and the votes of other users need them at once"
 _NO_VOTES: Final = (
     "no two users judge the same responses to the same prompt, or too few of them judge another pair"
 )
 
 
-def further_baselines(
-    comparisons: Sequence[Comparison], facts: Facts, *, posts: int | None
-) -> dict[str, list[ScoredRow] | str]:
-    """Return the rows of further baselines by name, or why one says nothing of the comparisons.
+def all_baselines(
+    comparisons: Sequence[Comparison], table: ComparisonTable, *, posts: int | None
+) -> dict[str, Sequence[ScoredRow] | str]:
+    """Return the rows of every baseline by name, or why one says nothing of the comparisons.
 
     The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
     shown" is there where the model sees some posts of a profile and not all of them.
 
     Args:
       comparisons: of the run.
-      facts: of them.
+      table: of them.
       posts: how many posts of a profile the model sees; None for a scorer that sees everything.
     """
+    baselines: dict[str, Sequence[ScoredRow] | str] = {}
+    for name, rows in table.baselines().items():
+        says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
+        baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
     if isinstance(comparisons, LargeComparisons):
-        reason = "the data are read by windows, and the votes of other users need them at once"
-        return dict.fromkeys(VOTES, reason)
-    found: dict[str, list[ScoredRow] | str] = {}
+        return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):
-        found[SHOWN_OVERLAP] = _rows(facts, profile_overlap(comparisons, posts=posts))
+        baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
     for name, votes in VOTES.items():
-        found[name] = _rows(facts, votes(comparisons)) or _NO_VOTES
-    return found
+        baselines[name] = _rows(table, votes(comparisons)) or _NO_VOTES
+    return baselines
 
 
-def _rows(facts: Facts, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
-    return [facts.row(index, found.tolist()) for index, found in enumerate(scores) if found is not None]
+def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
+    return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]

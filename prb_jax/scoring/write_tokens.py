@@ -28,7 +28,7 @@ from prb_jax.data.writing import temporary_name, whole_file, write_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.scoring.comparison_table import Fact, Facts, baseline_scores, fact_of
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.sources.large import LargeComparisons
@@ -152,7 +152,7 @@ def _write_part(
     file: Path, comparisons: LargeComparisons, indices: range, reader: Reader, view: View
 ) -> None:
     trees: list[Tree] = []
-    facts: list[list[Any]] = []
+    rows: list[list[Any]] = []
     for start in range(indices.start, indices.stop, _AT_A_TIME):
         read = [comparisons.read(index) for index in range(start, min(start + _AT_A_TIME, indices.stop))]
         try:
@@ -160,8 +160,7 @@ def _write_part(
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
         for each in read:
-            fact = fact_of(each.comparison, named=each.named, baselines=baseline_scores(each.comparison))
-            facts.append(list(fact.__dict__.values()))
+            rows.append(TableRow.of(each.comparison, named=each.named, baselines=True).values())
     cuts = [tree.truncation for tree in trees]
     arrays = {
         "prefix_lengths": [len(tree.prefix) for tree in trees],
@@ -174,7 +173,7 @@ def _write_part(
     with _writing(file), whole_file(file) as out:
         np.savez(
             out,
-            facts=np.frombuffer(json.dumps(facts).encode(), np.uint8),
+            facts=np.frombuffer(json.dumps(rows).encode(), np.uint8),
             **{name: np.asarray(values, np.int32) for name, values in arrays.items()},  # pyright: ignore[reportArgumentType]
         )
 
@@ -193,7 +192,7 @@ def _join(
     job: TokensJob, comparisons: LargeComparisons, path: Path, *, key: Mapping[str, Any], data: Any
 ) -> None:
     """All parts as one store."""
-    facts = Facts(comparisons)
+    table = ComparisonTable(comparisons)
     known: dict[bytes, int] = {}
     columns: dict[str, array[int]] = {
         name: array("q")
@@ -208,7 +207,7 @@ def _join(
     ):
         for number in range(-(-len(comparisons) // job.part)):
             arrays = _read_part(path / _PARTS / f"{number:06}.npz")
-            facts.extend(Fact(*values) for values in json.loads(arrays["facts"].tobytes()))
+            table.extend(TableRow(*values) for values in json.loads(arrays["facts"].tobytes()))
             sums = np.add.reduceat(arrays["response_lengths"], np.cumsum([0, *arrays["counts"][:-1]]))
             ends = np.cumsum(arrays["prefix_lengths"].astype(np.int64) + sums)
             for prefix, start, end in zip(
@@ -233,7 +232,7 @@ def _join(
                 columns["response_starts"].append(columns["response_starts"][-1] + count)
     found: dict[str, np.ndarray] = {name: np.asarray(values) for name, values in columns.items()}
     found["cuts"] = found["cuts"].reshape(-1, 3)
-    found |= facts.columns()
+    found |= table.columns()
     for name, values in found.items():
         with _writing(path), whole_file(path / f"{name}.npy") as out:
             np.save(out, values.astype(COLUMNS[name]), allow_pickle=False)

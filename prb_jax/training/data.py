@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.scoring.comparison_table import Known
+from prb_jax.scoring.comparison_table import TableRow
 from prb_jax.scoring.stream import Encode, encode_pieces
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
@@ -104,7 +104,7 @@ class Examples:
       rows: int32 [n], the row of each one's user in the method of personalisation (0: generic).
     """
 
-    comparisons: Sequence[Comparison | Known]
+    comparisons: Sequence[Comparison | TableRow]
     trees: Sequence[Tree]
     weights: np.ndarray
     rows: np.ndarray

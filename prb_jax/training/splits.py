@@ -13,8 +13,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
-from prb_jax.scoring.comparison_table import Facts, Known, KnownRows
-from prb_jax.scoring.prepared_tokens import stored_facts
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
+from prb_jax.scoring.prepared_tokens import stored_table
 from prb_jax.sources.large import LargeComparisons, chosen
 from prb_jax.sources.reading import describe_source, open_comparisons, prepared_tokens, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
@@ -22,7 +22,7 @@ from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 SPLIT = "train"
 """The split that is read of sources that have several."""
 
-Row = Comparison | Known
+Row = Comparison | TableRow
 """A comparison, or the part of it that is no text."""
 
 
@@ -43,7 +43,7 @@ class Part:
     def at(self, indices: np.ndarray) -> Part:
         """Return the comparisons at these places."""
         known = (
-            self.known.at(indices) if isinstance(self.known, KnownRows) else [self.known[i] for i in indices]
+            self.known.at(indices) if isinstance(self.known, TableRows) else [self.known[i] for i in indices]
         )
         return Part(chosen(self.comparisons, indices.tolist()), known, self.prepared)
 
@@ -141,14 +141,14 @@ def _large_part(parts: Sequence[tuple[str, Sequence[Comparison]]], *, split: str
     if len(parts) > 1 or not isinstance(joined, LargeComparisons):
         joined = LargeComparisons.joined(parts)
     folder = prepared_tokens(name) if len(parts) == 1 else None
-    facts = None if folder is None else stored_facts(folder, split=split)
-    if facts is not None:
+    table = None if folder is None else stored_table(folder, split=split)
+    if table is not None:
         places = joined.places
     else:
-        facts = Facts(joined, baselines=False)
-        facts.advance()
+        table = ComparisonTable(joined, baselines=False)
+        table.advance()
         places = np.arange(len(joined))
-    return Part(joined, KnownRows(facts, places), None if folder is None else (folder, split))
+    return Part(joined, TableRows(table, places), None if folder is None else (folder, split))
 
 
 def split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:

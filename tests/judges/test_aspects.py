@@ -15,7 +15,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.judges.aspects import INSTRUCTION
 from prb_jax.judges.endpoint import EndpointOptions
 from prb_jax.judges.options import JudgeOptions
-from prb_jax.scoring.prompt_extras import HintOptions
+from prb_jax.scoring.prompt_extras import PromptExtras
 from tests.judges.stand_in import stand_in
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import VOCABULARY, write_policy
@@ -91,7 +91,7 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path: Path) -> None:
         assert "was told beside the profile: planned aspects" in " ".join(shown.split())
         planned = json.loads((out / "planned" / "summary.json").read_text())
         bare = judged("bare", profile_posts=0)
-        oracle = judged("oracle", profile_posts=0, hints=HintOptions(aspects="oracle"))
+        oracle = judged("oracle", profile_posts=0, hints=PromptExtras(aspects="oracle"))
         with pytest.raises(RunError, match="the model is shown nothing of a user"):
             judged("nothing", profile_posts=0, controls="blind")
     assert (planned["accuracy"], bare["accuracy"], oracle["accuracy"]) == (1.0, 0.0, 1.0)

@@ -19,10 +19,10 @@ from prb_jax.scoring.prompt_extras import (
     HISTORY_HEADING,
     PERSONA_HEADING,
     UPPER_BOUND,
-    HintOptions,
+    PromptExtras,
+    add_prompt_extras,
     asked_digest,
     told_of,
-    with_hints,
 )
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
@@ -44,7 +44,7 @@ def record(number: int, user: str | None = "ana", **fields: Any) -> dict[str, An
 
 def told(data: list[dict[str, Any]], **options: Any) -> tuple[list[str | None], Any]:
     """The hints of each record, and what a run records of them."""
-    inputs = with_hints(read_inputs(data), HintOptions(**options))
+    inputs = add_prompt_extras(read_inputs(data), PromptExtras(**options))
     return [each.hints for each in inputs.comparisons], inputs.hints
 
 
