@@ -143,7 +143,8 @@ class ScoredRun:
     ) -> None:
         """Score what is missing; every batch is on disk before the next one is waited for.
 
-        The whole table is known afterwards. The folder knows a block of a file that is read meanwhile before its scores.
+        The whole table is known afterwards. Of files that are read meanwhile the folder knows a block before its
+        scores.
 
         Raises:
           RunError: the folder cannot be written, or the model gave another number of scores than there are labels.
