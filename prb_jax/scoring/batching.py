@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.sharding import Mesh
@@ -23,7 +23,7 @@ from prb_jax.trees.packing import (
     choose_stream_shape,
     deal_streams,
 )
-from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes, round_up
+from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
@@ -47,7 +47,7 @@ def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class PlannedBatch:
     """One batch before it is made.
 
     Attributes:
@@ -65,107 +65,86 @@ class Dealt:
     __repr__ = short_repr
 
 
-class Dealer(Protocol):
-    """Deals window after window of trees into batches; what it does depends on the input and options alone."""
-
-    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
-        """Return the comparisons whose trees decide the shapes; ``count``, of all, reads large files to their ends."""
-        ...
-
-    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
-        """Choose the shapes from the trees of the sample, which speak for ``count``; a window may be the whole."""
-        ...
-
-    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
-        """Yield the batches of a window, the largest first."""
-        ...
+Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
+"""Gives the batches of a window of trees at these indices, the largest first."""
 
 
-def dealer_of(options: ShapeOptions | StreamOptions) -> Dealer:
-    """Return a dealer for one run over a list of comparisons."""
-    return _Buckets(options, Shapes({}, options)) if isinstance(options, ShapeOptions) else _Streams(options)
+def sampled(
+    options: ShapeOptions | StreamOptions, count: Callable[[], int], *, first_window: range
+) -> Sequence[int]:
+    """Return which comparisons decide the shapes; ``count``, of all, reads large files to their ends."""
+    return sample_indices(count()) if isinstance(options, ShapeOptions) else first_window
 
 
-def fixed_dealer(options: StreamOptions | Shapes) -> Dealer:
-    """Return a dealer that deals at once: into the `fixed` shapes of the options, or into these buckets."""
+def choose_batcher(
+    sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: Callable[[], int], whole: bool
+) -> Batcher:
+    """Return a batcher of the shapes that cost least.
+
+    Args:
+      sample: trees that speak for ``count`` of them.
+      options: streams or buckets.
+      count: gives how many there are in a window.
+      whole: a window may be all there is.
+    """
+    if isinstance(options, StreamOptions):
+        return partial(
+            _stream_batches, shape=choose_stream_shape(sample, options, whole=whole), options=options
+        )
+    # A sample speaks for the whole, so the number of compiles is weighed against all rows.
+    repeat = max(1, count() // len(sample))
+    shapes = choose_shapes(
+        [tree.shape for tree in sample] * repeat,
+        options=options,
+        together=[range(len(sample))] if whole else (),
+    )
+    return partial(_bucket_batches, shapes=shapes)
+
+
+def fixed_batcher(options: StreamOptions | Shapes) -> Batcher:
+    """Return a batcher that needs no sample: into the `fixed` shapes of the options, or into these buckets."""
     if isinstance(options, Shapes):
-        return _Buckets(options.options, options)
-    dealer = _Streams(options)
-    dealer.shape = options.fixed[-1]
-    return dealer
+        return partial(_bucket_batches, shapes=options)
+    return partial(_stream_batches, shape=options.fixed[-1], options=options)
 
 
-class _Streams:
-    """Packs a window's trees into streams; those that begin alike share their beginning."""
+def _stream_batches(
+    trees: Sequence[Tree], indices: Sequence[int], *, shape: StreamShape, options: StreamOptions
+) -> Iterator[PlannedBatch]:
+    """Pack trees into streams; those that begin alike share their beginning."""
 
-    def __init__(self, options: StreamOptions) -> None:
-        self.options = options
-        self.shape = StreamShape(options.tokens, options.tokens)
+    def take(dealt: DealtStreams, scores: np.ndarray) -> list[np.ndarray]:
+        rows = []
+        for row, stream in zip(scores, dealt.streams, strict=False):
+            counts = [len(trees[member].responses) for member in stream.members]
+            rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
+        return rows
 
-    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
-        return first_window
-
-    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
-        self.shape = choose_stream_shape(trees, self.options, whole=whole)
-
-    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
-        for dealt in deal_streams(trees, self.shape, self.options):
-            yield self._dealt(trees, indices, dealt)
-
-    def _dealt(self, trees: Sequence[Tree], indices: Sequence[int], dealt: DealtStreams) -> Dealt:
-        def make() -> StreamBatch:
-            options = self.options
-            return make_stream_batch(
-                trees, dealt, streams=options.streams, window=options.window, paged=options.paged
-            )
-
-        def take(scores: np.ndarray) -> list[np.ndarray]:
-            rows = []
-            for row, stream in zip(scores, dealt.streams, strict=False):
-                counts = [len(trees[member].responses) for member in stream.members]
-                rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
-            return rows
-
-        members = [member for stream in dealt.streams for member in stream.members]
-        return Dealt(
-            members=tuple(indices[member] for member in members),
+    layout = {"streams": options.streams, "window": options.window, "paged": options.paged}
+    for dealt in deal_streams(trees, shape, options):
+        yield PlannedBatch(
+            members=tuple(indices[member] for stream in dealt.streams for member in stream.members),
             computed=sum(stream.tokens for stream in dealt.streams),
-            make=make,
-            take=take,
+            make=partial(make_stream_batch, trees, dealt, **layout),
+            take=partial(take, dealt),
         )
 
 
-class _Buckets:
-    """Pads trees to a few fixed shapes, which a sample of the input decides."""
+def _bucket_batches(
+    trees: Sequence[Tree], indices: Sequence[int], *, shapes: Shapes
+) -> Iterator[PlannedBatch]:
+    """Pad trees to a few fixed shapes."""
 
-    def __init__(self, options: ShapeOptions, shapes: Shapes) -> None:
-        self.options, self.shapes = options, shapes
+    def take(rows: Sequence[Tree], scores: np.ndarray) -> list[np.ndarray]:
+        return [scores[row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
 
-    def sample(self, count: Callable[[], int], first_window: range) -> Sequence[int]:
-        return sample_indices(count())
-
-    def begin(self, trees: Sequence[Tree], *, count: Callable[[], int], whole: bool) -> None:
-        # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-        repeat = max(1, count() // len(trees))
-        self.shapes = choose_shapes(
-            [tree.shape for tree in trees] * repeat,
-            options=self.options,
-            together=[range(len(trees))] if whole else (),
-        )
-
-    def deal(self, trees: Sequence[Tree], indices: Sequence[int]) -> Iterator[Dealt]:
-        for dealt in self.shapes.deal([tree.shape for tree in trees], range(len(trees))):
-            yield self._dealt([trees[member] for member in dealt.members], indices, dealt)
-
-    def _dealt(self, rows: Sequence[Tree], indices: Sequence[int], dealt: DealtBatch) -> Dealt:
-        def take(scores: np.ndarray) -> list[np.ndarray]:
-            return [scores[row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
-
-        return Dealt(
+    for dealt in shapes.deal([tree.shape for tree in trees], range(len(trees))):
+        rows = [trees[member] for member in dealt.members]
+        yield PlannedBatch(
             members=tuple(indices[member] for member in dealt.members),
             computed=sum(tree.tokens for tree in rows),
-            make=lambda: make_batch(rows, dealt.bucket, batch=dealt.rows),
-            take=take,
+            make=partial(make_batch, rows, dealt.bucket, batch=dealt.rows),
+            take=partial(take, rows),
         )
 
 
@@ -225,7 +204,7 @@ def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
     return max(1, min(cores, MOST_LANES, fitting))
 
 
-@functools.cache
+@cache
 def _memory() -> float:
     """Bytes of the machine, or of the container where it has less; without a bound where they are not known."""
     try:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -47,11 +47,9 @@ class Inputs:
         while it is scored: see :meth:`described`.
       subset: which subset of the sources was asked for.
       benchmarks: positions of the comparisons of each benchmark that the sources name.
-      describe: gives what a named source is made of now.
       prepared: the folder that they all come from, where `prb prepare` wrote their tokens too.
       stamps: of the sources that are large, what changes with their files: while it does not, they need not be
         described again.
-      stamp: gives the stamp of a source now.
       hints: by kind, where the hints of the comparisons come from; empty where they have none.
     """
 
@@ -60,10 +58,8 @@ class Inputs:
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    describe: Callable[[str], Mapping[str, Any]] = field(kw_only=True, repr=False)
     prepared: Path | None = None
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
-    stamp: Callable[[str], Sequence[Any]] = field(default=lambda name: (), repr=False)
     hints: Mapping[str, Any] = field(default_factory=dict)
 
     __repr__ = short_repr
@@ -90,22 +86,16 @@ class Inputs:
           whole: reads the files to their ends; if not, digests that are not known yet are None.
         """
 
-        def digest(file: Any) -> Any:
+        def digest_of(file: Any) -> Any:
             if not isinstance(file, JsonLines):
                 return file
             return file.digest if whole or file.complete else None
 
-        return {
-            name: {
-                **source,
-                **(
-                    {"files": {each: digest(file) for each, file in source["files"].items()}}
-                    if source.get("files")
-                    else {}
-                ),
-            }
-            for name, source in self.sources.items()
-        }
+        described: dict[str, Mapping[str, Any]] = {}
+        for name, source in self.sources.items():
+            files = {file: digest_of(value) for file, value in (source.get("files") or {}).items()}
+            described[name] = {**source, "files": files} if files else source
+        return described
 
     def to_json(self, *, whole: bool = True) -> dict[str, Any]:
         """Return what `run.json` says of them; a collective.
@@ -132,9 +122,9 @@ def check_unchanged(inputs: Inputs) -> None:
     """
     for name, before in inputs.described().items():
         try:
-            if name in inputs.stamps and inputs.stamp(name) == inputs.stamps[name]:
+            if name in inputs.stamps and stamp(large_files(name, split=SPLIT)) == inputs.stamps[name]:
                 continue
-            after = inputs.describe(name)
+            after = describe_source(name)
         except DataError as error:
             raise DataError(
                 f"{name}: vanished while it was being scored ({error}); the scores so far are kept: put it "
@@ -208,10 +198,8 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         sources=sources,
         subset=subset,
         benchmarks=benchmarks,
-        describe=describe_source,
         prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
         stamps=stamps,
-        stamp=lambda name: stamp(large_files(name, split=SPLIT)),
     )
 
 

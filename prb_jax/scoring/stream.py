@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -22,7 +21,7 @@ from prb_jax import errors
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
 from prb_jax.processes.sharing import gather_int32, process_count, process_index
-from prb_jax.scoring.batching import Batch, Dealer, Dealt, dealer_of
+from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sampled
 from prb_jax.sources.large import reach, read_ahead, shares, windows
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.packing import StreamOptions
@@ -30,28 +29,13 @@ from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
+Gather = Callable[[], list[Tree]]
+"""Gives the trees of all processes, in the order of the indices; a collective."""
 
 _AT_A_TIME = 4096
 _HELD = 256
 _FACTS = 5
 _ERROR = -1
-
-
-@dataclass(frozen=True)
-class Part:
-    """What this process has tokenised of some comparisons.
-
-    Attributes:
-      trees: of all of them, where it did them alone.
-      sent: of several processes, what it sends to the others.
-      indices: which comparisons they are.
-      shares: which of them each process did.
-    """
-
-    trees: list[Tree]
-    sent: np.ndarray | None = None
-    indices: Sequence[int] = ()
-    shares: Sequence[Sequence[int]] = ()
 
 
 def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
@@ -63,42 +47,31 @@ def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], enc
     return trees
 
 
-def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Part:
-    """Tokenises this process's part of the comparisons at ``indices``; nothing is exchanged yet."""
+def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Gather:
+    """Tokenise this process's part of the comparisons at ``indices``; what is returned exchanges the parts.
+
+    An error of one process is raised in all of them when the parts are exchanged.
+    """
     if process_count() == 1:
-        return whole_part(comparisons, indices, encode)
-    divided = shares(comparisons, indices)
-    own = divided[process_index()]
+        trees = encode_pieces(comparisons, indices, encode)
+        return lambda: trees
+    parts = shares(comparisons, indices)
     try:
-        trees = encode_pieces(comparisons, own, encode)
+        sent = _packed(encode_pieces(comparisons, parts[process_index()], encode))
     except PrbError as error:
         text = json.dumps([type(error).__name__, str(error)])
         sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
-    else:
-        sent = _packed(trees)
-    return Part([], sent, indices, divided)
+    return partial(_gather, sent, indices, parts)
 
 
-def whole_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Part:
-    """Tokenises the comparisons at ``indices``, as every other process does, too."""
-    return Part(encode_pieces(comparisons, indices, encode))
-
-
-def gather_parts(part: Part) -> list[Tree]:
-    """The trees of all processes, in the order of the indices; a collective.
-
-    Raises:
-      PrbError: what :func:`encode_part` met in one of the processes, in all of them.
-    """
-    if part.sent is None:
-        return part.trees
-    found: dict[int, Tree] = {}
-    for process, vector in enumerate(gather_int32(part.sent)):
+def _gather(sent: np.ndarray, indices: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Tree]:
+    trees: dict[int, Tree] = {}
+    for process, vector in enumerate(gather_int32(sent)):
         if len(vector) and vector[0] == _ERROR:
             kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
             raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
-        found.update(zip(part.shares[process], _unpacked(vector), strict=True))
-    return [found[index] for index in part.indices]
+        trees.update(zip(parts[process], _unpacked(vector), strict=True))
+    return [trees[index] for index in indices]
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
@@ -112,7 +85,7 @@ def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> li
     trees: list[Tree] = []
     for start in range(0, len(comparisons), _AT_A_TIME):
         indices = range(start, min(start + _AT_A_TIME, len(comparisons)))
-        trees += gather_parts(encode_part(comparisons, indices, encode))
+        trees += encode_part(comparisons, indices, encode)()
     return trees
 
 
@@ -164,13 +137,6 @@ Dispatch = Callable[[Batch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]
 
 
-@dataclass(frozen=True)
-class _Pending:
-    dealt: Dealt
-    trees: list[Tree]
-    scores: Callable[[], np.ndarray]
-
-
 def stream_scores(
     comparisons: Sequence[Comparison],
     *,
@@ -201,32 +167,39 @@ def stream_scores(
     first = next(parts, None)
     if first is None:
         return
-    waiting: deque[_Pending] = deque()
+    waiting: deque[Callable[[], ScoredBatch]] = deque()
     # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
     with (
         ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool,
         ThreadPoolExecutor(lanes, thread_name_prefix="compute") as computing,
     ):
-        start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, known=set())
+        start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, shapes=set())
 
-        def part_of(indices: Sequence[int]) -> Part:
-            if not divide:
-                return whole_part(comparisons, indices, encode)
-            return encode_part(comparisons, indices, encode)
+        def tokenise(indices: Sequence[int]) -> Gather:
+            if divide:
+                return encode_part(comparisons, indices, encode)
+            trees = encode_pieces(comparisons, indices, encode)
+            return lambda: trees
 
         upcoming = (part for part in chain([first], parts) if not skip(part))  # asked for one after another
         following = next(upcoming, None)
         if following is None:
             return
         upcoming = chain([following], upcoming)
-        dealer = dealer_of(options)
-        known = _choose_shapes(dealer, comparisons, first, part_of)
-        encoded: deque[tuple[range, Future[Part]]] = deque()
+        sample = sampled(options, lambda: len(comparisons), first_window=first)
+        trees = tokenise(sample)()
+        whole = reach(comparisons, first.stop + 1) == first.stop
+        batches = choose_batcher(trees, options, count=lambda: min(len(comparisons), WINDOW), whole=whole)
+        known = dict(zip(sample, trees, strict=True))  # need not be tokenised again
+        encoded: deque[tuple[range, Future[Gather]]] = deque()
+
+        def unknown(part: range) -> list[int]:
+            return [index for index in part if index not in known]
 
         def prepare() -> None:
             """Begin to tokenise the next window, and those after it of which this process has the text already."""
             for part in upcoming:
-                encoded.append((part, pool.submit(part_of, _missing(part, known))))
+                encoded.append((part, pool.submit(tokenise, unknown(part))))
                 if part.stop + WINDOW > read_ahead(comparisons, encoded[0][0].start):
                     return
 
@@ -236,17 +209,17 @@ def stream_scores(
                 prepare()
                 part, tokenised = encoded.popleft()
                 # Gathered here and not in the thread: all processes must start their collectives in one order.
-                fresh = dict(zip(_missing(part, known), gather_parts(tokenised.result()), strict=True))
+                fresh = dict(zip(unknown(part), tokenised.result()(), strict=True))
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
-                for dealt in dealer.deal(trees, part):
-                    if skip(dealt.members):
+                for planned in batches(trees, part):
+                    if skip(planned.members):
                         continue
-                    members = [trees[index - part.start] for index in dealt.members]
-                    waiting.append(_Pending(dealt, members, start(dealt.make())))
+                    members = [trees[index - part.start] for index in planned.members]
+                    waiting.append(partial(_finish, planned, members, start(planned.make())))
                     while len(waiting) >= lanes + WAITING + 1:
-                        yield _finish(waiting.popleft())
+                        yield waiting.popleft()()
             while waiting:
-                yield _finish(waiting.popleft())
+                yield waiting.popleft()()
         finally:
             for _, future in encoded:
                 future.cancel()
@@ -258,7 +231,7 @@ def _start(
     *,
     dispatch: Dispatch,
     computing: ThreadPoolExecutor | None,
-    known: set[tuple[tuple[int, ...], ...]],
+    shapes: set[tuple[tuple[int, ...], ...]],
 ) -> Callable[[], np.ndarray]:
     """Start scoring a batch; returns what waits for its scores.
 
@@ -268,44 +241,23 @@ def _start(
       batch: of the host.
       dispatch: as of :func:`stream_scores`.
       computing: the threads, where batches run side by side.
-      known: the shapes so far. The first batch of a shape is given to the device here, so that its program is
+      shapes: those so far. The first batch of a shape is given to the device here, so that its program is
         compiled once and not by every thread.
     """
-    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
-    if computing is None or shapes not in known:
-        known.add(shapes)
+    shape = tuple(np.shape(x) for x in jax.tree.leaves(batch))
+    if computing is None or shape not in shapes:
+        shapes.add(shape)
         scores = dispatch(batch)
         return lambda: np.asarray(scores, np.float32)
     return computing.submit(lambda: np.asarray(dispatch(batch), np.float32)).result
 
 
-def _choose_shapes(
-    dealer: Dealer,
-    comparisons: Sequence[Comparison],
-    first: range,
-    part_of: Callable[[Sequence[int]], Part],
-) -> dict[int, Tree]:
-    """Let the dealer choose shapes from a sample; returns the sample's trees, which need not be encoded again."""
-    sample = dealer.sample(lambda: len(comparisons), first)
-    trees = gather_parts(part_of(sample))
-    dealer.begin(
-        trees,
-        count=lambda: min(len(comparisons), WINDOW),
-        whole=reach(comparisons, first.stop + 1) == first.stop,
-    )
-    return dict(zip(sample, trees, strict=True))
-
-
-def _missing(part: range, known: Mapping[int, Tree]) -> list[int]:
-    return [index for index in part if index not in known]
-
-
-def _finish(pending: _Pending) -> ScoredBatch:
-    """Waits for a batch and takes out the scores of its comparisons."""
+def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], np.ndarray]) -> ScoredBatch:
+    """Wait for a batch and take out the scores of its comparisons."""
     return ScoredBatch(
-        indices=pending.dealt.members,
-        scores=pending.dealt.take(pending.scores()),
-        tokens=[tree.tokens for tree in pending.trees],
-        truncation=[tree.truncation for tree in pending.trees],
-        computed=pending.dealt.computed,
+        indices=planned.members,
+        scores=planned.take(scores()),
+        tokens=[tree.tokens for tree in trees],
+        truncation=[tree.truncation for tree in trees],
+        computed=planned.computed,
     )

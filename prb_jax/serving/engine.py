@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from prb_jax.errors import PrbError
-from prb_jax.scoring.batching import Batch, Dealer, Dealt
+from prb_jax.scoring.batching import Batch, Batcher, PlannedBatch
 from prb_jax.serving.items import Item, ItemTree, Score, TreeMaker
 from prb_jax.trees.tree import common_run
 
@@ -94,7 +94,7 @@ class Engine:
     def __init__(
         self,
         tree_maker: TreeMaker,
-        dealer: Dealer,
+        batcher: Batcher,
         dispatch: Callable[[Batch], jax.Array],
         *,
         tokens: int,
@@ -106,7 +106,7 @@ class Engine:
 
         Args:
           tree_maker: makes trees of items.
-          dealer: makes batches of trees.
+          batcher: makes batches of trees.
           dispatch: gives a batch to the device.
           tokens: of a full batch.
           most: items that may wait for their scores.
@@ -115,11 +115,11 @@ class Engine:
         """
         self.tokens, self.most, self.lanes, self.waiting = tokens, most, lanes, 0
         self.failure: BaseException | None = None
-        self._tree_maker, self._dealer, self._dispatch, self._count = tree_maker, dealer, dispatch, count
+        self._tree_maker, self._batcher, self._dispatch, self._count = tree_maker, batcher, dispatch, count
         self._jobs: deque[_Job] = deque()
-        self._running: SimpleQueue[tuple[Dealt, list[_WaitingTree], Callable[[], jax.Array]] | None] = (
-            SimpleQueue()
-        )
+        self._running: SimpleQueue[
+            tuple[PlannedBatch, list[_WaitingTree], Callable[[], jax.Array]] | None
+        ] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, lanes, False
         self._passed = 0  # batches since one held the oldest tree
         self._news = threading.Condition()
@@ -236,7 +236,7 @@ class Engine:
             for made, run in zip(trees, shared, strict=False)
         ]
 
-    def _choose(self, pool: Sequence[_WaitingTree]) -> Dealt | None:
+    def _choose(self, pool: Sequence[_WaitingTree]) -> PlannedBatch | None:
         """The fullest batch, or after some of these the one with the oldest tree; None while it is better to wait."""
         with self._news:
             in_flight = self._in_flight
@@ -249,7 +249,7 @@ class Engine:
                 break
             trees.append(ready.made.tree)
             size += ready.fresh
-        dealt = list(self._dealer.deal(trees, range(len(trees))))
+        dealt = list(self._batcher(trees, range(len(trees))))
         if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
             self._wake_below = self.lanes
             return None
@@ -259,7 +259,7 @@ class Engine:
         self._passed = 0 if 0 in chosen.members else self._passed + 1
         return chosen
 
-    def _start(self, dealt: Dealt, batch: list[_WaitingTree]) -> None:
+    def _start(self, dealt: PlannedBatch, batch: list[_WaitingTree]) -> None:
         """Give a batch to the device."""
         self._count(dealt.computed)
         try:

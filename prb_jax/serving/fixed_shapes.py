@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prb_jax.scoring.batching import Batch, Dealer, fixed_dealer
+from prb_jax.scoring.batching import Batch, Batcher, fixed_batcher
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import READS_STEP, DealtStreams, PackedStream, StreamOptions, StreamShape
@@ -44,9 +44,9 @@ class FixedShapes:
     tokens: int
     responses: int
 
-    def dealer(self) -> Dealer:
-        """Return a dealer into these shapes."""
-        return fixed_dealer(self.shapes)
+    def batcher(self) -> Batcher:
+        """Return a batcher into these shapes."""
+        return fixed_batcher(self.shapes)
 
     def compile(self, model: RewardModel) -> None:
         """Compile the program of each shape."""

@@ -63,7 +63,7 @@ class RewardFunction:
             warnings.warn(remark, PrbWarning, stacklevel=3)
         shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
         self.__name__ = "prb_reward"  # TRL logs the mean under this name
-        self._model, self._empty, self._dealer = model, empty, shapes.dealer()
+        self._model, self._empty, self._batcher = model, empty, shapes.batcher()
         self._tree_maker = TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
 
     def __call__(self, *args: Any, **given: Any) -> Any:
@@ -121,7 +121,7 @@ class RewardFunction:
         """The score of each item, or why it has none."""
         trees, errors = self._tree_maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
-        for dealt in self._dealer.deal([made.tree for made in trees], range(len(trees))):
+        for dealt in self._batcher([made.tree for made in trees], range(len(trees))):
             rows = dealt.take(np.asarray(self._model.dispatch(dealt.make()), np.float32))
             for member, row in zip(dealt.members, rows, strict=True):
                 scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))

@@ -84,7 +84,7 @@ def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, S
     shapes.compile(model)
     engine = Engine(
         TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES)),
-        shapes.dealer(),
+        shapes.batcher(),
         model.dispatch,
         tokens=shapes.tokens,
         most=options.limits.waiting,

@@ -294,7 +294,7 @@ def test_a_finished_run_tokenises_nothing() -> None:
 
 
 def test_streams_score_every_comparison_once_and_share_what_begins_alike() -> None:
-    """Over several windows, with a dealer of streams; a continued run packs the same streams."""
+    """Over several windows, packed into streams; a continued run packs the same streams."""
     shared = list(range(10, 90))
     trees = {n: build_tree([[*shared, 90 + n % 7, n % 11, k] for k in range(2 + n % 2)]) for n in range(1100)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.scoring.stream import _packed, _unpacked, encode_by_processes, encode_part, gather_parts
+from prb_jax.scoring.stream import _packed, _unpacked, encode_by_processes, encode_part
 from tests.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
@@ -55,6 +55,6 @@ def test_trees_survive_the_way() -> None:
 def test_one_process_exchanges_nothing() -> None:
     encode = Counting()
     some = comparisons(5)
-    assert [tree.shape for tree in gather_parts(encode_part(some, [4, 0], encode))] == [
+    assert [tree.shape for tree in encode_part(some, [4, 0], encode)()] == [
         tree.shape for tree in encode_by_processes([some[4], some[0]], encode)
     ]
