@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.posts import PostsSweep, evaluate_posts
-    from prb_jax.scoring.prompt_extras import HintOptions
+    from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
     from prb_jax.serving.http_server import Limits
@@ -114,7 +114,7 @@ _HOMES = {
     "load": "prb_jax.scoring.load",
     "PostsSweep": "prb_jax.scoring.posts",
     "evaluate_posts": "prb_jax.scoring.posts",
-    "HintOptions": "prb_jax.scoring.prompt_extras",
+    "PromptExtras": "prb_jax.scoring.prompt_extras",
     "RewardModel": "prb_jax.scoring.reward_model",
     "PlainScorer": "prb_jax.scoring.scorer",
     "Limits": "prb_jax.serving.http_server",
@@ -150,7 +150,6 @@ __all__ = [
     "Evaluation",
     "FeatureOptions",
     "FeatureStore",
-    "HintOptions",
     "JudgeOptions",
     "Limits",
     "LoadOptions",
@@ -167,6 +166,7 @@ __all__ = [
     "PrbError",
     "PrbWarning",
     "Prepared",
+    "PromptExtras",
     "Question",
     "Ranked",
     "RewardModel",

@@ -19,8 +19,8 @@ import numpy as np
 
 from prb_jax.bench.workload import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.data.comparison import Comparison
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_language_model
 from prb_jax.reports.style import ResultsTable
 from prb_jax.rl.ppo import ppo
 from prb_jax.rl.sections import KlSettings, RolloutBatchSettings, RolloutSettings, UpdateSettings

@@ -22,8 +22,8 @@ from prb_jax.generation.programs import make_program
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LanguageHead
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_language_model
 from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
 

@@ -24,9 +24,8 @@ from prb_jax.generation.steps import Program
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.open_model import OpenedModel, open_language_model
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.tokenizer import ChatTokenizer
 

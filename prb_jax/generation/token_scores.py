@@ -29,7 +29,7 @@ from prb_jax.models.cache import PrefixCache, SuffixCache, last_norm, layers_of,
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
 from prb_jax.models.states import States, states_before_tokens
-from prb_jax.readouts.labels import read_out
+from prb_jax.readouts.heads import read_out
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel

@@ -31,11 +31,10 @@ from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
 from prb_jax.models.head import LanguageHead, Linear
 from prb_jax.personal.prompts import SavedPrompts, load_prompts
-from prb_jax.readouts.language_model import open_reward_or_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
-from prb_jax.readouts.pooling import read_pooling
+from prb_jax.readouts.open_model import open_model, open_reward_or_language_model
 from prb_jax.readouts.resolve import ResolvedModel, class_names
+from prb_jax.readouts.text_encoder import read_pooling
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import TextProtocol

@@ -9,8 +9,8 @@ from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import LanguageHead, Linear, Vocabulary
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
-from prb_jax.readouts.pooling import Pooling
 from prb_jax.readouts.resolve import ResolvedModel
+from prb_jax.readouts.text_encoder import Pooling
 from prb_jax.text.view import TRAINED_VIEW, choose_view, read_trained_view
 
 

@@ -13,10 +13,9 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.generation.prompts import fit_posts
 from prb_jax.models.head import Vocabulary
-from prb_jax.readouts.labels import ALL_VALUES
-from prb_jax.readouts.language_model import open_language_model
+from prb_jax.readouts.heads import ALL_VALUES
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
+from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.prompting import encode_prompts, prompt_texts

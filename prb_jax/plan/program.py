@@ -32,7 +32,7 @@ from prb_jax.plan.streams import (
     tokens_in_buckets,
     trained_streams,
 )
-from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings

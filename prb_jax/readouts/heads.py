@@ -2,8 +2,7 @@
 
 A head names its tensors and computes float32 values [B, K, n] from `States`. What it is made of
 is declared in :mod:`prb_jax.readouts.registry` (the head of several objectives is in
-:mod:`prb_jax.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`).
-"""
+:mod:`prb_jax.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`)."""
 
 from __future__ import annotations
 
@@ -18,8 +17,50 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import Head, HeadTensor, ReadsAnything, Shapes, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 from prb_jax.models.states import States
-from prb_jax.readouts.labels import read_out
 from prb_jax.readouts.layers import Stack
+
+READOUTS = ("logit", "first-logit", "last-softmax")
+ALL_VALUES = "all-values"
+"""The rule of a caller that reads every value of the head itself; no user can name it."""
+PAPER_READOUT = "last-softmax"
+"""How the paper protocol reads a head with several labels where no rule is named."""
+
+
+def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
+    """The rule that turns ``num_labels`` logits into a reward.
+
+    ``logit`` takes the only one. A head with several needs a rule by name: ``first-logit`` compares the
+    first (RewardBench does), ``last-softmax`` takes the last entry of the softmax (the scripts of
+    Personalised RewardBench do).
+
+    Raises:
+      CheckpointError: an unknown rule, or none that fits the head.
+    """
+    if name is not None and name not in READOUTS:
+        raise CheckpointError(
+            f"{where}: unknown readout {quote(name)}: expected one of {', '.join(READOUTS)}"
+        )
+    if num_labels == 1:
+        if name not in (None, "logit"):
+            raise CheckpointError(
+                f"{where}: readout {quote(name)} needs several labels, the score head has one"
+            )
+        return "logit"
+    if name in (None, "logit"):
+        raise CheckpointError(
+            f"{where}: the score head has {num_labels} labels, and nothing says which of them is the reward: "
+            f"choose --readout first-logit or last-softmax (protocol paper alone takes {PAPER_READOUT} by itself)"
+        )
+    return str(name)
+
+
+def read_out(logits: jax.Array, readout: str) -> jax.Array:
+    """Rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all of them, as they are."""
+    if readout == ALL_VALUES:
+        return logits
+    if readout == "last-softmax":
+        return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)[..., -1]
+    return logits[..., 0]
 
 
 @dataclass(frozen=True)
@@ -124,7 +165,7 @@ class StatesAndReward:
 
     Attributes:
       head: of the model.
-      readout: the rule that turns its values into one reward, see :func:`prb_jax.readouts.labels.choose_readout`.
+      readout: the rule that turns its values into one reward, see :func:`prb_jax.readouts.heads.choose_readout`.
     """
 
     head: Head

@@ -1,8 +1,8 @@
-"""One way to open a model: everything that is known of it before a weight is read."""
+"""One way to open a model: everything that is known of a reward model or a language model before a weight is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,17 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.encoder_map import EncoderFolder
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
-from prb_jax.errors import CheckpointError
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.checkpoints.safetensors_reader import index_folder
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
+from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.shared import choose_dtype
-from prb_jax.readouts.labels import PAPER_READOUT, choose_readout
+from prb_jax.models.head import LanguageHead
+from prb_jax.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.pairs import open_pair_model
 from prb_jax.readouts.registry import ModelRow
-from prb_jax.readouts.resolve import ResolvedModel, resolve_model
+from prb_jax.readouts.resolve import ResolvedModel, open_pair_model, resolve_model
 from prb_jax.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
@@ -35,7 +37,7 @@ class OpenedModel:
       body: the decoder, or the encoder with its tensors.
       row: of the table of reward models.
       labels: the rule that turns the outputs of the head into one reward, see
-        :func:`prb_jax.readouts.labels.choose_readout`.
+        :func:`prb_jax.readouts.heads.choose_readout`.
       labels_named: False for a head with several labels where nobody named the one that is the reward: ``labels`` is
         then the rule of the paper protocol.
     """
@@ -173,3 +175,64 @@ def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -
             f"{chat.name}: the vocabulary has ids up to {top}, but {where} has only {rows} embeddings: this is not "
             "the tokenizer of this model; name its own with --tokenizer"
         )
+
+
+LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
+"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+
+
+def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
+    """Open a ``*ForCausalLM``; headers of weights are read, and no weights.
+
+    Args:
+      model: a folder or hub id.
+      options: the user's choices; ``readout`` has no meaning here.
+
+    Raises:
+      CheckpointError: it is no causal language model, or cannot be used as it is.
+    """
+    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    where = str(folder.path / "config.json")
+    raw = read_raw_config(folder.path)
+    if is_encoder(raw):
+        raise CheckpointError(
+            f"{where}: expected a causal language model, found the encoder {raw['model_type']}"
+        )
+    config = parse_config(raw, where=where)
+    expected, found = FAMILIES[config.model_type].language_model, config.architectures[:1]
+    if found != (expected,):
+        raise CheckpointError(
+            f"{where}: architectures: expected {quote(expected)}, found {quote(found[0] if found else None)}: a policy "
+            "needs a causal head, which gives logits of the whole vocabulary"
+        )
+    stored = {name: tensor.shape for name, tensor in index_folder(folder.path).tensors.items()}
+    facts = {
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+    head = LanguageHead().bound(stored, facts, where=str(folder.path), what=LANGUAGE_MODEL.name)
+    body = ResolvedModel(replace(config, head=head), LANGUAGE_MODEL)
+    return OpenedModel(
+        folder=folder, options=options, body=body, row=LANGUAGE_MODEL, labels="logit", labels_named=True
+    )
+
+
+def open_reward_or_language_model(
+    model: str | Path | ModelFolder, options: LoadOptions
+) -> tuple[OpenedModel, str]:
+    """Open a reward model; or, where it is none but a ``*ForCausalLM``, the language model and why it is no reward
+    model.
+
+    Raises:
+      CheckpointError: it is neither, or cannot be used as it is.
+    """
+    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    raw = read_raw_config(folder.path)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model
+    try:
+        return open_model(folder, options), ""
+    except CheckpointError as error:
+        if not causal or options.readout is not None:
+            raise
+        return open_language_model(folder, options), str(error)

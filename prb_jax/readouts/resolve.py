@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prb_jax.checkpoints.encoder_map import EncoderFolder, match_encoder
 from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
-from prb_jax.models.config.encoder import refuse_encoder
+from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config, refuse_encoder
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
 from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
-from prb_jax.readouts.heads import TOGETHER, Steps
-from prb_jax.readouts.labels import READOUTS
+from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
 from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
 from prb_jax.text.rules import PLACEHOLDERS, TextRules
 
@@ -33,7 +33,7 @@ class ResolvedModel:
     Attributes:
       config: the decoder with its head and its tensors' names.
       row: the row of the table that it was found by.
-      rule: which logit is the reward, where the user named one of :data:`prb_jax.readouts.labels.READOUTS`.
+      rule: which logit is the reward, where the user named one of :data:`prb_jax.readouts.heads.READOUTS`.
       new_head: the checkpoint's own head is left aside: the one of the configuration is yet to be made.
     """
 
@@ -310,3 +310,60 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     ignored = tuple(name for name in config.ignored_keys if name not in told)
     named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
     return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)
+
+
+def open_pair_model(
+    folder: str | Path, *, readout: str | None = None
+) -> tuple[EncoderFolder, ModelRow, str | None]:
+    """The reward model in a folder of an encoder: its tensors, its row of the table, and the rule asked for.
+
+    Args:
+      folder: with ``config.json`` and weights.
+      readout: the name of the row, or a rule for several labels.
+
+    Raises:
+      CheckpointError: an encoder without a known head, another ``readout``, a head that is missing or does
+        not fit, or what :func:`prb_jax.checkpoints.encoder_map.open_encoder` refuses.
+    """
+    folder = Path(folder)
+    raw = read_raw_config(folder)
+    config = parse_encoder_config(raw, where=str(folder / "config.json"))
+    rule = readout if readout in READOUTS else None
+    row = _pair_row(config, None if rule else readout, where=str(folder / "config.json"))
+    if config.type_vocab_size:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
+            "token types of pairs are not followed"
+        )
+    index = index_folder(folder)
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    head = row.head.bound(shapes, raw, where=str(folder), what=row.name)
+    labels = head.labels if isinstance(head, Pooled) else 1
+    if labels != config.num_labels:
+        raise CheckpointError(
+            f"{folder}: tensor 'classifier.weight' has {labels} labels, but config.json says {config.num_labels}: set "
+            f'"num_labels": {labels} there if the head is right'
+        )
+    return match_encoder(index, replace(config, head=head)), row, rule
+
+
+def _pair_row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
+    fitting = [
+        row
+        for row in REGISTRY
+        if isinstance(row.head, Pooled) and set(row.classes) & set(config.architectures)
+    ]
+    if readout is not None:
+        fitting = [ROWS[readout]] if readout in ROWS and isinstance(ROWS[readout].head, Pooled) else []
+    if not fitting:
+        known = ", ".join(row.name for row in REGISTRY if isinstance(row.head, Pooled))
+        named = (
+            f"readout {quote(readout)}"
+            if readout
+            else f"'{', '.join(config.architectures) or config.model_type}'"
+        )
+        raise CheckpointError(
+            f"{where}: {named} is not a reward model on an encoder; expected a row of the table for them ({known}). An "
+            "encoder of single texts is for `prb rank-profiles`"
+        )
+    return fitting[0]

@@ -17,10 +17,8 @@ from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.readouts.heads import ReadStates, StatesAndReward
-from prb_jax.readouts.labels import read_out
-from prb_jax.readouts.pairs import score_pairs
-from prb_jax.readouts.score_tree import score_stream, score_tree
+from prb_jax.readouts.heads import ReadStates, StatesAndReward, read_out
+from prb_jax.readouts.score_tree import score_pairs, score_stream, score_tree
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
 from prb_jax.trees.streams import StreamBatch, stream_batch_shardings
@@ -44,7 +42,7 @@ def make_score_fn(
       config: architecture.
       mesh: devices.
       dtype: of activations.
-      readout: see :func:`prb_jax.readouts.labels.choose_readout`; None for all that the head gives, [B, K, n].
+      readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, [B, K, n].
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
       attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
+from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.states import StreamStates, TreeStates, read_places
 from prb_jax.trees.batches import TreeBatch
@@ -103,6 +106,52 @@ def score_stream(
         reads_only=reads_only,
     )
     return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
+
+
+def score_pairs(
+    params: Params,
+    batch: TreeBatch,
+    *,
+    config: EncoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Logits float32 [B, K, n] of an encoder, which reads every response together with its prompt, in both directions.
+
+    A tree's prefix cannot be computed once here, as its states depend on what follows. Each response's sequence,
+    prefix and response side by side, is one run of columns, so that batches are those of trees.
+
+    Args:
+      params: nested dict, with the tensors of the head under ``head``.
+      batch: B trees.
+      config: architecture, with a head.
+      dtype: of activations; head and logits are float32.
+      mesh: how activations are split; None for one device.
+    """
+    assert config.head is not None
+    prefix, prefix_lengths = jnp.asarray(batch.prefix), jnp.asarray(batch.prefix_lengths)
+    starts = prefix.shape[1] - prefix_lengths
+
+    def first_state(response: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tokens, lengths = response
+        states = encode_tokens(
+            params,
+            jnp.concatenate([prefix, tokens], axis=1),
+            lengths=prefix_lengths + lengths,
+            starts=starts,
+            config=config,
+            dtype=dtype,
+            mesh=mesh,
+        )
+        return jnp.take_along_axis(states, starts[:, None, None], axis=1)[:, 0]
+
+    # One response after the other: memory does not grow with their number.
+    responses = (
+        jnp.asarray(batch.responses).swapaxes(0, 1),
+        jnp.asarray(batch.response_lengths).swapaxes(0, 1),
+    )
+    first = lax.map(first_state, responses).swapaxes(0, 1)
+    return config.head(params, TreeStates(first, batch, lambda x: x, at_reads=True))
 
 
 def is_pointwise(config: DecoderConfig) -> bool:

@@ -1,12 +1,17 @@
-"""Embeddings of texts: tokenised in batches, dealt by length into fixed shapes, rows split over the mesh."""
+"""Embeddings of texts: tokenised in batches, dealt by length into fixed shapes, rows split over the mesh.
+
+How states become one vector is read from the files beside the model: a folder of sentence-transformers says it in
+``modules.json``; one without, as Contriever's, means the mean of the last states over the text's tokens and their dot
+product.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +21,122 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.encoder_map import encoder_shardings, load_encoder_params, open_encoder
 from prb_jax.checkpoints.load import LoadReport
 from prb_jax.checkpoints.locate import locate
-from prb_jax.errors import CheckpointError, DataError
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.shared import choose_dtype
 from prb_jax.models.encoder import Params, encode_tokens
-from prb_jax.readouts.pooling import Pooling, pool, read_pooling
 from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
 from prb_jax.text.tokenizer import added_tokens, open_tokenizer, tokenize
 from prb_jax.trees.shapes import DealtBatch, ShapeOptions, fixed_shapes, length_steps
+
+PoolingMode = Literal["mean", "cls"]
+
+_MODES: Mapping[str, PoolingMode] = {"mean": "mean", "cls": "cls"}
+# Flags in older files of sentence-transformers; newer ones have "pooling_mode".
+_FLAGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_SIMILARITIES = {None: False, "dot": False, "dot_product": False, "cosine": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """From states to a vector, and what is done to a text before.
+
+    Attributes:
+      mode: ``mean`` over all tokens of the text, special ones too, or the state of the first one (``cls``).
+      normalised: vectors have length one, so that a dot product is a cosine.
+      lowercase: texts are put in lower case before they are tokenised.
+      max_length: longest text in tokens; None for the tokenizer's limit.
+    """
+
+    mode: PoolingMode = "mean"
+    normalised: bool = False
+    lowercase: bool = False
+    max_length: int | None = None
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """The pooling of a model folder.
+
+    Raises:
+      CheckpointError: a file that is not as sentence-transformers writes it, or asks for something else
+        than a mean or first state, and a norm; names file and field.
+    """
+    path = folder / "modules.json"
+    if not path.exists():
+        return Pooling()
+    modules = read_json(path, error=CheckpointError)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path}: expected a list of modules")
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise CheckpointError(
+            f"{path}: expected the modules Transformer, Pooling and perhaps Normalize, found {', '.join(kinds)}"
+        )
+    sentence = folder / str(modules[0].get("path", "")) / "sentence_bert_config.json"
+    settings = read_object(sentence, error=CheckpointError) if sentence.exists() else {}
+    limit = settings.get("max_seq_length")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise CheckpointError(
+            f"{sentence}: field 'max_seq_length': expected a positive number, found {quote(limit)}"
+        )
+    cosine = _cosine(folder / "config_sentence_transformers.json")
+    return Pooling(
+        mode=_mode(folder / str(modules[1].get("path", "")) / "config.json"),
+        normalised=len(kinds) == 3 or cosine,
+        lowercase=bool(settings.get("do_lower_case")),
+        max_length=limit,
+    )
+
+
+def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
+    """Vectors float32 [B, D] from last states [B, L, D] of texts of these lengths [B] (0: a vector without
+    meaning, but finite)."""
+    wide = states.astype(jnp.float32)
+    if pooling.mode == "cls":
+        vectors = wide[:, 0]
+    else:
+        inside = jnp.arange(states.shape[1])[None] < lengths[:, None]
+        total = jnp.where(inside[:, :, None], wide, 0.0).sum(axis=1)
+        vectors = total / jnp.maximum(lengths, 1)[:, None].astype(jnp.float32)
+    if pooling.normalised:
+        vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return vectors
+
+
+def _mode(path: Path) -> PoolingMode:
+    settings = read_object(path, error=CheckpointError)
+    found = settings.get("pooling_mode")
+    if found is None:
+        found = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+        found = found[0] if len(found) == 1 else found
+    if not isinstance(found, str) or found not in _MODES:
+        raise CheckpointError(f"{path}: field 'pooling_mode': expected mean or cls, found {quote(found)}")
+    return _MODES[found]
+
+
+def _cosine(path: Path) -> bool:
+    """Whether vectors are compared by cosine although no module normalises them."""
+    settings = read_object(path, error=CheckpointError) if path.exists() else {}
+    name = settings.get("similarity_fn_name")
+    if name not in _SIMILARITIES:
+        raise CheckpointError(
+            f"{path}: field 'similarity_fn_name': expected dot or cosine, found {quote(name)}"
+        )
+    if settings.get("default_prompt_name") is not None:
+        raise CheckpointError(
+            f"{path}: field 'default_prompt_name': expected none, found {quote(settings['default_prompt_name'])}: "
+            "texts are embedded without a prompt"
+        )
+    return _SIMILARITIES[name]
+
 
 EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
 

@@ -19,9 +19,8 @@ from prb_jax.generation.programs import make_program
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import init_lora
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.open_model import OpenedModel, open_language_model
 from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
 from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums

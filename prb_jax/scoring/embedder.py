@@ -29,9 +29,8 @@ from prb_jax.personal.fitted import read_fitted
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.agreement import differences
 from prb_jax.readouts.heads import Pooled
-from prb_jax.readouts.language_model import open_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
+from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
 from prb_jax.readouts.score_fn import StateFns, make_state_fns

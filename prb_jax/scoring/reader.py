@@ -13,7 +13,7 @@ from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.personal.method import UserTokens
 from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
 from prb_jax.personal.users import OfUser
-from prb_jax.readouts.labels import choose_readout
+from prb_jax.readouts.heads import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.rules import PLACEHOLDERS

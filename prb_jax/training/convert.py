@@ -18,9 +18,8 @@ from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts import LAYOUTS
-from prb_jax.readouts.language_model import LANGUAGE_MODEL, open_reward_or_language_model
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.readouts.standard import (
     ConvertedModel,
     as_standard,

@@ -14,7 +14,7 @@ from prb_jax.bench.ranking import largest_swap
 from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
 from prb_jax.cli import main as prb
 from prb_jax.errors import RunError
-from prb_jax.readouts.pooling import Pooling
+from prb_jax.readouts.text_encoder import Pooling
 from tests.readouts.test_text_encoder import sentence_transformers, texts
 from tests.tiny_encoders import write_encoder
 from tests.tiny_models import write_tiny_model

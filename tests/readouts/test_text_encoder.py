@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prb_jax.errors import CheckpointError, DataError, MeshError
-from prb_jax.readouts.pooling import Pooling, read_pooling
-from prb_jax.readouts.text_encoder import deal_texts, load_text_encoder
+from prb_jax.readouts.text_encoder import Pooling, deal_texts, load_text_encoder, read_pooling
 from tests.tiny_encoders import WORDS, write_encoder
 
 TOLERANCE = 1e-5

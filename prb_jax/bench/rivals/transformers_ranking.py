@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.bench.rivals.transformers import import_torch
-from prb_jax.readouts.pooling import Pooling
+from prb_jax.readouts.text_encoder import Pooling
 from prb_jax.retrieval.rankers import Query
 
 BATCH = 16
