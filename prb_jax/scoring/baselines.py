@@ -54,11 +54,11 @@ def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
     scores: list[np.ndarray | None] = []
     for pair, voter, options in zip(ballots.pair, ballots.voter, ballots.options, strict=True):
         others = [other for other in ballots.voters.get(pair, ()) if other != voter]
-        found = np.zeros(len(options), np.float32)
+        counts = np.zeros(len(options), np.float32)
         for other in others:
             vote = ballots.votes[pair, other]
-            found += np.array([vote.get(column, 0.0) for column in options], np.float32)
-        scores.append(found if others else None)
+            counts += np.array([vote.get(column, 0.0) for column in options], np.float32)
+        scores.append(counts if others else None)
     return scores
 
 
@@ -80,19 +80,19 @@ def nearest_users(
     for voter, others, agreed, common in _agreements(ballots):
         for row in rows_of.get(voter, ()):
             pair, options = ballots.pair[row], ballots.options[row]
-            own = ballots.votes.get((pair, voter), {})
-            found: list[tuple[float, int]] = []
+            user_vote = ballots.votes.get((pair, voter), {})
+            weighted: list[tuple[float, int]] = []
             for other in ballots.voters.get(pair, ()):
                 place = int(np.searchsorted(others, other))
                 if other == voter or place == len(others) or others[place] != other:
                     continue
                 vote = ballots.votes[pair, other]
-                here = sum(share * vote.get(column, 0.0) for column, share in own.items())
-                shared = common[place] - bool(own)
+                here = sum(share * vote.get(column, 0.0) for column, share in user_vote.items())
+                shared = common[place] - bool(user_vote)
                 if shared > 0:
-                    found.append(((agreed[place] - here + 1) / (shared + 2), other))
-            if found:
-                best = sorted(found, key=lambda each: (-each[0], each[1]))[:neighbours]
+                    weighted.append(((agreed[place] - here + 1) / (shared + 2), other))
+            if weighted:
+                best = sorted(weighted, key=lambda entry: (-entry[0], entry[1]))[:neighbours]
                 scores[row] = np.array(
                     [sum(weight * ballots.votes[pair, v].get(c, 0.0) for weight, v in best) for c in options],
                     np.float32,
@@ -106,7 +106,7 @@ def _count(comparisons: Sequence[Comparison]) -> _Ballots:
     pairs: dict[object, int] = {}
     columns: dict[tuple[int, str], int] = {}
     pair_of, voter_of, options_of = [], [], []
-    given: dict[tuple[int, int], list[dict[int, float]]] = {}
+    votes_given: dict[tuple[int, int], list[dict[int, float]]] = {}
     for comparison in comparisons:
         key = (comparison.prompt, frozenset(comparison.responses))
         pair = pairs.setdefault(key, len(pairs))
@@ -120,10 +120,10 @@ def _count(comparisons: Sequence[Comparison]) -> _Ballots:
         if comparison.labels is not None:
             top = max(comparison.labels)
             chosen = {column for column, label in zip(options, comparison.labels) if label == top}
-            given.setdefault((pair, voter), []).append({column: 1 / len(chosen) for column in chosen})
+            votes_given.setdefault((pair, voter), []).append({column: 1 / len(chosen) for column in chosen})
     votes = {
         place: {c: sum(vote.get(c, 0.0) for vote in all_) / len(all_) for vote in all_ for c in vote}
-        for place, all_ in given.items()
+        for place, all_ in votes_given.items()
     }
     voters: dict[int, list[int]] = {}
     for pair, voter in sorted(votes):
@@ -145,10 +145,10 @@ def _agreements(ballots: _Ballots) -> Iterator[tuple[int, np.ndarray, np.ndarray
     users = sum(name is not None for name in ballots.names)
     if not entries:
         return
-    rows, columns, shares = (np.array(each) for each in zip(*entries, strict=True))
+    rows, columns, shares = (np.array(values) for values in zip(*entries, strict=True))
     votes = csr_array((shares, (rows, columns)), shape=(users, ballots.columns))
     judged = sorted((voter, pair) for pair, voter in ballots.votes if ballots.names[voter] is not None)
-    rows, pairs = (np.array(each) for each in zip(*judged, strict=True))
+    rows, pairs = (np.array(values) for values in zip(*judged, strict=True))
     seen = csr_array((np.ones(len(rows)), (rows, pairs)), shape=(users, max(pairs) + 1))
     for start in range(0, users, _USERS_AT_ONCE):
         part = slice(start, min(start + _USERS_AT_ONCE, users))
@@ -196,7 +196,7 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     """
     if (vote := VOTES.get(name)) is not None:
         nothing = (np.zeros(len(comparison.responses), np.float32) for comparison in comparisons)
-        return [zeros if found is None else found for found, zeros in zip(vote(comparisons), nothing)]
+        return [zeros if scores is None else scores for scores, zeros in zip(vote(comparisons), nothing)]
     score = BASELINES.get(name) or ORACLES.get(name)
     if score is None:
         raise CheckpointError(f"unknown baseline {quote(name)}; expected one of {', '.join(BASELINE_NAMES)}")
@@ -225,15 +225,17 @@ def _random(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
 def _persona_truth(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
     from prb_jax.sources.personas import satisfaction  # which makes the whole benchmark
 
-    found = []
-    for each in comparisons:
-        if each.user_id is None:
+    scores = []
+    for comparison in comparisons:
+        if comparison.user_id is None:
             raise DataError(
-                f"comparison {quote(each.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; expected "
-                "the user_id of one, found none"
+                f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
+                "expected the user_id of one, found none"
             )
-        found.append(np.array([satisfaction(each.user_id, text) for text in each.responses], np.float32))
-    return found
+        scores.append(
+            np.array([satisfaction(comparison.user_id, text) for text in comparison.responses], np.float32)
+        )
+    return scores
 
 
 def _uniform(id: str, text: str) -> float:

@@ -208,7 +208,7 @@ def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
 def _memory() -> float:
     """Bytes of the machine, or of the container where it has less; without a bound where they are not known."""
     try:
-        found = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
         return math.inf
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -217,5 +217,5 @@ def _memory() -> float:
         except OSError:
             continue
         if text.isdigit():
-            found = min(found, float(text))
-    return found
+            memory = min(memory, float(text))
+    return memory

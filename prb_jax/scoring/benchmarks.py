@@ -80,14 +80,14 @@ def benchmark_scores(
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
-        own = [rows[position] for position in positions]
+        benchmark_rows = [rows[position] for position in positions]
         users = [clusters.users[position] for position in positions]
         scores[name] = {
             "rule": benchmark.rule,
-            **benchmark.score(own).to_json(),
-            **score_intervals(benchmark, own, users, seed=seed),
+            **benchmark.score(benchmark_rows).to_json(),
+            **score_intervals(benchmark, benchmark_rows, users, seed=seed),
             "baselines": {
-                baseline: _undefined(benchmark.score(own), scored)
+                baseline: _undefined(benchmark.score(benchmark_rows), scored)
                 if isinstance(scored, str)
                 else benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()
@@ -130,8 +130,8 @@ def write_result_files(
     Raises:
       RunError: a file cannot be written.
     """
-    found = getattr(scorer, "tokenizer", None)
-    tokenizer = found if isinstance(found, _Tokenizer) else None
+    scorer_tokenizer = getattr(scorer, "tokenizer", None)
+    tokenizer = scorer_tokenizer if isinstance(scorer_tokenizer, _Tokenizer) else None
     for benchmark, positions in inputs.benchmarks.items():
         if not get_benchmark(benchmark).results:
             continue
@@ -140,7 +140,11 @@ def write_result_files(
         texts = []
         for position in positions:
             spoken = _conversations(inputs.comparisons[position], view)
-            texts.append([_bare(each) for each in spoken] if tokenizer is None else tokenizer.render(spoken))
+            texts.append(
+                [_bare(conversation) for conversation in spoken]
+                if tokenizer is None
+                else tokenizer.render(spoken)
+            )
         files = result_files(
             benchmark,
             [rows[position] for position in positions],

@@ -62,8 +62,8 @@ def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
         if not comparison.profile:
             users.append(None)
             continue
-        found = people.root(key(comparison.profile[0]))
-        users.append(names.setdefault(found, f"derived-{len(names) + 1}"))
+        root = people.root(key(comparison.profile[0]))
+        users.append(names.setdefault(root, f"derived-{len(names) + 1}"))
     return tuple(users)
 
 

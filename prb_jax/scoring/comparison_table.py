@@ -251,9 +251,9 @@ class ComparisonTable:
         taken = list(shares(self._comparisons, unread)[process_index()])
         for index in taken:
             self._comparisons.read(index)
-        own = sorted(taken + [index for index, process in owner.items() if process == process_index()])
+        here = sorted(taken + [index for index, process in owner.items() if process == process_index()])
         with self._lock:
-            return [(index, self._noted[index]) for index in own]
+            return [(index, self._noted[index]) for index in here]
 
     def _note(self, read: Read) -> None:
         if read.index < len(self):

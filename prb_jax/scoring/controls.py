@@ -154,7 +154,9 @@ def with_other_users(
             "with tokens; controls=blind needs none"
         )
     posts = None if view is None else view.profile_posts
-    people = _people(comparisons, profiles=posts != 0 and any(each.profile for each in comparisons))
+    people = _people(
+        comparisons, profiles=posts != 0 and any(comparison.profile for comparison in comparisons)
+    )
     lengths = {
         person: sum(len(post.text) for post in comparisons[rows[0]].profile[:posts])
         for person, rows in people.items()
@@ -163,25 +165,25 @@ def with_other_users(
     keys = [(lengths[person], person) for person in order]
     shown = list(comparisons)
     for person, rows in people.items():
-        own = comparisons[rows[0]]
+        here = comparisons[rows[0]]
         nearest = _outwards(order, bisect_left(keys, (lengths[person], person)), lengths)
-        others = (name for name in nearest if not _may_be_one(own, comparisons[people[name][0]]))
+        others = (name for name in nearest if not _may_be_one(here, comparisons[people[name][0]]))
         near = list(islice(others, _NEAREST))
         if not near:
             raise RunError(
-                f"controls=swap: no other user has a profile to show in place of that of comparison {quote(own.id)}; "
+                f"controls=swap: no other user has a profile to show in place of that of comparison {quote(here.id)}; "
                 "expected the profiles of two users or more"
             )
         drawn = hashlib.sha256(f"{seed}\0{person}".encode()).digest()
         donor = people[near[int.from_bytes(drawn[:8], "big") % len(near)]]
         for place, row in enumerate(rows):
-            given = comparisons[donor[place % len(donor)]]
+            other = comparisons[donor[place % len(donor)]]
             shown[row] = replace(
                 comparisons[row],
-                profile=given.profile,
-                profile_order=given.profile_order,
-                user_id=given.user_id,
-                hints=given.hints,
+                profile=other.profile,
+                profile_order=other.profile_order,
+                user_id=other.user_id,
+                hints=other.hints,
             )
     return shown
 
@@ -189,7 +191,7 @@ def with_other_users(
 def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
     """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
     people: dict[str, list[int]] = {}
-    derived = derived_users([each for each in comparisons if each.user_id is None])
+    derived = derived_users([comparison for comparison in comparisons if comparison.user_id is None])
     unnamed = iter(derived)
     for row, comparison in enumerate(comparisons):
         user = comparison.user_id

@@ -158,15 +158,15 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected a positive number of comparisons, found {limit}")
-    names, given = _split(data)
+    names, given_records = _split(data)
     benchmarks: dict[str, list[int]] = {}
     stamps: dict[str, Sequence[Any]] = {}
     comparisons: Sequence[Comparison]
-    if given is not None:
+    if given_records is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
-        found = list(islice(read_records(given_rows(given)), limit))
-        comparisons, places = [each.comparison for each in found], [each.where for each in found]
+        records = list(islice(read_records(given_rows(given_records)), limit))
+        comparisons, places = [record.comparison for record in records], [record.where for record in records]
         sources: dict[str, Mapping[str, Any]] = {}
     else:
         sources, parts = {}, []
@@ -284,7 +284,7 @@ class LeftOut:
 
     def to_json(self) -> dict[str, Any]:
         """The entry "left_out" of a summary."""
-        subsets = Counter(each.comparison.subset or "" for each in self.reasons)
+        subsets = Counter(reason.comparison.subset or "" for reason in self.reasons)
         return {
             "comparisons": len(self.reasons),
             "by_subset": {name: subsets[name] for name in sorted(subsets) if name},
@@ -299,14 +299,14 @@ class LeftOut:
         """
         rows = [
             {
-                "id": each.comparison.id,
-                "subset": each.comparison.subset,
-                "user_id": each.comparison.user_id,
-                "tokens": each.tokens,
-                "limit": each.limit,
-                "reason": str(each),
+                "id": reason.comparison.id,
+                "subset": reason.comparison.subset,
+                "user_id": reason.comparison.user_id,
+                "tokens": reason.tokens,
+                "limit": reason.limit,
+                "reason": str(reason),
             }
-            for each in self.reasons
+            for reason in self.reasons
         ]
         with writing(folder / LEFT_OUT), whole_file(folder / LEFT_OUT) as file:
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
@@ -339,17 +339,17 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, Le
     reasons, dropped = [], set()
     for start in range(0, len(inputs.comparisons), _AT_A_TIME):
         several = inputs.comparisons[start : start + _AT_A_TIME]
-        found = reader.too_long(several, view=view)
-        refused = {id(each.comparison) for each in found}
-        dropped |= {start + place for place, one in enumerate(several) if id(one) in refused}
-        reasons += found
+        errors = reader.too_long(several, view=view)
+        refused = {id(error.comparison) for error in errors}
+        dropped |= {start + place for place, comparison in enumerate(several) if id(comparison) in refused}
+        reasons += errors
     if len(reasons) == len(inputs.comparisons):
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    kept = [index for index in range(len(inputs.comparisons)) if index not in dropped]
-    place = {old: new for new, old in enumerate(kept)}
+    left = [index for index in range(len(inputs.comparisons)) if index not in dropped]
+    place = {old: new for new, old in enumerate(left)}
     positions = {
         name: [place[old] for old in members if old in place] for name, members in inputs.benchmarks.items()
     }
     lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
-    fewer = replace(inputs, comparisons=chosen(inputs.comparisons, kept), benchmarks=positions)
+    fewer = replace(inputs, comparisons=chosen(inputs.comparisons, left), benchmarks=positions)
     return fewer, LeftOut(reasons, lost)

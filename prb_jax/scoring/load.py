@@ -212,12 +212,12 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     """
     if history is None:
         return None
-    named = list(history) if isinstance(history, list | tuple) else [history]
+    parts = list(history) if isinstance(history, list | tuple) else [history]
     folders = [
-        Path(each).expanduser() for each in named if isinstance(each, str | Path) and holds_states(each)
+        Path(part).expanduser() for part in parts if isinstance(part, str | Path) and holds_states(part)
     ]
     if not folders:
         return read_inputs(history).comparisons
-    if len(named) > 1:
+    if len(parts) > 1:
         raise RunError(f"history: {folders[0]} holds states of people: give it alone")
     return folders[0]

@@ -79,7 +79,7 @@ def evaluate_posts(
     on_first_process(lambda: None if folder is None else check_folder(folder))
     inputs = read_inputs(data, subset=subset, limit=limit)
     scorer = open_scorer(model, LoadOptions(**loading), name=name, recorded=out is not None)
-    found = {
+    evaluations = {
         number: evaluate(
             scorer,
             inputs,
@@ -92,8 +92,12 @@ def evaluate_posts(
         )
         for number in numbers
     }
-    points = _points(found, inputs)
-    sweep = {"model": found[numbers[0]].summary["model"], "data": list(inputs.sources), "points": points}
+    points = _points(evaluations, inputs)
+    sweep = {
+        "model": evaluations[numbers[0]].summary["model"],
+        "data": list(inputs.sources),
+        "points": points,
+    }
     if folder is not None:
 
         def finish() -> None:
@@ -101,21 +105,21 @@ def evaluate_posts(
             draw_posts(points, folder / PICTURE, title=sweep["model"])
 
         on_first_process(finish)
-    return PostsSweep(folder, points, found)
+    return PostsSweep(folder, points, evaluations)
 
 
-def _points(found: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[str, Any]]:
-    fewest, first = next(iter(found.items()))
+def _points(evaluations: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[str, Any]]:
+    fewest, first = next(iter(evaluations.items()))
     clusters = None  # comparisons that are read by windows are clustered by their users
     if not isinstance(inputs.comparisons, LargeComparisons):
         by_id = {comparison.id: comparison for comparison in inputs.comparisons}
         clusters = clusters_of([by_id[row.id] for row in first.rows])
     points = []
-    for number, one in found.items():
-        figures = {key: one.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
+    for number, evaluation in evaluations.items():
+        figures = {key: evaluation.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
         gain: Mapping[str, Any] = {"difference": None, "ci95": None}
         if number != fewest:
-            gain = paired_difference(one.rows, first.rows, clusters=clusters)
+            gain = paired_difference(evaluation.rows, first.rows, clusters=clusters)
         points.append(
             {
                 "profile_posts": number,

@@ -80,8 +80,8 @@ def store_key(reader: Reader, view: View) -> dict[str, Any]:
         text = backend.to_str()
     pad = None
     if view.protocol is TextProtocol.PAPER:  # where a score is read depends on it
-        own = reader.config.pad_token_id
-        pad = reader.tokenizer.pad_token_id if own is None else own
+        pad_token = reader.config.pad_token_id
+        pad = reader.tokenizer.pad_token_id if pad_token is None else pad_token
     return {
         "tokenizer": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
         "template": reader.tokenizer.template_hash,
@@ -117,11 +117,11 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
         name = splits.pop()
     path = store_folder(tokens, key, split=name)
     if not (path / STORE).is_file():
-        found = [open_store(other.parent).key for other in sorted(tokens.glob(f"*/{name}/{STORE}"))]
-        if not found:
+        keys = [open_store(other.parent).key for other in sorted(tokens.glob(f"*/{name}/{STORE}"))]
+        if not keys:
             raise DataError(f"{tokens}: no split {quote(split)}; it has {', '.join(sorted(splits))}")
         raise DataError(
-            f"{tokens}: prepared for another model or view than {reader.name}: {first_difference(key, found)}; prepare "
+            f"{tokens}: prepared for another model or view than {reader.name}: {first_difference(key, keys)}; prepare "
             "the data for this one too, with the same --out, or give --data the source itself"
         )
     store = open_store(path)
@@ -140,10 +140,10 @@ def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
     """
     tokens = tokens_folder(folder)
     stores = [] if tokens is None else sorted(tokens.glob(f"*/*/{STORE}"))
-    named = [path for path in stores if path.parent.name == split] or stores
-    if not named or len({path.parent.name for path in named}) > 1:
+    of_split = [path for path in stores if path.parent.name == split] or stores
+    if not of_split or len({path.parent.name for path in of_split}) > 1:
         return None
-    store = open_store(named[0].parent)
+    store = open_store(of_split[0].parent)
     return ComparisonTable.stored(store.arrays, comparisons=StoredComparisons(store))
 
 

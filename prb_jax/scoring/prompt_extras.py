@@ -112,8 +112,8 @@ def asked_digest(comparison: Comparison) -> str:
 def told_of(hints: Mapping[str, Any]) -> str:
     """Return in words what a run was told beside the profile; empty for nothing."""
     bounds = hints.get(UPPER_BOUND, ())
-    named = [f"{facts['kind']} {name}" for name, facts in hints.items() if name != UPPER_BOUND]
-    return ", ".join(named) + (", an upper bound" if bounds else "")
+    kinds = [f"{facts['kind']} {name}" for name, facts in hints.items() if name != UPPER_BOUND]
+    return ", ".join(kinds) + (", an upper bound" if bounds else "")
 
 
 def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:
@@ -141,7 +141,9 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
                 "data changed since"
             )
         texts.append(row["text"].strip() or None)
-    contents = "\n".join(json.dumps([each.id, text]) for each, text in zip(comparisons, texts, strict=True))
+    contents = "\n".join(
+        json.dumps([comparison.id, text]) for comparison, text in zip(comparisons, texts, strict=True)
+    )
     sha256 = hashlib.sha256(contents.encode()).hexdigest()
     return texts, {"kind": PLANNED, "planner": run["model"], "sha256": sha256}
 
@@ -152,12 +154,12 @@ def aspect_text(aspect: RubricAspect) -> str:
 
 
 def _rubric(comparison: Comparison) -> str | None:
-    return "\n".join(f"- {aspect_text(one)}" for one in comparison.rubric_aspects) or None
+    return "\n".join(f"- {aspect_text(aspect)}" for aspect in comparison.rubric_aspects) or None
 
 
 def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:
     if asked == NARRATIVE:
-        return [each.narrative or None for each in comparisons], {"kind": NARRATIVE}
+        return [comparison.narrative or None for comparison in comparisons], {"kind": NARRATIVE}
     path = Path(asked)
     try:
         data = path.read_bytes()
@@ -178,19 +180,19 @@ def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str |
                 f"{where}: a second persona of user {quote(str(user))}; expected one for each user"
             )
         texts[str(user)] = text.strip()
-    found = [texts.get(each.user_id or "") or None for each in comparisons]
-    return found, {"kind": "given", "sha256": hashlib.sha256(data).hexdigest()}
+    personas = [texts.get(comparison.user_id or "") or None for comparison in comparisons]
+    return personas, {"kind": "given", "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _choices(
     options: PromptExtras, comparisons: Sequence[Comparison]
 ) -> tuple[list[str | None], dict[str, Any]]:
-    given, sha256 = None, None
+    earlier, sha256 = None, None
     if options.history is not None:
         read = read_inputs(options.history)
-        given, sha256 = by_user(read.comparisons), read.to_json()
+        earlier, sha256 = by_user(read.comparisons), read.to_json()
     texts = []
-    for known in chosen_before(comparisons, most=options.shots, history=given):
+    for known in chosen_before(comparisons, most=options.shots, history=earlier):
         texts.append("\n\n".join(map(_choice, known)) or None)
     facts = {"kind": f"{options.shots} earlier", "most": options.shots}
     return texts, facts | ({} if sha256 is None else {"history": sha256})

@@ -111,7 +111,9 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
-        stored = [one.tree for one in comparisons if isinstance(one, TokenisedComparison)]
+        stored = [
+            comparison.tree for comparison in comparisons if isinstance(comparison, TokenisedComparison)
+        ]
         trees = stored if len(stored) == len(comparisons) else self.encode_text(comparisons, view=view)
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(f"comparison {quote(comparison.id)}", tree)
@@ -172,7 +174,7 @@ class Reader:
         Profiles are not read: they are cut before anything else.
         """
         encoded = self.encode_each(comparisons, view=replace(view, profile_posts=0))
-        return [each for each in encoded if isinstance(each, TooLongError)]
+        return [tree for tree in encoded if isinstance(tree, TooLongError)]
 
     def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
         """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
@@ -186,26 +188,26 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(protocol)
-        said = []
+        remarks = []
         if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
-            return said
+            return remarks
         if not self.labels_named:
-            said.append(
+            remarks.append(
                 f"protocol paper: the score head has {self.config.num_labels} labels; the reward is the last of their "
                 "softmax, as in the scripts of the paper"
             )
         if self.config.pad_token_id is None and self.tokenizer.pad_token_id is None:
-            said.append(
+            remarks.append(
                 "protocol paper: neither config.json nor the tokenizer names a padding token, without which the "
                 "scripts of the paper refuse batches; the score is read at the last token"
             )
-        return said
+        return remarks
 
     def _check_labels(self, protocol: TextProtocol) -> None:
         if not (self.labels_named or protocol is TextProtocol.PAPER):
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
-    def check_readable(self, named: str, tree: Tree) -> None:
+    def check_readable(self, what: str, tree: Tree) -> None:
         """Refuse a tree (without soft prompts) that would not be scored as it reads.
 
         Raises:
@@ -216,14 +218,14 @@ class Reader:
         top = max(int(ids.max(initial=0)) for ids in parts)
         if top >= config.vocab_size:
             raise DataError(
-                f"{named}: token id {top}, but {self.name} has only {config.vocab_size} embeddings: "
+                f"{what}: token id {top}, but {self.name} has only {config.vocab_size} embeddings: "
                 "this is not the tokenizer of this model"
             )
         for field in PLACEHOLDERS:
             mark = config.original.get(field)
             if mark is not None and any((ids == mark).any() for ids in parts):
                 raise DataError(
-                    f"{named}: its text holds the token {mark} ({field} of {self.name}), which stands for an image or "
+                    f"{what}: its text holds the token {mark} ({field} of {self.name}), which stands for an image or "
                     "a video: only text can be scored"
                 )
         needs = config.head.needs if config.head else ()
@@ -232,7 +234,7 @@ class Reader:
             windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
             if not (windows == np.asarray(needs)).all(axis=1).any():
                 raise DataError(
-                    f"{named}: response {k}: the ids {list(needs)}, at which {self.name} is read, do not occur: the "
+                    f"{what}: response {k}: the ids {list(needs)}, at which {self.name} is read, do not occur: the "
                     "chat template or the tokenizer is not the model's own, or the end was cut off"
                 )
 

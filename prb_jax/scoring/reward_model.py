@@ -183,8 +183,10 @@ class RewardModel:
           profile, user_id: as of a `Comparison`.
           options: as of :meth:`score`.
         """
-        one = Comparison(id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id)
-        return float(self.score(one, **options)[0])
+        comparison = Comparison(
+            id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
+        )
+        return float(self.score(comparison, **options)[0])
 
     def encode(
         self,

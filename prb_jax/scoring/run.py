@@ -223,8 +223,8 @@ def open_scored_run(
             for _ in range(0, count, _SHARED):
                 for row in share_json(None):
                     rows[row["id"]] = ScoredRow(**row)
-        kept = [[digest.hex() for digest in file] for file in opened[0].blocks] if opened else None
-        blocks = [[bytes.fromhex(digest) for digest in file] for file in share_json(kept)]
+        hex_blocks = [[digest.hex() for digest in file] for file in opened[0].blocks] if opened else None
+        blocks = [[bytes.fromhex(digest) for digest in file] for file in share_json(hex_blocks)]
         yield ScoredRun(opened[0] if opened else None, rows, blocks)
 
 

@@ -175,8 +175,10 @@ class PlainScorer:
         user_id: str | None = None,
     ) -> float:
         """Return the reward of a single response; arguments as of :meth:`prb_jax.RewardModel.reward`."""
-        one = Comparison(id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id)
-        return float(self.score(one)[0])
+        comparison = Comparison(
+            id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
+        )
+        return float(self.score(comparison)[0])
 
     def identity(self) -> Mapping[str, Any]:
         """Return the name, which decides everything that can be known, and the facts."""
@@ -216,7 +218,7 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None) -> Plai
     called = name or f"{getattr(function, '__module__', None) or '?'}.{qualified}"
 
     def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        return [_checked(function(one), one, name=called) for one in comparisons]
+        return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
 
     facts = {"function": called, "code": "not recorded: a change of the function's code is not seen"}
     return PlainScorer(called, compute, facts, one_by_one=True)
@@ -224,10 +226,10 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None) -> Plai
 
 def refuse_options(name: str, **options: Any) -> None:
     """Raise RunError for an option without effect: these scorers have no weights, no tokens and no protocol."""
-    given = [option for option, value in options.items() if value is not None]
-    if given:
+    unused = [option for option, value in options.items() if value is not None]
+    if unused:
         raise RunError(
-            f"{', '.join(given)}: {name} reads the whole text of profile, prompt and responses, and computes on "
+            f"{', '.join(unused)}: {name} reads the whole text of profile, prompt and responses, and computes on "
             "no device: leave out here"
         )
 
@@ -241,9 +243,9 @@ def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:
     except (ValueError, TypeError):  # rows of different lengths, objects that are no numbers
         numbers = None
     if numbers is None or numbers.shape != (expected,) or not np.isfinite(numbers).all():
-        found = quote(values.tolist() if isinstance(values, np.ndarray) else values)
+        shown = quote(values.tolist() if isinstance(values, np.ndarray) else values)
         raise RunError(
             f"{name}: comparison {quote(comparison.id)}: expected {expected} finite numbers, one for each response, "
-            f"found {found}"
+            f"found {shown}"
         )
     return numbers

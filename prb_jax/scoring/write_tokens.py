@@ -119,8 +119,8 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
 
 
 def _comparisons(job: TokensJob, split: str) -> LargeComparisons:
-    named = [(source, open_comparisons(source, split=split).comparisons) for source in job.sources]
-    return LargeComparisons.joined(named)
+    sources = [(source, open_comparisons(source, split=split).comparisons) for source in job.sources]
+    return LargeComparisons.joined(sources)
 
 
 def _write_parts_quietly(job: TokensJob, split: str) -> None:
@@ -156,11 +156,11 @@ def _write_part(
     for start in range(indices.start, indices.stop, _AT_A_TIME):
         read = [comparisons.read(index) for index in range(start, min(start + _AT_A_TIME, indices.stop))]
         try:
-            trees += reader.encode_text([each.comparison for each in read], view=view)
+            trees += reader.encode_text([record.comparison for record in read], view=view)
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
-        for each in read:
-            rows.append(TableRow.of(each.comparison, named=each.named, baselines=True).values())
+        for record in read:
+            rows.append(TableRow.of(record.comparison, named=record.named, baselines=True).values())
     cuts = [tree.truncation for tree in trees]
     arrays = {
         "prefix_lengths": [len(tree.prefix) for tree in trees],
@@ -220,8 +220,8 @@ def _join(
                     if place == pages.rows:
                         pages.append(page[None])
                     columns["page_numbers"].append(place)
-                own = np.concatenate([rest, arrays["tokens"][start + prefix : end]])
-                tokens.append(own)
+                rest_and_responses = np.concatenate([rest, arrays["tokens"][start + prefix : end]])
+                tokens.append(rest_and_responses)
                 columns["page_starts"].append(len(columns["page_numbers"]))
                 columns["token_starts"].append(tokens.rows)
                 columns["checks"].append(zlib.crc32(arrays["tokens"][start:end].tobytes()))
@@ -230,10 +230,10 @@ def _join(
             columns["cuts"].extend(arrays["cuts"].reshape(-1).tolist())
             for count in arrays["counts"].tolist():
                 columns["response_starts"].append(columns["response_starts"][-1] + count)
-    found: dict[str, np.ndarray] = {name: np.asarray(values) for name, values in columns.items()}
-    found["cuts"] = found["cuts"].reshape(-1, 3)
-    found |= table.columns()
-    for name, values in found.items():
+    arrays_of_store: dict[str, np.ndarray] = {name: np.asarray(values) for name, values in columns.items()}
+    arrays_of_store["cuts"] = arrays_of_store["cuts"].reshape(-1, 3)
+    arrays_of_store |= table.columns()
+    for name, values in arrays_of_store.items():
         with _writing(path), whole_file(path / f"{name}.npy") as out:
             np.save(out, values.astype(COLUMNS[name]), allow_pickle=False)
     files = {
@@ -274,11 +274,11 @@ class _Growing:
 @contextlib.contextmanager
 def _growing(path: Path, shape: tuple[int, ...]) -> Iterator[_Growing]:
     with whole_file(path) as file:
-        found = _Growing(file, shape)
+        growing = _Growing(file, shape)
         before = file.tell()
-        yield found
+        yield growing
         file.seek(0)
-        found.write_header()
+        growing.write_header()
         assert file.tell() == before
 
 
