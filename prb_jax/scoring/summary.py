@@ -121,8 +121,7 @@ def finish_run(
     unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
     if isinstance(scorer, AdaptsToUsers):
         unknown = scorer.unknown(inputs.comparisons)
-        summary["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
-        summary["definitions"] = summary["definitions"] | {"users_fitted_on": FITTED_DEFINITION}
+        add("users_fitted_on", len(scorer.fitted_on(inputs.comparisons)), FITTED_DEFINITION)
         if scorer.left_out:
             add("history_left_out", dict(scorer.left_out), HISTORY_DEFINITION)
     if write_users(folder.path, rows, clusters, unknown=unknown):
