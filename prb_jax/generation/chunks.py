@@ -23,7 +23,7 @@ from prb_jax.generation.chunk_caches import PolicyCaches, RewardCaches, chunk_sh
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import Shape
 from prb_jax.generation.prompts import Prompt
-from prb_jax.generation.schedule import Drawn
+from prb_jax.generation.schedule import Cut, Drawn
 from prb_jax.runs.behaviour import reward_identity
 
 TOGETHER = 16
@@ -140,29 +140,35 @@ class ChunkGuide:
         while growing := [place for place, text in enumerate(texts) if not text.finish]:
             size = min(self.chunk, options.max_new_tokens - length)
             seed = int(np.random.SeedSequence([options.seed, length // self.chunk]).generate_state(1)[0] >> 1)
-            tried = [[_ended(one, cut) for one in own] for own in caches.draw(growing, size=size, seed=seed)]
+            tried = [
+                [_up_to_stop(candidate, cut) for candidate in candidates]
+                for candidates in caches.draw(growing, size=size, seed=seed)
+            ]
             length += size
             asked = [
-                _asked(policy, comparisons, texts[p], own, cut) for p, own in zip(growing, tried, strict=True)
+                _asked(policy, comparisons, texts[place], candidates, cut)
+                for place, candidates in zip(growing, tried, strict=True)
             ]
             rewards = self._rewards(growing, asked, judge)
             goes_on: dict[int, int] = {}
-            for place, own, (_, spoken), values in zip(growing, tried, asked, rewards, strict=True):
+            for place, candidates, (_, worded), values in zip(growing, tried, asked, rewards, strict=True):
                 text = texts[place]
-                noise = np.random.default_rng([options.seed, numbers[place], length]).gumbel(size=len(own))
+                noise = np.random.default_rng([options.seed, numbers[place], length]).gumbel(
+                    size=len(candidates)
+                )
                 best = self.best(values, noise)
-                kept = own[best]
-                text.chunks.append(kept)
+                chunk = candidates[best]
+                text.chunks.append(chunk)
                 at = None if cut is None else cut(text.tokens)
-                if at is not None and kept.finish != "text":  # a text that began in the chunk before ends it
-                    text.chunks[-1] = _shortened(kept, len(text.tokens) - at)
+                if at is not None and chunk.finish != "text":  # a text that began in the chunk before ends it
+                    text.chunks[-1] = _shortened(chunk, len(text.tokens) - at)
                     text.finish = "text"
-                elif kept.finish != "length" or length >= options.max_new_tokens:
-                    text.finish = kept.finish
+                elif chunk.finish != "length" or length >= options.max_new_tokens:
+                    text.finish = chunk.finish
                 else:
                     goes_on[place] = best
-                    if judge is not None and spoken:
-                        row = next((row for row, places in enumerate(spoken) if best in places), None)
+                    if judge is not None and worded:
+                        row = next((row for row, places in enumerate(worded) if best in places), None)
                         judge.choose(place, row)
             if goes_on:
                 caches.keep(goes_on)
@@ -179,30 +185,27 @@ class ChunkGuide:
     ) -> list[np.ndarray]:
         """The rewards float64 [C] of each text with each candidate; -inf for one without a word, of which no reward is
         known, unless all are so."""
-        rewards = [np.full(self.candidates, -np.inf) for _ in asked]
-        which = [number for number, (_, spoken) in enumerate(asked) if spoken]
-        for number, (_, spoken) in enumerate(asked):
-            if not spoken:
-                rewards[number][:] = 0.0
+        rewards = [np.full(self.candidates, -np.inf if worded else 0.0) for _, worded in asked]
+        which = [number for number, (_, worded) in enumerate(asked) if worded]
         if not which:
             return rewards
-        several = [asked[number][0] for number in which]
-        found = (
-            self.model.score(several)
+        shown = [asked[number][0] for number in which]
+        by_text = (
+            self.model.score(shown)
             if judge is None
-            else judge.score([places[number] for number in which], several)
+            else judge.score([places[number] for number in which], shown)
         )
-        for number, scores in zip(which, found, strict=True):
-            comparison, spoken = asked[number]
+        for number, scores in zip(which, by_text, strict=True):
+            comparison, worded = asked[number]
             if not np.isfinite(scores).all():
                 name = quote(comparison.id)
                 raise DataError(f"comparison {name}: a reward is {scores.tolist()}; expected finite numbers")
-            for score, members in zip(scores, spoken, strict=True):
-                rewards[number][members] = float(score)
+            for score, candidates in zip(scores, worded, strict=True):
+                rewards[number][candidates] = float(score)
         return rewards
 
 
-def _ended(chunk: Drawn, cut: Callable[[np.ndarray], int | None] | None) -> Drawn:
+def _up_to_stop(chunk: Drawn, cut: Cut | None) -> Drawn:
     """A candidate up to a text that ends it, if there is one."""
     at = None if cut is None else cut(chunk.tokens)
     return chunk if at is None else replace(_shortened(chunk, len(chunk.tokens) - at), finish="text")
@@ -213,30 +216,26 @@ def _asked(
     comparisons: Sequence[Comparison],
     text: _Text,
     tried: Sequence[Drawn],
-    cut: Callable[[np.ndarray], int | None] | None,
+    cut: Cut | None,
 ) -> tuple[Comparison, list[list[int]]]:
     """What the reward model is shown of a text with each candidate, and the candidates of each response; none without
     a word."""
-    spoken: dict[str, list[int]] = {}
-    for place, one in enumerate(tried):
-        ids = np.concatenate([text.tokens, one.tokens])
+    worded: dict[str, list[int]] = {}
+    for place, candidate in enumerate(tried):
+        ids = np.concatenate([text.tokens, candidate.tokens])
         at = None if cut is None else cut(ids)
-        said = policy.decode(ids if at is None else ids[:at])
-        if said.strip():
-            spoken.setdefault(said, []).append(place)
+        response = policy.decode(ids if at is None else ids[:at])
+        if response.strip():
+            worded.setdefault(response, []).append(place)
     comparison = comparisons[text.prompt]
-    shown = replace(comparison, responses=list(spoken), labels=None) if spoken else comparison
-    return shown, list(spoken.values())
+    shown = replace(comparison, responses=list(worded), labels=None) if worded else comparison
+    return shown, list(worded.values())
 
 
 def _shortened(chunk: Drawn, less: int) -> Drawn:
-    kept = max(0, len(chunk.tokens) - less)
-    return replace(
-        chunk,
-        tokens=chunk.tokens[:kept],
-        logprobs=chunk.logprobs[:kept],
-        sampled_logprobs=chunk.sampled_logprobs[:kept],
-    )
+    size = max(0, len(chunk.tokens) - less)
+    arrays = {name: getattr(chunk, name)[:size] for name in ("tokens", "logprobs", "sampled_logprobs")}
+    return replace(chunk, **arrays)
 
 
 def _whole(text: _Text) -> Drawn:

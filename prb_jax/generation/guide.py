@@ -19,22 +19,13 @@ from prb_jax.errors import DataError, quote
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
-from prb_jax.generation.policy import Policy
-from prb_jax.generation.sample import (
-    FIELDS,
-    RUNS,
-    SAMPLES,
-    SampleRun,
-    open_policy,
-    row_key,
-    sample_data,
-)
+from prb_jax.generation.policy import Policy, open_policy
+from prb_jax.generation.sample import RUNS, SampleRun, read_samples, sample_data
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.folder import SUMMARY
-from prb_jax.runs.rows import read_rows
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 
@@ -90,26 +81,23 @@ def guide(
     Raises:
       PrbError: models, data, choices or folder cannot be used.
     """
-    chosen = options or SampleOptions(temperature=0.0, max_new_tokens=128)
-    own = open_policy(policy, policy_loading or LoadOptions())
+    options = options or SampleOptions(temperature=0.0, max_new_tokens=128)
+    opened = open_policy(policy, policy_loading or LoadOptions())
     model, guiding = None, None
+    guidance = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
     if reward is not None:
         model = _open(reward, loading or LoadOptions(), history)
-        guiding = (
-            Guide(model=model, weight=weight, candidates=candidates)
-            if chunk is None
-            else ChunkGuide(model=model, weight=weight, candidates=candidates, chunk=chunk)
-        )
+        guiding = (Guide if chunk is None else ChunkGuide)(model=model, **guidance)
     elif chunk is not None:
         raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
     elif history is not None:
         raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
     judge = None if quality is None else _open(quality, loading or LoadOptions(), None)
     result = sample_data(
-        own,
+        opened,
         data,
         out=out,
-        options=chosen,
+        options=options,
         profile_posts=profile_posts,
         max_length=max_length,
         subset=subset,
@@ -119,64 +107,59 @@ def guide(
         progress=progress,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
-    samples = read_rows(result.out / SAMPLES, what="samples", key=row_key, fields=FIELDS)
+    samples = read_samples(result.out)
     texts, references, clusters = [], [], []
-    for each in comparisons:
-        assert each.labels is not None
-        best = each.responses[int(np.argmax(each.labels))]
+    for comparison in comparisons:
+        assert comparison.labels is not None
+        best = comparison.responses[int(np.argmax(comparison.labels))]
         if not best.strip():
             raise DataError(
-                f"comparison {quote(each.id)}: expected a preferred response with a word, found none"
+                f"comparison {quote(comparison.id)}: expected a preferred response with a word, found none"
             )
-        for number in range(chosen.n):
-            texts.append(samples[each.id, number]["text"])
+        for number in range(options.n):
+            texts.append(samples[comparison.id, number]["text"])
             references.append(best)
-            clusters.append(cluster_of(each.user_id, each.id))
-    judged = None if judge is None else _judged(judge, comparisons, texts, chosen.n)
-    found = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
-    figures: dict[str, Any] = {}
-    for name in TEXT_FIGURES:
-        values = np.asarray([one[name] for one in found])
-        figures[name] = {"value": float(values.mean()), **mean_interval(values, clusters).to_json()}
+            clusters.append(cluster_of(comparison.user_id, comparison.id))
+    by_text = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
+    values = {name: [figures[name] for figures in by_text] for name in TEXT_FIGURES}
     summary = result.summary | {
-        "text": figures,
+        "text": {name: _mean(values[name], clusters) for name in TEXT_FIGURES},
         "corpus_bleu": corpus_bleu(texts, references),
         "text_definitions": dict(TEXT_DEFINITIONS),
     }
-    if judge is not None and judged is not None:
-        kept = np.flatnonzero(np.isfinite(judged))
-        good, of = judged[kept], [clusters[place] for place in kept]
+    behaviour: dict[str, tuple[Sequence[float], list[str], dict[str, Any]]] = {
+        f"guided {name}": (values[name], clusters, {}) for name in FIGURES
+    }
+    if judge is not None:
+        judged = _judged(judge, comparisons, texts, options.n)
+        scored = np.flatnonzero(np.isfinite(judged))
+        good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
         summary["quality"] = {
             "model": judge.name,
-            "value": float(good.mean()),
-            **mean_interval(good, of).to_json(),
-            "empty": len(texts) - len(kept),
+            **_mean(good, good_clusters),
+            "empty": len(texts) - len(scored),
         }
+        of_quality = {"quality": reward_identity(judge.identity())}
+        behaviour["guided quality"] = (good, good_clusters, of_quality)
     if model is not None:
-        chosen_by = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
-        summary |= {"reward_model": model.name, **chosen_by}
+        summary |= {"reward_model": model.name, **guidance}
         inputs = RUNS.read_finished(result.out)["inputs"]
         setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
-        shared: dict[str, Any] = {
-            "label": model.name,
-            "identity": model.identity(),
-            "policy": inputs["model"].get("architecture"),
-        }
-        setting |= chosen_by
-        figures_of = [
-            figure_of(
-                [one[name] for one in found], clusters, name=f"guided {name}", setting=setting, **shared
-            )
-            for name in FIGURES
-        ]
-        if judge is not None and judged is not None:
-            by = {"quality": reward_identity(judge.identity())}
-            kept = np.flatnonzero(np.isfinite(judged))
-            own = [clusters[place] for place in kept]
-            figures_of.append(
-                figure_of(judged[kept].tolist(), own, name="guided quality", setting=setting | by, **shared)
-            )
-        write_behaviour(result.out, figures_of)
+        write_behaviour(
+            result.out,
+            [
+                figure_of(
+                    numbers,
+                    users,
+                    name=name,
+                    label=model.name,
+                    identity=model.identity(),
+                    setting=setting | guidance | more,
+                    policy=inputs["model"].get("architecture"),
+                )
+                for name, (numbers, users, more) in behaviour.items()
+            ],
+        )
     write_json(result.out / SUMMARY, summary)
     return SampleRun(result.out, summary)
 
@@ -185,29 +168,29 @@ def _open(model: Any, loading: LoadOptions, history: Data | None) -> Any:
     """A model by name, or as it is given."""
     if not isinstance(model, str | Path):
         return model
-    known = read_history(history)
-    return with_history({str(model): open_scorer(model, loading)}, known)[str(model)]
+    return with_history({str(model): open_scorer(model, loading)}, read_history(history))[str(model)]
+
+
+def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
+    return {"value": float(np.mean(values)), **mean_interval(np.asarray(values), clusters).to_json()}
 
 
 def _judged(judge: Any, comparisons: Sequence[Comparison], texts: Sequence[str], n: int) -> np.ndarray:
     """The quality of every text, n of each comparison; NaN for one without a letter, which no model can score."""
-    found = np.full(len(texts), np.nan)
-    places = [
-        [at for at in range(number * n, (number + 1) * n) if texts[at].strip()]
-        for number in range(len(comparisons))
-    ]
-    asked = [
-        (own, replace(each, responses=tuple(texts[at] for at in own), labels=None))
-        for own, each in zip(places, comparisons, strict=True)
-        if own
-    ]
-    scores = judge.score([each for _, each in asked]) if asked else []
-    for (own, each), values in zip(asked, scores, strict=True):
+    qualities = np.full(len(texts), np.nan)
+    asked: dict[str, tuple[Comparison, list[int]]] = {}
+    for number, comparison in enumerate(comparisons):
+        places = [place for place in range(number * n, (number + 1) * n) if texts[place].strip()]
+        if places:
+            responses = tuple(texts[place] for place in places)
+            asked[comparison.id] = (replace(comparison, responses=responses, labels=None), places)
+    scores = judge.score([comparison for comparison, _ in asked.values()]) if asked else []
+    for (comparison, places), values in zip(asked.values(), scores, strict=True):
         if not np.isfinite(values).all():
             raise DataError(
-                f"comparison {quote(each.id)}: a quality is {values.tolist()}; expected finite numbers"
+                f"comparison {quote(comparison.id)}: a quality is {values.tolist()}; expected finite numbers"
             )
-        found[own] = values
-    if not np.isfinite(found).any():
+        qualities[places] = values
+    if not asked:
         raise DataError("every text is empty: there is nothing whose quality could be told")
-    return found
+    return qualities

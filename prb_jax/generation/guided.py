@@ -89,26 +89,6 @@ class GuidedRows:
         """Bool [B, S]."""
         return self.policy.done
 
-    @property
-    def cache(self) -> SuffixCache:
-        """Of the policy; its lengths say how many tokens are drawn."""
-        return self.policy.cache
-
-    @property
-    def tokens(self) -> jax.Array:
-        """int32 [B, S, M]."""
-        return self.policy.tokens
-
-    @property
-    def logprobs(self) -> jax.Array:
-        """float32 [B, S, M], under the policy alone."""
-        return self.policy.logprobs
-
-    @property
-    def sampled_logprobs(self) -> jax.Array:
-        """float32 [B, S, M], under the guided distribution over the candidates; 0 for greedy choices."""
-        return self.policy.sampled_logprobs
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Guide:
@@ -178,11 +158,11 @@ class Guide:
             return
         view = self.model.reader.view(ViewOptions())
         no_tokens = (np.zeros(1, np.int32),)
-        own = reward_trees(
+        trees = reward_trees(
             self.model, comparisons, [no_tokens] * len(prompts), view=view, room=options.max_new_tokens
         )
         shape = policy.shape(prompts, options, rows)
-        programs = _programs(policy, self, shape, own)
+        programs = _programs(policy, self, shape, trees)
         params = (policy.params, self.model.params, np.float32(self.weight))
         yield from draw(programs, cast(Params, params), policy.task(prompts, options), skip=skip)
 
@@ -212,8 +192,8 @@ def guided_step(
       prompts, rows: where they stand.
       rules, stops, seed: as of :func:`prb_jax.generation.steps.step`.
     """
-    own, judge, weight = params
-    logits, cache = next_logits(program, own, layers[0], prompts.policy, rows.policy)
+    policy_params, judge, weight = params
+    logits, cache = next_logits(program, policy_params, layers[0], prompts.policy, rows.policy)
     likely, ids = lax.top_k(logits, candidates)
     places = jnp.broadcast_to(rows.reward.lengths[..., None], ids.shape)
     tried = try_tokens(
@@ -235,9 +215,9 @@ def guided_step(
     chosen = choose(guided, row_keys(seed, prompts.policy, rows.policy), rows.policy.seen, rules)
     alone = jnp.take_along_axis(logits, chosen.token[..., None], axis=-1)[..., 0]
     chosen = replace(chosen, logprob=alone - jax.nn.logsumexp(logits, axis=-1))
-    kept = take_tried(rows.reward, tried, jnp.argmax(ids == chosen.token[..., None], axis=-1))
-    lengths = jnp.where(rows.done, rows.reward.lengths, kept.lengths)
-    return GuidedRows(advance(rows.policy, cache, chosen, stops), replace(kept, lengths=lengths))
+    grown = take_tried(rows.reward, tried, jnp.argmax(ids == chosen.token[..., None], axis=-1))
+    lengths = jnp.where(rows.done, rows.reward.lengths, grown.lengths)
+    return GuidedRows(advance(rows.policy, cache, chosen, stops), replace(grown, lengths=lengths))
 
 
 def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree]) -> Programs:
@@ -263,12 +243,13 @@ def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree])
         places: Any,
     ) -> Any:
         prompts = plain.read(params[0], held.policy, tokens, lengths, numbers, places)
-        own = [trees[number].prefix for number in numbers]
-        width = min(round_up(prompt_columns(max(map(len, own)) + 1), model.mesh.shape["sequence"]), columns)
-        shown = np.zeros((len(own), width), np.int32)
-        for row, ids in enumerate(own):
+        prefixes = [trees[number].prefix for number in numbers]
+        longest = max(map(len, prefixes))
+        width = min(round_up(prompt_columns(longest + 1), model.mesh.shape["sequence"]), columns)
+        shown = np.zeros((len(prefixes), width), np.int32)
+        for row, ids in enumerate(prefixes):
             shown[row, width - len(ids) :] = ids
-        sizes = np.asarray([len(ids) for ids in own], np.int32)
+        sizes = np.asarray([len(ids) for ids in prefixes], np.int32)
         with compiling(made.read, shown.shape):
             return GuidedPrompts(prompts, made.read(params[1], held.reward, shown, sizes, places))
 
@@ -277,13 +258,21 @@ def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree])
         return GuidedRows(plain.restart(rows.policy, prompts.policy, which, numbers), behind)
 
     def run(params: Any, prompts: Any, rows: Any, **rest: Any) -> Any:
-        with compiling(made.run, rows.tokens.shape, prompts.policy.cache.columns):
+        with compiling(made.run, rows.policy.tokens.shape, prompts.policy.cache.columns):
             return made.run(params, prompts, rows, **rest)
 
     def end(rows: GuidedRows, which: np.ndarray) -> Any:
         return GuidedRows(plain.end(rows.policy, which), rows.reward)
 
-    return Programs(shape=shape, empty=empty, read=read, restart=restart, run=run, end=cast(Any, end))
+    return Programs(
+        shape=shape,
+        empty=empty,
+        read=read,
+        restart=restart,
+        run=run,
+        end=cast(Any, end),
+        of_policy=lambda rows: cast(GuidedRows, rows).policy,
+    )
 
 
 @dataclass(frozen=True)

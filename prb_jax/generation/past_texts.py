@@ -16,9 +16,8 @@ from typing import Any, Final
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.sample import FIELDS, RUNS, SAMPLES, row_key
+from prb_jax.generation.sample import read_samples
 from prb_jax.retrieval.rankers import Query, bm25
-from prb_jax.runs.rows import read_rows
 
 OTHER_USER: Final = "other_user"
 POLICY: Final = "policy"
@@ -170,14 +169,12 @@ def _of_other_users(items: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _of_policy(folder: Path, items: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The first sample of each input that is neither empty nor the person's own text."""
-    RUNS.read_finished(folder)
-    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=FIELDS)
-    own = {item["id"]: item["output"].strip() for item in items}
-    found: dict[str, str] = {}
-    for row in rows.values():
-        name = row["id"].removesuffix(f":{OTHER_USER}")
-        if name not in own:
-            raise DataError(f"{folder}: expected samples of the inputs here, found one of {quote(row['id'])}")
-        if row["text"].strip() not in ("", own[name]):
-            found.setdefault(name, row["text"])
-    return found
+    outputs = {item["id"]: item["output"].strip() for item in items}
+    texts: dict[str, str] = {}
+    for (sampled, _), row in read_samples(folder).items():
+        name = sampled.removesuffix(f":{OTHER_USER}")
+        if name not in outputs:
+            raise DataError(f"{folder}: expected samples of the inputs here, found one of {quote(sampled)}")
+        if row["text"].strip() not in ("", outputs[name]):
+            texts.setdefault(name, row["text"])
+    return texts

@@ -6,27 +6,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.policy import Policy
-from prb_jax.generation.policy_rows import FIELDS, PolicyReader, count_rows, judged_row, missing_rows, row_key
-from prb_jax.generation.sample import open_policy
-from prb_jax.generation.token_scores import why_not_token_level
+from prb_jax.generation.policy import Policy, open_policy
+from prb_jax.generation.token_scores import (
+    PolicyTokens,
+    RewardTokens,
+    batch_shards,
+    read_policy,
+    read_rewards,
+    why_not_token_level,
+)
 from prb_jax.metrics.accuracy import margin
 from prb_jax.metrics.policy_scores import (
     LENNORM,
     NAMES,
     POLICY_DEFINITIONS,
+    SCORES,
     SEQUENCE,
     Judged,
+    TokenFacts,
+    response_scores,
     score_summary,
     split_clusters,
     values_of_test,
@@ -38,16 +46,18 @@ from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import SUMMARY
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import open_rows
+from prb_jax.runs.rows import Row, RowFile, open_rows
 from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
+from prb_jax.text.view import ViewOptions
 
 ROWS = "rows.jsonl"
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-_SWAP = "swap"
+_FIELDS: Final = ("scorer", "control", "id", "tokens", "rewards", "scores")
+_SWAP: Final = "swap"
 
 
 @dataclass(frozen=True)
@@ -117,18 +127,18 @@ def policy_accuracy(
     lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)
     inputs = read_inputs(data, subset=subset, limit=limit)
     comparisons = list(inputs.comparisons)
-    clusters = [cluster_of(each.user_id, each.id) for each in comparisons]
+    clusters = [cluster_of(comparison.user_id, comparison.id) for comparison in comparisons]
     held_out = split_clusters(clusters, share=validation, seed=seed)
     opened = open_policy(policy, policy_loading or LoadOptions())
     candidates = min(candidates, opened.config.vocab_size)
     longest = opened.context if max_length is None else max_length
     if not 2 <= longest <= opened.context:
         raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
-    known = read_history(history)
-    found = {name: open_scorer(name, loading or LoadOptions()) for name in rewards}
-    scorers: dict[str, Any] = {**with_history(found, known)}
+    scorers: dict[str, Any] = with_history(
+        {name: open_scorer(name, loading or LoadOptions()) for name in rewards}, read_history(history)
+    )
     identity = dict(opened.identity())
-    called = identity.pop("name")
+    policy_name = identity.pop("name")
     decided = {
         "policy": identity,
         "rewards": {name: {**scorer.identity(), "name": name} for name, scorer in scorers.items()},
@@ -141,43 +151,43 @@ def policy_accuracy(
         "seed": seed,
         "versions": computing_versions(plain=False),
     }
-    reader = PolicyReader(opened, comparisons, profile_posts, candidates, longest)
+    reader = _PolicyReader(opened, comparisons, profile_posts, candidates, longest)
     with held_folder(path):
-        notes = {"command": command_line(), "policy": called, "data": list(inputs.sources)}
+        notes = {"command": command_line(), "policy": policy_name, "data": list(inputs.sources)}
         RUNS.start(path, decided, notes=notes)
         swapped, why_not = _swapped(comparisons, seed=seed)
         shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
-        with open_rows(path / ROWS, what="policy accuracy", key=row_key, fields=FIELDS) as file:
+        with open_rows(path / ROWS, what="policy accuracy", key=_key, fields=_FIELDS) as file:
             for name, scorer in scorers.items():
                 for control, seen in shown.items():
+                    known = sum((name, control, comparison.id) in file.rows for comparison in seen)
                     label = f"{name}, another user" if control else name
-                    with show_progress(
-                        label, Count(len(seen), count_rows(file, name, control)), enabled=progress
-                    ) as display:
-                        for rows in missing_rows(file, reader, name, control, scorer, seen, lambdas):
+                    with show_progress(label, Count(len(seen), known), enabled=progress) as display:
+                        for rows in _missing_rows(file, reader, name, control, scorer, seen, lambdas):
                             file.append(rows)
                             display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
-            keys = [(n, control, each.id) for n in scorers for control in shown for each in comparisons]
-            file.finish(keys)
+            file.finish(
+                [(name, control, one.id) for name in scorers for control in shown for one in comparisons]
+            )
             judged = {
                 (name, control): [
-                    judged_row(file.rows[name, control, each.id], each, cluster)
-                    for each, cluster in zip(comparisons, clusters, strict=True)
+                    _judged(file.rows[name, control, comparison.id], comparison, cluster)
+                    for comparison, cluster in zip(comparisons, clusters, strict=True)
                 ]
                 for name in scorers
                 for control in shown
             }
         figures = {}
         for name, scorer in scorers.items():
-            figures[name] = _figures(
-                judged[name, ""], judged.get((name, _SWAP)), lambdas=lambdas, validation=held_out
-            )
+            swap = judged.get((name, _SWAP))
+            figures[name] = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
             figures[name]["token_level"] = why_not_token_level(scorer, opened)
-            figures[name]["headline"] = score if score in figures[name]["scores"] else _fallback(score)
-        first = judged[rewards[0], ""]
-        test = [row for row in first if row.cluster not in held_out]
+            fallback = SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
+            figures[name]["headline"] = score if score in figures[name]["scores"] else fallback
+        test = [row for row in judged[rewards[0], ""] if row.cluster not in held_out]
+        without_reward = lambdas.index(0.0)
         summary = {
-            "policy": called,
+            "policy": policy_name,
             "data": list(inputs.sources),
             "n": len(comparisons),
             "n_test": len(test),
@@ -187,40 +197,38 @@ def policy_accuracy(
             "strengths": lambdas,
             "headline": score,
             "lambda_0": {
-                "sum": _alone(test, lambda row: row.at(SEQUENCE, lambdas.index(0.0))),
-                "lennorm": _alone(test, lambda row: row.at(SEQUENCE + LENNORM, lambdas.index(0.0))),
+                "sum": _accuracy(test, lambda row: row.at(SEQUENCE, without_reward)),
+                "lennorm": _accuracy(test, lambda row: row.at(SEQUENCE + LENNORM, without_reward)),
             },
-            "length": _alone(test, lambda row: list(map(float, row.tokens))),
+            "length": _accuracy(test, lambda row: list(map(float, row.tokens))),
             "another_user": why_not,
             "rewards": figures,
             "definitions": dict(POLICY_DEFINITIONS),
         }
-        write_behaviour(
-            path,
-            [
+        setting = {key: decided[key] for key in decided if key not in ("rewards", "versions")}
+        behaviour = []
+        for name, figure in figures.items():
+            headline = figure["headline"]
+            strength = lambdas.index(figure["scores"][headline]["lambda"])
+            behaviour.append(
                 figure_of(
-                    values_of_test(
-                        judged[name, ""], own, lambdas.index(found["scores"][own]["lambda"]), held_out
-                    ),
+                    values_of_test(judged[name, ""], headline, strength, held_out),
                     [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
-                    name=f"policy accuracy ({own})",
+                    name=f"policy accuracy ({headline})",
                     label=name,
                     identity=scorers[name].identity(),
-                    setting={key: decided[key] for key in decided if key not in ("rewards", "versions")}
-                    | {"validation": validation},
+                    setting=setting | {"validation": validation},
                     policy=identity.get("architecture"),
                 )
-                for name, found in figures.items()
-                for own in [found["headline"]]
-            ],
-        )
+            )
+        write_behaviour(path, behaviour)
         write_json(path / SUMMARY, summary)
     return PolicyAccuracy(path, summary)
 
 
 def _checked(strengths: Sequence[float], *, candidates: int, score: str, validation: float) -> list[float]:
-    found = sorted({0.0, *map(float, strengths)})
-    if not all(np.isfinite(value) and value >= 0 for value in found):
+    lambdas = sorted({0.0, *map(float, strengths)})
+    if not all(np.isfinite(value) and value >= 0 for value in lambdas):
         raise DataError(f"lambdas: expected finite numbers of at least 0, found {quote(list(strengths))}")
     if candidates < 0:
         raise DataError(f"candidates: expected 0 or more, found {candidates}")
@@ -229,16 +237,12 @@ def _checked(strengths: Sequence[float], *, candidates: int, score: str, validat
     known = [name for name in NAMES if candidates or not name.startswith("seq_logprob")]
     if score not in known:
         raise DataError(f"score: expected one of {', '.join(known)}, found {quote(score)}")
-    return found
-
-
-def _fallback(score: str) -> str:
-    return SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
+    return lambdas
 
 
 def _swapped(comparisons: Sequence[Comparison], *, seed: int) -> tuple[list[Comparison] | None, str | None]:
     """The comparisons with another user, or why there are none."""
-    if not any(each.profile for each in comparisons) and not any(each.user_id for each in comparisons):
+    if not any(comparison.profile or comparison.user_id for comparison in comparisons):
         return None, "the data name no users and have no profiles"
     try:
         return with_other_users(comparisons, seed=seed), None
@@ -259,7 +263,7 @@ def _figures(
     return {
         "reward_alone": {
             "accuracy": sum(wins) / len(wins),
-            "half_credit": _alone(test, lambda row: list(row.rewards)),
+            "half_credit": _accuracy(test, lambda row: list(row.rewards)),
         },
         "scores": {
             name: score_summary(rows, name, strengths=lambdas, validation=validation, swapped=swapped)
@@ -268,9 +272,128 @@ def _figures(
     }
 
 
-def _alone(rows: Sequence[Judged], scores: Any) -> dict[str, Any]:
+def _accuracy(rows: Sequence[Judged], scores: Callable[[Judged], Any]) -> dict[str, Any]:
     values = np.asarray([row.value(scores(row)) for row in rows])
     return {
         "policy_accuracy": float(values.mean()),
         **mean_interval(values, [row.cluster for row in rows]).to_json(),
     }
+
+
+@dataclass(frozen=True)
+class _PolicyReader:
+    """The policy's side of every comparison, read when it is first asked for and then kept."""
+
+    policy: Policy
+    comparisons: Sequence[Comparison]
+    profile_posts: int
+    candidates: int
+    limit: int
+    known: dict[int, PolicyTokens] = field(default_factory=dict)
+
+    def read(self, indices: Sequence[int]) -> list[PolicyTokens]:
+        """Return the policy's tokens of some comparisons."""
+        step = batch_shards(self.policy.mesh)
+        missing = [index for index in indices if index not in self.known]
+        for start in range(0, len(missing), step):
+            part = missing[start : start + step]
+            tokens = read_policy(
+                self.policy,
+                [self.comparisons[index] for index in part],
+                profile_posts=self.profile_posts,
+                candidates=self.candidates,
+                limit=self.limit,
+            )
+            self.known.update(zip(part, tokens, strict=True))
+        return [self.known[index] for index in indices]
+
+
+def _missing_rows(
+    file: RowFile,
+    reader: _PolicyReader,
+    name: str,
+    control: str,
+    scorer: Any,
+    shown: Sequence[Comparison],
+    lambdas: Sequence[float],
+) -> Iterator[list[Row]]:
+    """Yield the rows of a reward model that are missing, some at a time; it is ``shown`` these comparisons."""
+    by_token = why_not_token_level(scorer, reader.policy) is None
+    shards = batch_shards(scorer.mesh) if by_token else 1
+    step = max(16, shards)
+    for start in range(0, len(shown), step):
+        # parts of the input, whatever is there already: a row does not depend on an interruption
+        part = range(start, min(start + step, len(shown)))
+        if all((name, control, shown[index].id) in file.rows for index in part):
+            continue
+        whole: list[Any] = [None] * len(part)
+        for batch in scorer.stream([shown[index] for index in part], skip=lambda indices: False):
+            for place, scores in zip(batch.indices, batch.scores, strict=True):
+                whole[place] = np.asarray(scores, np.float64)
+        tokens = reader.read(part)
+        rewards: list[RewardTokens | None] = [None] * len(part)
+        for first in range(0, len(part), shards) if by_token else ():
+            several = [shown[index] for index in part[first : first + shards]]
+            view = scorer.reader.view(ViewOptions())
+            rewards[first : first + shards] = read_rewards(
+                scorer, several, tokens[first : first + shards], view=view
+            )
+        yield [
+            _row(name, control, shown[index], whole[place], tokens[place], rewards[place], lambdas)
+            for place, index in enumerate(part)
+            if (name, control, shown[index].id) not in file.rows
+        ]
+
+
+def _row(
+    name: str,
+    control: str,
+    comparison: Comparison,
+    whole: np.ndarray,
+    tokens: PolicyTokens,
+    rewards: RewardTokens | None,
+    lambdas: Sequence[float],
+) -> Row:
+    facts = []
+    for k, ids in enumerate(tokens.ids):
+        known: dict[str, Any] = {}
+        if rewards is not None:
+            known = {"rewards": rewards.rewards[k], "start": rewards.start}
+            if tokens.tried[k].shape[1]:
+                known |= {
+                    "tried_logprobs": tokens.tried_logprobs[k],
+                    "tried_rewards": rewards.tried[k],
+                    "listed": (tokens.tried[k] == ids[:, None]).any(axis=1),
+                }
+        facts.append(TokenFacts(tokens.logprobs[k], float(whole[k]), **known))
+    by_strength = [[response_scores(response, strength) for response in facts] for strength in lambdas]
+    names = [score for score in SCORES if score in by_strength[0][0]]
+    scores = {
+        score: [
+            [list(prefix) for prefix in zip(*(response[score] for response in responses), strict=True)]
+            for responses in by_strength
+        ]
+        for score in names
+    }
+    by_prefix = [prefix for strengths in scores.values() for prefixes in strengths for prefix in prefixes]
+    values = [value for prefix in by_prefix for value in prefix if value is not None]
+    if not np.isfinite([*values, *whole]).all():
+        where = f"{name}: comparison {quote(comparison.id)}"
+        raise RunError(f"{where}: expected finite rewards and log-probabilities; try --dtype float32")
+    return {
+        "scorer": name,
+        "control": control,
+        "id": comparison.id,
+        "tokens": [len(ids) for ids in tokens.ids],
+        "rewards": list(map(float, whole)),
+        "scores": scores,
+    }
+
+
+def _judged(row: Row, comparison: Comparison, cluster: str) -> Judged:
+    assert comparison.labels is not None
+    return Judged(comparison.id, cluster, comparison.labels, row["tokens"], row["rewards"], row["scores"])
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["scorer"], row["control"], row["id"]

@@ -131,6 +131,7 @@ class Programs:
       restart: (rows, prompts, which [B, S], numbers [B, S]) -> rows; begins samples.
       run: (params, prompts, rows, ...) -> rows; see :func:`prb_jax.generation.steps.run_steps`.
       end: (rows, which [B, S]) -> rows; ends samples.
+      of_policy: rows -> those of the policy, where the rows of another model are with them.
     """
 
     shape: Shape
@@ -139,6 +140,7 @@ class Programs:
     restart: Callable[..., Rows]
     run: Callable[..., Rows]
     end: Callable[[Rows, np.ndarray], Rows]
+    of_policy: Callable[[Any], Rows] = lambda rows: rows
 
 
 @functools.lru_cache(maxsize=16)

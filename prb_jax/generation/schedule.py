@@ -143,9 +143,9 @@ class _Unit:
                 most=most,
                 watched=np.ascontiguousarray(watched),
             )
-            found, ended = self._finished(rows)
-            if found:
-                yield found
+            drawn, ended = self._finished(self.programs.of_policy(rows))
+            if drawn:
+                yield drawn
             if ended is not None:
                 rows = self.programs.end(rows, ended)
 
@@ -196,21 +196,21 @@ class _Unit:
         if self.task.cut is None and not done.any():
             return [], None
         lengths, tokens = fetch(rows.cache.lengths), fetch(rows.tokens)
-        found, ended = [], np.zeros(self.row.shape, bool)
+        drawn, ended = [], np.zeros(self.row.shape, bool)
         logprobs = sampled = None
         for tree, place in np.argwhere(busy if self.task.cut else done):
             ids = tokens[tree, place, : lengths[tree, place]]
-            kept = None if self.task.cut is None else self.task.cut(ids)
-            if kept is None and not done[tree, place]:
+            cut = None if self.task.cut is None else self.task.cut(ids)
+            if cut is None and not done[tree, place]:
                 continue
             if logprobs is None or sampled is None:
                 logprobs, sampled = fetch(rows.logprobs), fetch(rows.sampled_logprobs)
-            if kept is not None:
+            if cut is not None:
                 finish, ended[tree, place] = "text", not done[tree, place]
             else:
                 finish = "stop" if ids[-1] in self.task.stop_ids else "length"
-            size = len(ids) if kept is None else kept
-            found.append(
+            size = len(ids) if cut is None else cut
+            drawn.append(
                 Drawn(
                     prompt=int(self.tree[tree]),
                     sample=int(self.row[tree, place]),
@@ -221,7 +221,7 @@ class _Unit:
                 )
             )
             self.row[tree, place] = -1
-        return found, ended if ended.any() else None
+        return drawn, ended if ended.any() else None
 
 
 def as_rules(rules: Rules) -> Rules:

@@ -92,9 +92,9 @@ def why_not_token_level(reward: Any, policy: Policy) -> str | None:
     return why_other_tokenizer(policy.tokenizer, reward.tokenizer)
 
 
-def why_other_tokenizer(own: ChatTokenizer, other: ChatTokenizer) -> str | None:
+def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
     """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
-    ours, theirs = own.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
     if ours == theirs:
         return None
     token = min(
@@ -102,25 +102,9 @@ def why_other_tokenizer(own: ChatTokenizer, other: ChatTokenizer) -> str | None:
         key=lambda token: (ours.get(token, 1 << 40), token),
     )
     return (
-        f"its tokenizer is another one than the policy's ({own.name}): token {quote(token)} is {theirs.get(token)}, "
+        f"its tokenizer is another one than the policy's ({policy.name}): token {quote(token)} is {theirs.get(token)}, "
         f"expected {ours.get(token)}"
     )
-
-
-def response_ids(comparison: Comparison, chat: ChatTokenizer, *, vocab_size: int) -> tuple[np.ndarray, ...]:
-    """Return the token ids of the responses alone, as they would follow a prompt; nothing that ends a text.
-
-    Raises:
-      DataError: a response without a token, or with one that the model has no embedding of.
-    """
-    found = tuple(np.asarray(ids, np.int32) for ids in chat.tokenize(comparison.responses))
-    for number, ids in enumerate(found):
-        if not len(ids) or ids.max() >= vocab_size:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: response {number}: expected at least one token, all below "
-                f"{vocab_size}, found {len(ids)} tokens"
-            )
-    return found
 
 
 def read_policy(
@@ -130,25 +114,35 @@ def read_policy(
 
     Args:
       policy: read with its own prompts, as `prb sample` shows them.
-      comparisons: their responses are read as the continuation of the prompt.
+      comparisons: their responses are read as the continuation of the prompt, without a token that ends a text.
       profile_posts: at most this many posts are shown.
       candidates: C, 0 for none.
       limit: most tokens of prompt and response.
+
+    Raises:
+      DataError: a response without a token, or with one that the model has no embedding of; a prompt that does not fit.
     """
-    ids = [response_ids(each, policy.tokenizer, vocab_size=policy.config.vocab_size) for each in comparisons]
-    trees = []
-    for each, own in zip(comparisons, ids, strict=True):
-        room = limit - max(map(len, own))
-        prompt = comparison_prompts([each], policy.tokenizer, profile_posts=profile_posts, limit=room)[0]
-        trees.append(Tree(prompt.ids, own, tuple(len(one) - 1 for one in own)))
+    vocab_size, trees = policy.config.vocab_size, []
+    for comparison in comparisons:
+        responses = tuple(
+            np.asarray(ids, np.int32) for ids in policy.tokenizer.tokenize(comparison.responses)
+        )
+        for number, ids in enumerate(responses):
+            if not len(ids) or ids.max() >= vocab_size:
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: response {number}: expected at least one token, all below "
+                    f"{vocab_size}, found {len(ids)} tokens"
+                )
+        room = limit - max(map(len, responses))
+        (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=room)
+        trees.append(_tree(prompt.ids, responses))
     batch = _batch(trees, policy.mesh)
     program = _policy_program(policy.program, candidates)
     with compiling(program, batch.prefix.shape, batch.responses.shape):
-        logprobs, tried, tried_logprobs = program(policy.params, batch)
-    parts = [np.asarray(x) for x in (logprobs, tried, tried_logprobs)]
+        arrays = [np.asarray(x) for x in program(policy.params, batch)]
     return [
-        PolicyTokens(own, *(tuple(x[row, k, : len(one)] for k, one in enumerate(own)) for x in parts))
-        for row, own in enumerate(ids)
+        PolicyTokens(tree.responses, *(_cut(array[row], tree.responses) for array in arrays))
+        for row, tree in enumerate(trees)
     ]
 
 
@@ -163,25 +157,20 @@ def read_rewards(
       tokens: of the policy, of the same comparisons.
       view: what the model is shown.
     """
-    trees = reward_trees(model, comparisons, [each.ids for each in tokens], view=view)
-    batch = _batch(trees, model.mesh)
-    rows, responses, length = batch.responses.shape
-    count = tokens[0].tried[0].shape[1]
-    tried = np.zeros((rows, responses, length, count), np.int32)
-    for row, each in enumerate(tokens):
-        for k, ids in enumerate(each.tried):
+    batch = _batch(
+        reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens], view=view), model.mesh
+    )
+    tried = np.zeros((*batch.responses.shape, tokens[0].tried[0].shape[1]), np.int32)
+    for row, of_policy in enumerate(tokens):
+        for k, ids in enumerate(of_policy.tried):
             tried[row, k, : len(ids)] = ids
     program = _reward_program(model.decoder, model.mesh, model.dtype, model.readout)
     with compiling(program, batch.prefix.shape, tried.shape):
         placed = to_global(tried, batch_sharding(model.mesh, tried.ndim))
         start, rewards, of_tried = map(np.asarray, program(model.params, batch, placed))
     return [
-        RewardTokens(
-            float(start[row]),
-            tuple(rewards[row, k, : len(ids)] for k, ids in enumerate(each.ids)),
-            tuple(of_tried[row, k, : len(ids)] for k, ids in enumerate(each.ids)),
-        )
-        for row, each in enumerate(tokens)
+        RewardTokens(float(start[row]), _cut(rewards[row], of_policy.ids), _cut(of_tried[row], of_policy.ids))
+        for row, of_policy in enumerate(tokens)
     ]
 
 
@@ -207,17 +196,25 @@ def reward_trees(
     """
     assert isinstance(model.tokenizer, ChatTokenizer)
     trees = []
-    for each, own in zip(comparisons, ids, strict=True):
-        limit = model.reader.limit(view) - (max(map(len, own)) if room is None else room)
-        prompt = comparison_prompts(
-            [each],
+    for comparison, responses in zip(comparisons, ids, strict=True):
+        (prompt,) = comparison_prompts(
+            [comparison],
             model.tokenizer,
             profile_posts=view.profile_posts,
-            limit=limit,
+            limit=model.reader.limit(view) - (max(map(len, responses)) if room is None else room),
             order_claim=view.order_claim,
-        )[0]
-        trees.append(Tree(prompt.ids, own, tuple(len(one) - 1 for one in own)))
+        )
+        trees.append(_tree(prompt.ids, responses))
     return trees if model.reader.prompts is None else model.reader.prompts.encode(trees, comparisons)
+
+
+def _tree(prompt: np.ndarray, responses: tuple[np.ndarray, ...]) -> Tree:
+    return Tree(prompt, responses, tuple(len(ids) - 1 for ids in responses))
+
+
+def _cut(array: np.ndarray, responses: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The parts [T, ...] of an array [K, R, ...] that belong to the tokens of the responses."""
+    return tuple(array[k, : len(ids)] for k, ids in enumerate(responses))
 
 
 def _batch(trees: Sequence[Tree], mesh: Any) -> TreeBatch:
@@ -252,17 +249,19 @@ def _policy_program(program: Program, candidates: int) -> Any:
         )
         before = states_before_tokens(states, batch)[:, :, :-1]
 
-        def one(given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            states, tokens = given
+        def of_response(
+            states_and_tokens: tuple[jax.Array, jax.Array],
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            states, tokens = states_and_tokens
             normed = last_norm(params, states, program.config).astype(program.dtype)
             logits = program.head.next_token(params, normed)
             logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             best, ids = lax.top_k(logprobs, candidates)
             return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], ids, best
 
-        given = (before.swapaxes(0, 1), jnp.asarray(batch.responses).swapaxes(0, 1))
-        found = lax.map(one, given)  # one response at a time: the logits are [B, R, V]
-        return tuple(x.swapaxes(0, 1) for x in found)  # pyright: ignore[reportReturnType]
+        responses = (before.swapaxes(0, 1), jnp.asarray(batch.responses).swapaxes(0, 1))
+        arrays = lax.map(of_response, responses)  # one response at a time: the logits are [B, R, V]
+        return tuple(x.swapaxes(0, 1) for x in arrays)  # pyright: ignore[reportReturnType]
 
     return jax.jit(read, out_shardings=None if program.mesh is None else replicated(program.mesh))
 
@@ -293,17 +292,17 @@ def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) 
         layers = layers_of(params)
         candidates, parts = tried.shape[-1], length // STEPS_TOGETHER
 
-        def one(given: tuple[jax.Array, jax.Array]) -> jax.Array:
-            ids, first = given
+        def of_part(ids_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
+            ids, first = ids_and_start
             steps = first + jnp.arange(STEPS_TOGETHER)
             places = jnp.broadcast_to(steps[:, None], ids.shape).reshape(rows, responses, -1)
-            found = try_tokens(params, layers, ids.reshape(places.shape), places, prefix, suffix, **options)
-            flat = found.states.reshape(rows, -1, found.states.shape[-1])
+            part = try_tokens(params, layers, ids.reshape(places.shape), places, prefix, suffix, **options)
+            flat = part.states.reshape(rows, -1, part.states.shape[-1])
             return token_rewards(config, readout, params, flat).reshape(ids.shape)
 
         split = tried.reshape(rows, responses, parts, STEPS_TOGETHER, candidates)
-        found = lax.map(one, (jnp.moveaxis(split, 2, 0), STEPS_TOGETHER * jnp.arange(parts)))
-        return values[:, 0], rewards, jnp.moveaxis(found, 0, 2).reshape(tried.shape)
+        by_part = lax.map(of_part, (jnp.moveaxis(split, 2, 0), STEPS_TOGETHER * jnp.arange(parts)))
+        return values[:, 0], rewards, jnp.moveaxis(by_part, 0, 2).reshape(tried.shape)
 
     return jax.jit(read, out_shardings=replicated(mesh))
 

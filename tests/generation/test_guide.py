@@ -139,7 +139,7 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "rougeL_stemmed" in done.stdout
+    assert "ROUGE-L F1, stemmed (0 to 1)" in done.stdout
     assert "quality: baseline:length" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
