@@ -75,8 +75,8 @@ def past_texts(
     counts, without = dict.fromkeys(negatives, 0), dict.fromkeys(negatives, 0)
     with writing(target), whole_file(target) as file:
         for item in items:
-            for source, found in negatives.items():
-                text = found.get(item["id"])
+            for source, texts in negatives.items():
+                text = texts.get(item["id"])
                 if text is None:
                     without[source] += 1
                     continue
@@ -132,10 +132,10 @@ def _items(inputs: Path, outputs: Path) -> list[dict[str, Any]]:
 
 
 def _text(value: Any, key: str, where: str) -> str:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, str) or not found.strip():
-        raise DataError(f"{where}: field '{key}': expected a text, found {quote(found)}")
-    return found
+    text = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: field '{key}': expected a text, found {quote(text)}")
+    return text
 
 
 def _past(pair: Any, where: str, place: int) -> dict[str, str]:
@@ -151,20 +151,13 @@ def _of_other_users(items: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The text of another user for the most similar input, by BM25; not one that says the same."""
     posts = [{"text": item["input"]} for item in items]
     orders = bm25(Query(item["id"], item["input"], posts) for item in items)
-    found = {}
+    texts: dict[str, str] = {}
     for item, order in zip(items, orders, strict=True):
-        others = (items[place] for place in order)
-        text = next(
-            (
-                other["output"]
-                for other in others
-                if other["user_id"] != item["user_id"] and other["output"].strip() != item["output"].strip()
-            ),
-            None,
-        )
-        if text is not None:
-            found[item["id"]] = text
-    return found
+        for other in (items[place] for place in order):
+            if other["user_id"] != item["user_id"] and other["output"].strip() != item["output"].strip():
+                texts[item["id"]] = other["output"]
+                break
+    return texts
 
 
 def _of_policy(folder: Path, items: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -163,11 +163,11 @@ class Policy:
             limit=self.limit(options),
             vocab_size=self.config.vocab_size,
         )
-        found: list[list[Any]] = [[None] * n for _ in read]
-        for drawn in self.draw(read, options, rows=rows):
-            for each in drawn:
-                found[each.prompt][each.sample] = self.as_sample(read[each.prompt], each, options)
-        return found
+        samples: list[list[Any]] = [[None] * n for _ in read]
+        for batch in self.draw(read, options, rows=rows):
+            for drawn in batch:
+                samples[drawn.prompt][drawn.sample] = self.as_sample(read[drawn.prompt], drawn, options)
+        return samples
 
     def limit(self, options: SampleOptions, max_length: int | None = None) -> int:
         """Return the most tokens of a prompt, beside which the new tokens fit into the context.
@@ -366,8 +366,8 @@ def read_stop_ids(folder: Path, tokenizer: ChatTokenizer, *, raw: Mapping[str, A
       CheckpointError: the file cannot be read, or the field is no id and no list of ids.
     """
     path = folder / "generation_config.json"
-    found = read_object(path, error=CheckpointError) if path.exists() else {}
-    for where, fields in ((path, found), (folder / "config.json", raw)):
+    generation = read_object(path, error=CheckpointError) if path.exists() else {}
+    for where, fields in ((path, generation), (folder / "config.json", raw)):
         value = fields.get("eos_token_id")
         if value is None:
             continue

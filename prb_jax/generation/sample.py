@@ -113,7 +113,9 @@ def sample_data(
     }
     notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
     with held_folder(path):
-        RUNS.start(path, decided, session=_session(policy, rows), notes=notes)
+        session = session_facts(policy, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
+        session.pop("batch_tokens")
+        RUNS.start(path, decided, session=session, notes=notes)
         with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:
             known = file.rows
 
@@ -127,22 +129,18 @@ def sample_data(
                 else:
                     shown = list(inputs.comparisons)
                     stream = guide.draw(policy, shown, prompts, options, rows=rows, skip=is_known)
-                for drawn in stream:
-                    new = [
-                        _row(
-                            prompts[each.prompt],
-                            each.sample,
-                            policy.as_sample(prompts[each.prompt], each, options),
-                        )
-                        for each in drawn
-                        if (prompts[each.prompt].name, each.sample) not in known
-                    ]
+                for batch in stream:
+                    new = []
+                    for drawn in batch:
+                        prompt = prompts[drawn.prompt]
+                        if (prompt.name, drawn.sample) not in known:
+                            new.append(_row(prompt, drawn.sample, policy.as_sample(prompt, drawn, options)))
                     file.append(new)
                     display.advance(len(new), sum(len(row["token_ids"]) for row in new))
             check_unchanged(inputs)
             keys = [(prompt.name, sample) for prompt in prompts for sample in range(options.n)]
-            found = file.finish(keys)
-        summary = _summary(name, inputs, prompts, found, options)
+            samples = file.finish(keys)
+        summary = _summary(name, inputs, prompts, samples, options)
         write_json(path / SUMMARY, summary)
     return SampleRun(path, summary)
 
@@ -174,12 +172,6 @@ def _row(prompt: Prompt, number: int, sample: Sample) -> dict[str, Any]:
         "sampled_logprob": sample.sampled_logprob,
         "finish": sample.finish,
     }
-
-
-def _session(policy: Policy, rows: int | None) -> dict[str, Any]:
-    facts = session_facts(policy, None)  # pyright: ignore[reportArgumentType] - it looks at the mesh alone
-    facts.pop("batch_tokens")
-    return facts | {"rows": rows}
 
 
 def _summary(

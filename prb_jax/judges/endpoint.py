@@ -54,7 +54,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said.
+    """The reply of a model.
 
     Attributes:
       text: of the reply; empty where the endpoint says that there is none.
@@ -151,14 +151,14 @@ class Endpoint:
         Raises:
           RunError: the endpoint refuses, is down, or answers with something else than a reply.
         """
-        bodies = self._bodies(
+        return self._gather(
             conversations,
-            seeds,
+            Future.result,
             temperature=temperature,
             max_tokens=max_new_tokens,
+            seeds=seeds,
             alternatives=alternatives,
         )
-        return self._gather(bodies, Future.result)
 
     def ask_each(
         self,
@@ -180,39 +180,35 @@ class Endpoint:
             except NoReplyError as error:
                 return error
 
-        bodies = self._bodies(conversations, seeds, temperature=temperature, max_tokens=max_new_tokens)
-        return self._gather(bodies, outcome)
+        return self._gather(
+            conversations, outcome, temperature=temperature, max_tokens=max_new_tokens, seeds=seeds
+        )
 
-    def _bodies(
+    def _gather(
         self,
         conversations: Sequence[Sequence[Message]],
-        seeds: Sequence[int] | None,
+        outcome: Callable[[Future[Reply]], Outcome],
         *,
         temperature: float,
         max_tokens: int,
+        seeds: Sequence[int] | None,
         alternatives: int | None = None,
-    ) -> list[dict[str, Any]]:
-        return [
-            {
+    ) -> list[Outcome]:
+        """The outcome of each conversation's request; equal requests are sent once."""
+        futures: dict[str, Future[Reply]] = {}
+        keys = []
+        for number, messages in enumerate(conversations):
+            body = {
                 "model": self.options.model,
-                "messages": [{"role": each.role, "content": each.content} for each in messages],
+                "messages": [{"role": message.role, "content": message.content} for message in messages],
                 "temperature": temperature,
                 "max_tokens": max_tokens,
                 **({} if seeds is None else {"seed": seeds[number]}),
                 **({} if alternatives is None else {"logprobs": True, "top_logprobs": alternatives}),
             }
-            for number, messages in enumerate(conversations)
-        ]
-
-    def _gather(
-        self, bodies: Sequence[Mapping[str, Any]], outcome: Callable[[Future[Reply]], Outcome]
-    ) -> list[Outcome]:
-        keys = [json.dumps(body, sort_keys=True) for body in bodies]
-        distinct = dict(zip(keys, bodies, strict=True))
-        futures = {
-            key: asyncio.run_coroutine_threadsafe(self._ask(body), self._loop)
-            for key, body in distinct.items()
-        }
+            keys.append(json.dumps(body, sort_keys=True))
+            if keys[-1] not in futures:
+                futures[keys[-1]] = asyncio.run_coroutine_threadsafe(self._ask(body), self._loop)
         try:
             return [outcome(futures[key]) for key in keys]
         finally:
@@ -266,9 +262,9 @@ class Endpoint:
                 kind = RunError if status in HOPELESS else NoReplyError
                 raise kind(f"{options.url}: status {status}: {said}{hint}")
             try:
-                found = parse_json(data, where=options.url, error=RunError)
-                self._read(found)
-                return found, number + 1
+                contents = parse_json(data, where=options.url, error=RunError)
+                self._read(contents)
+                return contents, number + 1
             except RunError as error:
                 failure = str(error)
         raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
@@ -319,11 +315,11 @@ class Endpoint:
             number = usage.get(name)
             return number if type(number) is int and number >= 0 else None
 
-        found = None
+        told = None
         if alternatives:
             assert isinstance(first, Mapping)
-            found = _alternatives(first.get("logprobs")) if message["content"] else []
-            if found is None:
+            told = _alternatives(first.get("logprobs")) if message["content"] else []
+            if told is None:
                 raise RunError(
                     f"{self.options.url}: expected choices[0].logprobs.content with a token and its top_logprobs for "
                     f"each place, found {without_key(first.get('logprobs'), self.options.key)}: leave out "
@@ -335,7 +331,7 @@ class Endpoint:
             message["content"] or "",
             tokens("prompt_tokens"),
             tokens("completion_tokens"),
-            found,
+            told,
             finish=finish if isinstance(finish, str) else None,
             tries=tries if type(tries) is int else 1,
         )
@@ -360,15 +356,15 @@ def endpoint_options(
     return EndpointOptions(url=url, model=model, key=key, concurrency=concurrency, prices=prices)
 
 
-def _alternatives(found: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:
+def _alternatives(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:
     """The tokens of a reply with the most probable ones of their places; None where they are not told as expected."""
     try:
         return [
             (
                 str(place["token"]),
-                [(str(one["token"]), float(one["logprob"])) for one in place["top_logprobs"]],
+                [(str(other["token"]), float(other["logprob"])) for other in place["top_logprobs"]],
             )
-            for place in found["content"]
+            for place in logprobs["content"]
         ]
     except (KeyError, TypeError, ValueError):
         return None
