@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.building.candidates import lacking, match_pairs
-from prb_jax.building.facts import build_facts, decided_inputs
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.gating import Gated, run_gates
+from prb_jax.building.models import Writer, open_judge, open_writer
 from prb_jax.building.parts import split_parts
 from prb_jax.building.product import write_product
 from prb_jax.building.prompts import prompts_digest
-from prb_jax.building.records import Record, read_records
-from prb_jax.building.redaction import load_redactor, redact
+from prb_jax.building.records import Record, load_redactor, read_records, redact
 from prb_jax.building.settings import BuildSettings, load_build_settings
-from prb_jax.building.write import read_candidates, write_rows
-from prb_jax.building.writers import Writer, open_speaker, open_writer
+from prb_jax.building.summary import build_inputs, build_summary
+from prb_jax.building.writing import read_candidates, write_rows
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
@@ -51,15 +50,6 @@ class Build:
 
     out: Path
     summary: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """Pairs of all records: the first answers, the best-matched ones, and by id the reason why there is none."""
-
-    first: list[Pair]
-    best: list[Pair]
-    none: dict[str, str]
 
 
 def build(
@@ -105,31 +95,35 @@ def build(
         records = [redact(record, redactor) for record in records]
     cache = folder / REPLIES if settings.cache is None else Path(settings.cache)
     writer = open_writer(settings.generator, cache=cache)
-    judge = open_speaker(settings.judge, cache=cache) if settings.judge.given else None
-    inputs = decided_inputs(settings, records, writer=writer, judge=judge)
+    judge = open_judge(settings.judge, cache=cache) if settings.judge.given else None
+    inputs = build_inputs(settings, records, writer=writer, judge=judge)
     with held_folder(folder):
         done = (folder / SUMMARY).exists()
         session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
         RUNS.start(folder, inputs, notes={"command": command_line(), "data": settings.data}, session=session)
         run = RUNS.read(folder) or {}
-        relaxed = sorted({name for each in run["sessions"] for name in each["relax"]})
+        relaxed = sorted({name for session in run["sessions"] for name in session["relax"]})
         if done:
-            _check_finished(folder, settings, relaxed)
+            if further := sorted(set(settings.relax) - set(relaxed)):
+                raise RunError(
+                    f"{folder}: the build is finished without relaxing {', '.join(further)}: leave --relax out, or "
+                    "give --out another folder"
+                )
             return Build(folder, read_object(folder / SUMMARY, error=RunError))
         settings = replace(settings, relax=tuple(relaxed))
         rows = _write_all(records, writer, settings, folder, progress=progress)
         del writer  # a model on this machine makes room for the next
-        made = _pairs(records, rows, settings, inputs)
+        first, best, none = _pairs(records, rows, settings, inputs)
         gated = run_gates(
-            made.first,
-            made.best,
+            first,
+            best,
             records=len(records),
             settings=settings,
             judge=judge,
             folder=folder,
             progress=progress,
         )
-        results = [each.to_json() for each in gated.results]
+        results = [result.to_json() for result in gated.results]
         write_json(folder / GATES_FILE, {"gates": results, "relaxed": relaxed})
         gated.check()
         if not gated.kept:
@@ -140,27 +134,19 @@ def build(
             private_share=settings.product.private_share,
             seed=settings.seed,
         )
-        facts = build_facts(
+        summary = build_summary(
             settings, records, rows, gated, parts, inputs, folder=folder, command=_repeating(run, relaxed)
         )
         write_product(
             folder,
             pairs=gated.kept,
             parts=parts,
-            dropped=_dropped(records, made.none, gated),
+            dropped=_dropped(records, none, gated),
             formats=settings.product.formats,
-            facts=facts,
+            summary=summary,
         )
-        write_json(folder / SUMMARY, facts)
-    return Build(folder, facts)
-
-
-def _check_finished(folder: Path, settings: BuildSettings, relaxed: Sequence[str]) -> None:
-    if further := sorted(set(settings.relax) - set(relaxed)):
-        raise RunError(
-            f"{folder}: the build is finished without relaxing {', '.join(further)}: leave --relax out, or give --out "
-            "another folder"
-        )
+        write_json(folder / SUMMARY, summary)
+    return Build(folder, summary)
 
 
 def _repeating(run: Mapping[str, Any], relaxed: Sequence[str]) -> list[str]:
@@ -201,7 +187,9 @@ def _write_all(
                 if len(lost) == len(unit):
                     break  # nothing was answered: the rest would fare no better
             if start == 0:
-                _check_first([(each, file.rows[each.id]) for each in unit if each.id in file.rows], settings)
+                _check_first(
+                    [(record, file.rows[record.id]) for record in unit if record.id in file.rows], settings
+                )
         if failures:
             name, error = next(iter(failures.items()))
             raise RunError(
@@ -234,19 +222,18 @@ def _check_first(written: Sequence[tuple[Record, Row]], settings: BuildSettings)
 
 def _pairs(
     records: Sequence[Record], rows: Sequence[Row], settings: BuildSettings, inputs: Mapping[str, Any]
-) -> _Pairs:
+) -> tuple[list[Pair], list[Pair], dict[str, str]]:
     """The first answers of both sides of each record, the best-matched ones, and why a record has none."""
-    every = zip(records, rows, strict=True)
-    candidates = [read_candidates(row, record, settings) for record, row in every]
+    candidates = [read_candidates(row, record, settings) for record, row in zip(records, rows, strict=True)]
     generator = hashlib.sha256(json.dumps(inputs["generator"], sort_keys=True).encode()).hexdigest()[:16]
     first, pairs, none = [], [], dict[str, str]()
-    for record, row, own, best in zip(records, rows, candidates, match_pairs(candidates), strict=True):
-        early = [side[0] for side in own.values() if side]
-        if len(early) == 2 and all(each.text for each in early):
+    for record, row, sides, best in zip(records, rows, candidates, match_pairs(candidates), strict=True):
+        early = [side[0] for side in sides.values() if side]
+        if len(early) == 2 and all(candidate.text for candidate in early):
             comparison = record.pair(early[0].text, early[1].text, row["aspects"])
             first.append(Pair(comparison, (early[0].finish, early[1].finish)))
         if best is None:
-            none[record.id] = row["over"] or lacking(own) or ""
+            none[record.id] = row["over"] or lacking(sides) or ""
             continue
         chosen, rejected = best
         provenance = {
@@ -254,13 +241,13 @@ def _pairs(
             "generator_digest": generator,
             "prompts": prompts_digest(),
             "seeds": {"chosen": chosen.seed, "rejected": rejected.seed},
-            "candidates": {side: len(found) for side, found in own.items()},
+            "candidates": {side: len(written) for side, written in sides.items()},
             "aspects_derived": row["aspects_derived"],
             **{name: row[name] for name in ("requests", "tries", "prompt_tokens", "completion_tokens")},
         }
         comparison = record.pair(chosen.text, rejected.text, row["aspects"])
         pairs.append(Pair(comparison, (chosen.finish, rejected.finish), provenance))
-    return _Pairs(first, pairs, none)
+    return first, pairs, none
 
 
 def _dropped(records: Sequence[Record], none: Mapping[str, str], gated: Gated) -> list[dict[str, str]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from prb_jax.building.gates.copied_aspects import copied
-from prb_jax.building.gates.refusals import refusal
-from prb_jax.building.gates.truncations import truncation
+from prb_jax.building.gates.answers import copied_words, refusal, truncation
 from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.data.comparison import RubricAspect
 from prb_jax.metrics.surface import count_words, surface_features
@@ -38,10 +36,6 @@ class Candidate:
     finish: str | None
     fault: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer, JSON-ready."""
-        return {"text": self.text, "seed": self.seed, "finish": self.finish, "fault": self.fault}
-
 
 def fault_of(
     text: str,
@@ -65,7 +59,7 @@ def fault_of(
     if words > writing.most_words:
         return f"has {words} words, expected at most {writing.most_words}"
     if "copied-aspects" not in relax:
-        run = copied(text, aspects, question=question, words=settings.gates.copied_words)
+        run = copied_words(text, aspects, question=question, words=settings.gates.copied_words)
         return None if run is None else f"has words of an aspect: {run}"
     return None
 
@@ -73,9 +67,9 @@ def fault_of(
 def lacking(candidates: Mapping[str, Sequence[Candidate]]) -> str | None:
     """Return which sides have no answer that can be used, and why the last one cannot; None where both have one."""
     faults = {
-        side: (found[-1].fault if found else "was not written")
-        for side, found in candidates.items()
-        if all(each.fault is not None for each in found)
+        side: (written[-1].fault if written else "was not written")
+        for side, written in candidates.items()
+        if all(candidate.fault is not None for candidate in written)
     }
     return "; ".join(f"no {side} answer: {fault}" for side, fault in faults.items()) or None
 
@@ -92,13 +86,15 @@ def match_pairs(
       rows: candidates by side, "chosen" and "rejected", in the order of the data.
     """
     total: np.ndarray | None = None
-    found: list[tuple[Candidate, Candidate] | None] = []
+    matched: list[tuple[Candidate, Candidate] | None] = []
     for row in rows:
-        chosen, rejected = ([each for each in row[side] if each.fault is None] for side in SIDES)
+        chosen, rejected = (
+            [candidate for candidate in row[side] if candidate.fault is None] for side in SIDES
+        )
         if not chosen or not rejected:
-            found.append(None)
+            matched.append(None)
             continue
-        columns = [surface_features([each.text for each in side]) for side in (chosen, rejected)]
+        columns = [surface_features([candidate.text for candidate in side]) for side in (chosen, rejected)]
         deltas = columns[0][:, None] - columns[1][None, :]
         deltas[..., 0] *= _LENGTH
         total = np.zeros(deltas.shape[-1]) if total is None else total
@@ -107,5 +103,5 @@ def match_pairs(
         same = np.array([[a.text == b.text for b in rejected] for a in chosen])
         place = np.unravel_index(int(np.argmin(np.where(same, np.inf, costs))), costs.shape)
         total = total + deltas[place]
-        found.append((chosen[int(place[0])], rejected[int(place[1])]))
-    return found
+        matched.append((chosen[int(place[0])], rejected[int(place[1])]))
+    return matched

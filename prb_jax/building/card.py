@@ -7,36 +7,36 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prb_jax.building.parts import Part
+from prb_jax.building.parts import BenchmarkPart
 from prb_jax.version import __version__
 
 
-def data_card(facts: Mapping[str, Any], *, part: Part | None) -> str:
+def data_card(summary: Mapping[str, Any], *, part: BenchmarkPart | None) -> str:
     """Return the card in Markdown; that of a part has the header that the hub reads.
 
     Args:
-      facts: what `summary.json` says.
+      summary: what `summary.json` says.
       part: that the card lies beside; None for the whole build.
     """
-    name = facts["name"] + (f" ({part.name} part)" if part else "")
-    lines = [*(_header(facts, part) if part else ()), f"# {_inline(name)}", ""]
+    name = summary["name"] + (f" ({part.name} part)" if part else "")
+    lines = [*(_header(summary, part) if part else ()), f"# {_inline(name)}", ""]
     lines += [
         f"Pairs of answers to people's questions, built by `prb build` of `prb_jax` {__version__}. The chosen answer "
         "follows what the person wanted; the rejected one avoids it, and is meant to be as correct, relevant and "
         "helpful.",
         "",
     ]
-    if facts["relaxed"]:
-        names = ", ".join(facts["relaxed"])
+    if summary["relaxed"]:
+        names = ", ".join(summary["relaxed"])
         lines += [
             f"**Relaxed gates: {_inline(names)}.** These were allowed to fail; read their figures below.",
             "",
         ]
-    if untried := [gate["gate"] for gate in facts["gates"] if gate["verdict"] == "not tried"]:
+    if untried := [gate["gate"] for gate in summary["gates"] if gate["verdict"] == "not tried"]:
         lines += [f"**Never tried: {_inline(', '.join(untried))}.** Nothing was given to try them with.", ""]
-    lines += list(_size(facts, part))
-    lines += ["", "## Gates", "", *_gates(facts)]
-    lines += ["", "## How it was made", "", *_made(facts)]
+    lines += list(_size(summary, part))
+    lines += ["", "## Gates", "", *_gates(summary)]
+    lines += ["", "## How it was made", "", *_made(summary)]
     if part is not None:
         lines += [
             "",
@@ -49,11 +49,11 @@ def data_card(facts: Mapping[str, Any], *, part: Part | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _header(facts: Mapping[str, Any], part: Part) -> Iterator[str]:
+def _header(summary: Mapping[str, Any], part: BenchmarkPart) -> Iterator[str]:
     yield "---"
-    yield f"pretty_name: {json.dumps(facts['name'])}"
-    if facts["licence"]:
-        yield f"license: {json.dumps(facts['licence'])}"
+    yield f"pretty_name: {json.dumps(summary['name'])}"
+    if summary["licence"]:
+        yield f"license: {json.dumps(summary['licence'])}"
     yield 'tags: ["preference", "personalization", "reward-model", "prb_jax"]'
     yield f"size_categories: [{json.dumps(_size_category(len(part.pairs)))}]"
     yield from (
@@ -74,10 +74,10 @@ def _size_category(pairs: int) -> str:
     return "100K<n<1M"
 
 
-def _size(facts: Mapping[str, Any], part: Part | None) -> Iterator[str]:
-    counts = ", ".join(f"{facts['parts'][name]:,} {name}" for name in facts["parts"])
-    users = f"{facts['users']:,} {facts['users_are']}"
-    yield f"{facts['pairs']:,} pairs of {users}, of {facts['records']:,} records ({counts})."
+def _size(summary: Mapping[str, Any], part: BenchmarkPart | None) -> Iterator[str]:
+    counts = ", ".join(f"{summary['parts'][name]:,} {name}" for name in summary["parts"])
+    users = f"{summary['users']:,} {summary['users_are']}"
+    yield f"{summary['pairs']:,} pairs of {users}, of {summary['records']:,} records ({counts})."
     yield ""
     yield (
         "No person, question or answer is in both parts, not even but for a few words. Aspects and narratives, which a "
@@ -88,19 +88,19 @@ def _size(facts: Mapping[str, Any], part: Part | None) -> Iterator[str]:
         yield "    prb evaluate MODEL --data FOLDER --out runs/first    # the folder of this card"
 
 
-def _gates(facts: Mapping[str, Any]) -> Iterator[str]:
+def _gates(summary: Mapping[str, Any]) -> Iterator[str]:
     yield "| gate | before | after | pairs dropped | |"
     yield "|---|---:|---:|---:|---|"
-    for gate in facts["gates"]:
+    for gate in summary["gates"]:
         shown = f"**relaxed** ({gate['verdict']})" if gate["relaxed"] else gate["verdict"]
         before, after = _figure(gate["before"]), _figure(gate["after"])
         yield f"| {gate['gate']} | {before} | {after} | {gate['dropped']:,} | {shown} |"
     yield ""
-    for gate in facts["gates"]:
+    for gate in summary["gates"]:
         note = f" ({_inline(gate['after']['note'])})" if gate["after"]["note"] else ""
         yield f"- {gate['gate']}: {_inline(gate['definition'])}{note}"
     yield ""
-    level = f"{facts['level']:.3g}"
+    level = f"{summary['level']:.3g}"
     yield (
         "Before: of the first answers that were written for both sides of a record; of judges and reward models: of "
         f"pairs that reached them. After: of the pairs here. [..]: interval of level {level} over users."
@@ -115,18 +115,20 @@ def _figure(figure: Mapping[str, Any] | None) -> str:
     return f"{figure['value']:.3f}{interval}"
 
 
-def _made(facts: Mapping[str, Any]) -> Iterator[str]:
-    yield f"- records: {_inline(facts['data'])}" + ("; redacted by scrubadub" if facts["redacted"] else "")
-    yield f"- generator: {_inline(facts['generator'])}"
-    yield f"- judge: {_inline(facts['judge'] or 'none')}"
-    derived = facts["aspects_derived"]
+def _made(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield f"- records: {_inline(summary['data'])}" + (
+        "; redacted by scrubadub" if summary["redacted"] else ""
+    )
+    yield f"- generator: {_inline(summary['generator'])}"
+    yield f"- judge: {_inline(summary['judge'] or 'none')}"
+    derived = summary["aspects_derived"]
     yield (
         f"- aspects: of the records; for {derived:,} pairs derived from the narrative"
         if derived
         else ("- aspects: of the records")
     )
     for who in ("generator", "judge"):
-        spent = facts["spent"][who]
+        spent = summary["spent"][who]
         tokens = [
             f"{spent[key]:,}" if spent[key] is not None else "unknown"
             for key in ("prompt_tokens", "reply_tokens")
@@ -136,14 +138,14 @@ def _made(facts: Mapping[str, Any]) -> Iterator[str]:
             f"- asked of the {who}: {spent['requests']:,} requests, {tokens[0]} tokens of prompts, {tokens[1]} of "
             f"replies{cost}"
         )
-    yield f"- prompts: {_inline(', '.join(f'{name} {digest}' for name, digest in facts['prompts'].items()))}"
-    yield f"- seed: {facts['seed']}"
-    if facts["command"]:
+    yield f"- prompts: {_inline(', '.join(f'{name} {digest}' for name, digest in summary['prompts'].items()))}"
+    yield f"- seed: {summary['seed']}"
+    if summary["command"]:
         yield from (
             "",
             "The command that repeats it:",
             "",
-            f"    {shlex.join(facts['command'])}".replace("\n", " "),
+            f"    {shlex.join(summary['command'])}".replace("\n", " "),
         )
 
 

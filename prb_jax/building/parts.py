@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prb_jax.building.gates.gate import Pair
-from prb_jax.building.gates.similar import NearTexts
+from prb_jax.building.gates.words import NearTexts
 from prb_jax.errors import short_repr
 from prb_jax.metrics.components import Components
 from prb_jax.scoring.clusters import clusters_of
@@ -19,7 +19,7 @@ _NEAR: Final = 0.6
 
 
 @dataclass(frozen=True)
-class Part:
+class BenchmarkPart:
     """One part of the benchmark.
 
     Attributes:
@@ -36,7 +36,9 @@ class Part:
     __repr__ = short_repr
 
 
-def split_parts(pairs: Sequence[Pair], *, name: str, private_share: float, seed: int) -> tuple[Part, Part]:
+def split_parts(
+    pairs: Sequence[Pair], *, name: str, private_share: float, seed: int
+) -> tuple[BenchmarkPart, BenchmarkPart]:
     """Return the public and the private part.
 
     Pairs that share a person, or a question or an answer but for a few words, stay together. What belongs together is
@@ -56,12 +58,12 @@ def split_parts(pairs: Sequence[Pair], *, name: str, private_share: float, seed:
     for ids in order:
         if len(held) + len(ids) <= private_share * len(pairs):
             held |= set(ids)
-    parts = (
-        ("public", tuple(pair for pair in pairs if pair.id not in held)),
-        ("private", tuple(pair for pair in pairs if pair.id in held)),
+    public = tuple(pair for pair in pairs if pair.id not in held)
+    private = tuple(pair for pair in pairs if pair.id in held)
+    return (
+        BenchmarkPart("public", public, _canary(name, "public", public)),
+        BenchmarkPart("private", private, _canary(name, "private", private)),
     )
-    public, private = (Part(part, own, _canary(name, part, own)) for part, own in parts)
-    return public, private
 
 
 def _groups(pairs: Sequence[Pair]) -> list[str]:
@@ -70,13 +72,13 @@ def _groups(pairs: Sequence[Pair]) -> list[str]:
     users = clusters_of([pair.comparison for pair in pairs]).users
     questions, answers = NearTexts(_NEAR), NearTexts(_NEAR)
     for pair, user in zip(pairs, users, strict=True):
-        own = f"pair {pair.id}"
+        this = f"pair {pair.id}"
         if user is not None:
-            together.join(own, f"user {user}")
+            together.join(this, f"user {user}")
         texts = ((questions, pair.comparison.question), (answers, pair.chosen), (answers, pair.rejected))
         for index, text in texts:
             for other in index.owners(text):
-                together.join(own, f"pair {other}")
+                together.join(this, f"pair {other}")
             index.add(pair.id, text)
     return [str(together.root(f"pair {pair.id}")) for pair in pairs]
 

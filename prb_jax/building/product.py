@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from prb_jax.building.card import data_card
 from prb_jax.building.gates.gate import Pair
-from prb_jax.building.parts import Part
+from prb_jax.building.parts import BenchmarkPart
 from prb_jax.data.folders import README
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.sources.prepare import prepare
@@ -26,10 +26,10 @@ def write_product(
     out: Path,
     *,
     pairs: Sequence[Pair],
-    parts: Sequence[Part],
+    parts: Sequence[BenchmarkPart],
     dropped: Iterable[Mapping[str, Any]],
     formats: Sequence[str],
-    facts: Mapping[str, Any],
+    summary: Mapping[str, Any],
 ) -> None:
     """Write the benchmark into the folder of its build.
 
@@ -42,7 +42,7 @@ def write_product(
       parts: the public and the private one.
       dropped: records without a pair, JSON-ready.
       formats: beside JSON lines: "parquet" and "array_record".
-      facts: of the build, for the cards.
+      summary: of the build, for the cards.
 
     Raises:
       RunError: it cannot be written.
@@ -64,10 +64,10 @@ def write_product(
         write_lines(path, rows)
         if "parquet" in formats:
             _write_parquet(out / part.name / SHARD, rows)
-            _write_text(out / part.name / README, data_card(facts, part=part))
+            _write_text(out / part.name / README, data_card(summary, part=part))
         if "array_record" in formats:
             prepare([str(path)], out=out / ARRAY_RECORD / part.name)
-    _write_text(out / README, data_card(facts, part=None))
+    _write_text(out / README, data_card(summary, part=None))
 
 
 def to_row(pair: Pair, canary: str) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""The records that a benchmark is built from: a question, its user's profile, and what the user wanted."""
+"""The records that a benchmark is built from: a question, its user's profile, and what the user wanted; redaction."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
 from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.hub import short_name
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, RunError, quote
 from prb_jax.sources.reading import each_row
 
 _ANSWERS: Final = ("chosen", "rejected", "responses", "labels", "margin")
@@ -147,3 +147,31 @@ def _meaning(text: str) -> tuple[frozenset[str], bool]:
     words = re.findall(r"\w+", text.casefold().replace("'", "").replace("’", ""))
     negated = sum(word in _NOT for word in words) % 2 == 1
     return frozenset(word for word in words if word not in _NOT and word not in _EMPTY), negated
+
+
+def load_redactor() -> Callable[[str], str]:
+    """Return the cleaning function of scrubadub.
+
+    Raises:
+      RunError: it is not installed.
+    """
+    try:
+        import scrubadub  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RunError(
+            "--redact: needs the package scrubadub, which is not installed: pip install 'prb-jax[redact]'"
+        ) from error
+    return lambda text: str(scrubadub.clean(text))
+
+
+def redact(record: Record, redactor: Callable[[str], str]) -> Record:
+    """Return a record whose question, profile, aspects and narrative are redacted."""
+    row = record.comparison.to_row()
+    for name in ("question", "narrative"):
+        if isinstance(row.get(name), str):
+            row[name] = redactor(row[name])
+    lists = {"prompt": ("content",), "profile": ("text",), "rubric_aspects": ("aspect", "evidence", "reason")}
+    for name, parts in lists.items():
+        if name in row:
+            row[name] = [{**item, **{part: redactor(item[part]) for part in parts}} for item in row[name]]
+    return Record(record.where, Comparison.from_row(row, where=record.where, labelled=False))

@@ -18,29 +18,38 @@ from prb_jax.training.config import build_settings, to_config_dict
 
 FORMATS: Final = ("parquet", "array_record")
 
-GATES: Final = (
-    "refusals",
-    "truncations",
-    "copied-aspects",
-    "personal-text",
-    "duplicates",
-    "overlap",
-    "rubric-judge",
-    "length",
-    "style",
-    "blind-judge",
-    "blind-reward",
-    "yield",
-)
-"""The gates, in the order in which pairs go through them."""
+DEFINITIONS: Final = {
+    "refusals": "share of pairs with an answer that refuses, or is empty",
+    "truncations": "share of pairs with an answer that ran into the limit of tokens, or ends within a sentence",
+    "copied-aspects": "share of pairs with an answer that has the whole name of an aspect of three words or more, or "
+    "so many consecutive words of an aspect, its evidence or its reason, as the question has not",
+    "personal-text": "share of pairs with an e-mail address, a telephone, card, account or social security number, or "
+    "an IP address in question, profile, aspects, narrative or answers",
+    "duplicates": "share of pairs with an answer that is nearly the same as one of an earlier pair (Jaccard similarity "
+    "of word triples), or whose two answers are the same",
+    "overlap": "share of pairs whose question or answer shares so many consecutive words with a known test set, or is "
+    "one of its texts as a whole",
+    "rubric-judge": "share of pairs in which the judge who knows the aspects does not prefer the chosen answer in both "
+    "orders",
+    "length": "share of pairs whose chosen answer has more words; equal ones count half",
+    "style": "accuracy of a ridge classifier of length, layout and wrappers of the two answers, fitted to the pairs of "
+    "other people (five folds); it fails above 0.5 beyond chance",
+    "blind-judge": "share of pairs in which the judge who does not know the user prefers the chosen answer in both "
+    "orders; no preference in both orders counts half",
+    "blind-reward": "share of pairs in which a reward model that is shown no profile gives the chosen answer the "
+    "higher score; a tie counts half. Of several models the one that is farthest from 0.5",
+    "yield": "share of the records that gave a pair which every gate let through",
+}
+"""The figure of each gate, in the order in which pairs go through them."""
 
+GATES: Final = tuple(DEFINITIONS)
 
 SIDES: Final = ("chosen", "rejected")
 """Of a pair: the answer that follows the aspects, and the one that avoids them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeakerSettings:
+class ChatModelSettings:
     """A language model: on this machine, or behind an endpoint that speaks OpenAI's chat API.
 
     Attributes:
@@ -79,6 +88,18 @@ class SpeakerSettings:
     def given(self) -> bool:
         """Whether there is a model at all."""
         return self.model is not None or self.endpoint is not None
+
+    @property
+    def called(self) -> str:
+        """The name of the model."""
+        return str(self.model or self.name)
+
+    @property
+    def prices(self) -> tuple[float, float] | None:
+        """Dollars for a million tokens of prompts and of replies; None where nobody says."""
+        if self.prompt_price is None or self.reply_price is None:
+            return None
+        return self.prompt_price, self.reply_price
 
     def check(self, section: str) -> None:
         """Raise RunError where both or neither half of an endpoint is given, or DataError for a value out of range."""
@@ -196,9 +217,9 @@ class BuildSettings:
     redact: bool = False
     relax: tuple[str, ...] = ()
     cache: str | None = None
-    generator: SpeakerSettings = field(default_factory=SpeakerSettings)
+    generator: ChatModelSettings = field(default_factory=ChatModelSettings)
     writing: WritingSettings = field(default_factory=WritingSettings)
-    judge: SpeakerSettings = field(default_factory=SpeakerSettings)
+    judge: ChatModelSettings = field(default_factory=ChatModelSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     product: ProductSettings = field(default_factory=ProductSettings)
 

@@ -11,23 +11,26 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.building.gates import (
-    blind_judge,
-    blind_reward,
-    copied_aspects,
-    duplicates,
-    length,
-    overlap,
-    personal_text,
-    refusals,
-    style,
-    truncations,
+from prb_jax.building.gates.answers import (
+    find_copied_aspects,
+    find_duplicates,
+    find_refusals,
+    find_truncations,
+    refusal,
 )
 from prb_jax.building.gates.gate import Figure, Pair
-from prb_jax.building.gates.overlap import read_known
-from prb_jax.building.gates.similar import shingles, similarity
+from prb_jax.building.gates.judged import Verdicts, measure_blind_judge, measure_blind_rewards
+from prb_jax.building.gates.surface import measure_length, measure_style
+from prb_jax.building.gates.texts import (
+    KnownTexts,
+    find_overlaps,
+    find_personal_texts,
+    personal_text,
+    read_known_texts,
+    run_keys,
+)
+from prb_jax.building.gates.words import shingles, similarity
 from prb_jax.building.gating import run_gates
-from prb_jax.building.judging import Verdicts
 from prb_jax.building.parts import split_parts
 from prb_jax.building.settings import GATES, BuildSettings
 from prb_jax.data.comparison import Message
@@ -82,14 +85,14 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
     clean = sample(0, 80)
     draws = random.Random(0)
     foreign = " ".join("".join(draws.choices("aeioubdfgklmnprstv", k=6)) for _ in range(30))
-    known = overlap.Known(13, dict.fromkeys(overlap._keys(foreign, 13), "held"))
+    known = KnownTexts(13, dict.fromkeys(run_keys(foreign, 13), "held"))
     finders = {
-        "refusals": refusals.find,
-        "truncations": truncations.find,
-        "copied": partial(copied_aspects.find, words=5),
-        "personal": personal_text.find,
-        "duplicates": partial(duplicates.find, least=0.7),
-        "overlap": partial(overlap.find, known=known),
+        "refusals": find_refusals,
+        "truncations": find_truncations,
+        "copied": partial(find_copied_aspects, words=5),
+        "personal": find_personal_texts,
+        "duplicates": partial(find_duplicates, least=0.7),
+        "overlap": partial(find_overlaps, known=known),
     }
     quiet = {name: finder(clean) for name, finder in finders.items()}
     assert {
@@ -134,35 +137,35 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
             changed(pair, chosen=pair.rejected, rejected=pair.chosen) if draws.random() < 0.5 else pair
             for pair in sample(seed, 120)
         ]
-        alarms["length"] += not length.measure(pairs, level=LEVEL).passed
-        alarms["style"] += not style.measure(pairs, level=LEVEL).passed
+        alarms["length"] += not measure_length(pairs, level=LEVEL).passed
+        alarms["style"] += not measure_style(pairs, level=LEVEL).passed
         blind = blind_verdicts(pairs, seed)
-        alarms["blind-judge"] += not blind_judge.measure(pairs, blind, level=LEVEL).passed
+        alarms["blind-judge"] += not measure_blind_judge(pairs, blind, level=LEVEL).passed
     assert all(count <= 0.05 * TRIALS for count in alarms.values()), alarms
 
     pairs = sample(99)
     longer = [
         changed(pair, chosen=f"{pair.chosen} It is worth trying that once, I would say.") for pair in pairs
     ]
-    assert not length.measure(longer, level=LEVEL).passed
-    assert not style.measure(longer, level=LEVEL).passed
+    assert not measure_length(longer, level=LEVEL).passed
+    assert not measure_style(longer, level=LEVEL).passed
     listed, _ = some(pairs, lambda pair: changed(pair, rejected=pair.rejected.replace(". ", ".\n- ")), 0.5)
-    found = style.measure(listed, level=LEVEL)
+    found = measure_style(listed, level=LEVEL)
     assert not found.passed
     assert "'list items'" in found.note
-    assert length.measure(listed, level=LEVEL).value == pytest.approx(
-        length.measure(pairs, level=LEVEL).value, abs=0.4
+    assert measure_length(listed, level=LEVEL).value == pytest.approx(
+        measure_length(pairs, level=LEVEL).value, abs=0.4
     )
     wrapped = [changed(pair, chosen=f"Assistant: {pair.chosen}") for pair in pairs]
-    assert "the name of a role" in style.measure(wrapped, level=LEVEL).note
-    assert not blind_judge.measure(pairs, blind_verdicts(pairs, 0, bias=0.7), level=LEVEL).passed
+    assert "the name of a role" in measure_style(wrapped, level=LEVEL).note
+    assert not measure_blind_judge(pairs, blind_verdicts(pairs, 0, bias=0.7), level=LEVEL).passed
     wins = {"m": dict.fromkeys((pair.id for pair in pairs), 0.5), "n": {pair.id: 1.0 for pair in pairs}}
-    found = blind_reward.measure(pairs, wins, level=LEVEL)
+    found = measure_blind_rewards(pairs, wins, level=LEVEL)
     assert not found.passed
     assert found.note == "m 0.500, n 1.000"
-    assert blind_reward.measure(pairs, {"m": wins["m"]}, level=LEVEL).passed
+    assert measure_blind_rewards(pairs, {"m": wins["m"]}, level=LEVEL).passed
     few = [pair for pair in pairs if pair.comparison.user_id == pairs[0].comparison.user_id]
-    assert "no interval: 1 users" in length.measure(few, level=LEVEL).note
+    assert "no interval: 1 users" in measure_length(few, level=LEVEL).note
 
 
 class Knowing:
@@ -236,7 +239,7 @@ def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     ],
 )  # fmt: skip
 def test_refusals(text: str, refuses: bool) -> None:
-    assert (refusals.refusal(text) is not None) == refuses
+    assert (refusal(text) is not None) == refuses
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_refusals(text: str, refuses: bool) -> None:
     ],
 )  # fmt: skip
 def test_personal_text(text: str, kind: str | None) -> None:
-    assert personal_text.personal(text) == kind
+    assert personal_text(text) == kind
 
 
 def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
@@ -268,7 +271,7 @@ def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
             expected.add(pair.id)
         else:
             kept += own
-    assert duplicates.find(near, least=0.6).keys() == expected
+    assert find_duplicates(near, least=0.6).keys() == expected
     assert expected
 
 
@@ -296,7 +299,7 @@ def test_known_test_sets_are_read_from_any_source(tmp_path) -> None:
     path.write_text(
         '{"id": "1", "question": "' + " ".join(f"w{n}" for n in range(14)) + '?", "narrative": "n"}\n'
     )
-    known = read_known([str(path)], words=13)
+    known = read_known_texts([str(path)], words=13)
     assert known.source("So: w1 W2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12, w13!") == str(path)
     assert known.source("w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14") is None
-    assert np.isclose(len(known.found), 2)
+    assert np.isclose(len(known.sources), 2)

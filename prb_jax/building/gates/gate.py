@@ -1,9 +1,9 @@
-"""What gates look at, and what they say."""
+"""Pairs, as gates look at them, and the figures that gates give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ class Pair:
 
     Attributes:
       comparison: the chosen answer first, with the aspects that it follows.
-      finishes: why the two answers end, as of `prb_jax.judges.endpoint.Reply`.
+      finishes: why the two answers end, as of the replies of a language model.
       provenance: how it came about.
     """
 
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a gate measured.
+    """The figure of a gate.
 
     Attributes:
       value: the figure; None where there is nothing to measure.
@@ -66,22 +66,15 @@ class Figure:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figure, JSON-ready."""
-        return {
-            "value": self.value,
-            "n": self.n,
-            "interval": None if self.interval is None else list(self.interval),
-            "passed": self.passed,
-            "note": self.note,
-        }
+        return asdict(self) | {"interval": self.interval and list(self.interval)}
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """What one gate says of a build.
+    """The result of one gate.
 
     Attributes:
-      name: one of `prb_jax.building.settings.GATES`.
-      definition: of its figure.
+      name: of the gate, and `definition` of its figure, as `prb_jax.building.settings.DEFINITIONS` has them.
       before: of what the generator wrote first; None where that was not measured.
       after: of the pairs that are kept.
       dropped: pairs that were left out for it.
@@ -98,21 +91,16 @@ class GateResult:
     tried: bool = True
 
     @property
-    def passed(self) -> bool:
-        """Whether what is kept is as it must be."""
-        return self.after.passed
-
-    @property
     def verdict(self) -> str:
         """In words: "passed", "failed" or "not tried"."""
-        return "passed" if self.passed else "failed" if self.tried else "not tried"
+        return "passed" if self.after.passed else "failed" if self.tried else "not tried"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the gate says, JSON-ready."""
+        """Return the result, JSON-ready."""
         return {
             "gate": self.name,
             "definition": self.definition,
-            "before": None if self.before is None else self.before.to_json(),
+            "before": self.before and self.before.to_json(),
             "after": self.after.to_json(),
             "dropped": self.dropped,
             "relaxed": self.relaxed,
@@ -120,11 +108,11 @@ class GateResult:
         }
 
 
-def share_found(pairs: Sequence[Pair], found: Mapping[str, str]) -> Figure:
+def share_found(pairs: Sequence[Pair], reasons: Mapping[str, str]) -> Figure:
     """Return the share of pairs with a fault, which must be 0."""
-    reason = next(iter(found.values()), "")
-    share = len(found) / len(pairs) if pairs else None
-    return Figure(share, len(pairs), passed=not found, note=f"the first: {reason}" if reason else "")
+    first = next(iter(reasons.values()), None)
+    share = len(reasons) / len(pairs) if pairs else None
+    return Figure(share, len(pairs), passed=not reasons, note=f"the first: {first}" if first else "")
 
 
 def chance_figure(
@@ -142,9 +130,9 @@ def chance_figure(
     if not pairs:
         return Figure(None, 0, passed=False, note="no pairs")
     users = clusters_of([pair.comparison for pair in pairs]).users
-    found = mean_interval(np.asarray(values, np.float64), users, level=level)
+    interval = mean_interval(np.asarray(values, np.float64), users, level=level)
     mean = float(np.mean(values))
-    if found.low is None or found.high is None:
-        return Figure(mean, len(pairs), passed=False, note=f"no interval: {found.reason}")
-    passed = found.low <= 0.5 and (found.high >= 0.5 or not either_way)
-    return Figure(mean, len(pairs), (found.low, found.high), passed, note)
+    if interval.low is None or interval.high is None:
+        return Figure(mean, len(pairs), passed=False, note=f"no interval: {interval.reason}")
+    passed = interval.low <= 0.5 and (interval.high >= 0.5 or not either_way)
+    return Figure(mean, len(pairs), (interval.low, interval.high), passed, note)

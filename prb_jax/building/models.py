@@ -1,4 +1,4 @@
-"""What writes aspects, plans and answers: a language model on this machine, or behind an endpoint."""
+"""The models of a build, on this machine or behind an endpoint: the generator, and the judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-from prb_jax.building.settings import SpeakerSettings
+from prb_jax.building.settings import ChatModelSettings
 from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
 from prb_jax.generation.policy import Policy
@@ -114,21 +114,21 @@ class PolicyWriter:
         ]
 
 
-def open_writer(settings: SpeakerSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
+def open_writer(settings: ChatModelSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
     """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
     if settings.endpoint is not None:
         return EndpointWriter(Endpoint(endpoint_options(settings), cache=cache))
     return PolicyWriter(_policy(settings))
 
 
-def open_speaker(settings: SpeakerSettings, *, cache: Path) -> ChatModel:
+def open_judge(settings: ChatModelSettings, *, cache: Path) -> ChatModel:
     """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
     if settings.endpoint is not None:
         return EndpointChat(Endpoint(endpoint_options(settings), cache=cache))
     return LocalChat(_policy(settings))
 
 
-def _policy(settings: SpeakerSettings) -> Policy:
+def _policy(settings: ChatModelSettings) -> Policy:
     from prb_jax.generation.policy import load_policy
 
     assert settings.model is not None
@@ -142,11 +142,10 @@ def _policy(settings: SpeakerSettings) -> Policy:
     )
 
 
-def endpoint_options(settings: SpeakerSettings) -> EndpointOptions:
+def endpoint_options(settings: ChatModelSettings) -> EndpointOptions:
     """Return how an endpoint is asked, with the key of the environment."""
     assert settings.endpoint is not None
     assert settings.name is not None
-    prompt, reply = settings.prompt_price, settings.reply_price
     return EndpointOptions(
         url=settings.endpoint,
         model=settings.name,
@@ -155,17 +154,12 @@ def endpoint_options(settings: SpeakerSettings) -> EndpointOptions:
         tries=settings.tries,
         seconds=settings.seconds,
         backoff=settings.backoff,
-        prices=None if prompt is None or reply is None else (prompt, reply),
+        prices=settings.prices,
     )
 
 
-def cost(settings: SpeakerSettings, prompt_tokens: int | None, reply_tokens: int | None) -> float | None:
+def cost(settings: ChatModelSettings, prompt_tokens: int | None, reply_tokens: int | None) -> float | None:
     """Return the price of tokens in dollars; None where prices or tokens are not known."""
-    prices = (settings.prompt_price, settings.reply_price)
-    if None in (*prices, prompt_tokens, reply_tokens):
+    if settings.prices is None or prompt_tokens is None or reply_tokens is None:
         return None
-    assert prices[0] is not None
-    assert prices[1] is not None
-    assert prompt_tokens is not None
-    assert reply_tokens is not None
-    return (prompt_tokens * prices[0] + reply_tokens * prices[1]) / 1e6
+    return (prompt_tokens * settings.prices[0] + reply_tokens * settings.prices[1]) / 1e6

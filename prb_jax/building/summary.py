@@ -1,4 +1,4 @@
-"""What decides a build, and what is said of it at the end."""
+"""Everything that decides a build, and `summary.json`, from which the cards are made."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.building.gates.judged import read_judgements
 from prb_jax.building.gating import Gated
-from prb_jax.building.judging import judge_usage
-from prb_jax.building.parts import Part
+from prb_jax.building.models import EndpointWriter, Writer, cost
+from prb_jax.building.parts import BenchmarkPart
 from prb_jax.building.prompts import prompt_digests
 from prb_jax.building.records import Record
-from prb_jax.building.settings import BuildSettings, SpeakerSettings
-from prb_jax.building.write import total
-from prb_jax.building.writers import EndpointWriter, Writer, cost
+from prb_jax.building.settings import BuildSettings, ChatModelSettings
+from prb_jax.building.writing import total
 from prb_jax.data.records import digest
 from prb_jax.judges.chat import ChatModel, EndpointChat
 from prb_jax.metrics.clusters import OVER_USERS
@@ -23,36 +23,35 @@ from prb_jax.scoring.run import computing_versions
 from prb_jax.training.config import flat_settings
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")
-_SPEAKERS: Final = ("generator.", "judge.")
+_MODELS: Final = ("generator.", "judge.")
 
 
-def decided_inputs(
+def build_inputs(
     settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: ChatModel | None
 ) -> dict[str, Any]:
     """Return everything that decides a build, JSON-ready: records, models, prompts and settings."""
-    flat = flat_settings(settings)
-    own = {
+    compared = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in flat.items()
-        if name not in _NOT_COMPARED and not name.startswith(_SPEAKERS)
+        for name, value in flat_settings(settings).items()
+        if name not in _NOT_COMPARED and not name.startswith(_MODELS)
     }
     local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointChat | None)
     return {
-        "records": {"count": len(records), "sha256": digest(each.comparison for each in records)},
+        "records": {"count": len(records), "sha256": digest(record.comparison for record in records)},
         "generator": dict(writer.identity()),
         "judge": None if judge is None else dict(judge.identity()),
         "prompts": prompt_digests(),
-        "settings": own,
+        "settings": compared,
         **({"versions": computing_versions(plain=False)} if local else {}),
     }
 
 
-def build_facts(
+def build_summary(
     settings: BuildSettings,
     records: Sequence[Record],
     rows: Sequence[Row],
     gated: Gated,
-    parts: Sequence[Part],
+    parts: Sequence[BenchmarkPart],
     inputs: Mapping[str, Any],
     *,
     folder: Path,
@@ -61,13 +60,10 @@ def build_facts(
     """Return what `summary.json` and the cards say of a build."""
     clusters = clusters_of([pair.comparison for pair in gated.kept])
     kept = {pair.id for pair in gated.kept}
-    judged = judge_usage(folder)
-    written = {name: total([row[name] for row in rows]) for name in ("prompt_tokens", "completion_tokens")}
-    said = {
-        name: total([count for row in judged for count in row[name]])
-        for name in ("prompt_tokens", "completion_tokens")
-    }
-    named = clusters.over == OVER_USERS
+    judged = read_judgements(folder)
+    counted = ("prompt_tokens", "completion_tokens")
+    written = [total([row[name] for row in rows]) for name in counted]
+    replied = [total([count for row in judged for count in row[name]]) for name in counted]
     return {
         "name": settings.product.name,
         "licence": settings.product.licence,
@@ -77,25 +73,25 @@ def build_facts(
         "parts": {part.name: len(part.pairs) for part in parts},
         "canaries": {part.name: part.canary for part in parts},
         "users": len(set(clusters.users) - {None}) if any(clusters.users) else len(kept),
-        "users_are": "users" if named else clusters.over,
+        "users_are": "users" if clusters.over == OVER_USERS else clusters.over,
         "relaxed": list(settings.relax),
-        "gates": [each.to_json() for each in gated.results],
+        "gates": [result.to_json() for result in gated.results],
         "level": settings.gates.level,
         "redacted": settings.redact,
-        "generator": _named(settings.generator),
-        "judge": _named(settings.judge) if settings.judge.given else None,
+        "generator": settings.generator.called,
+        "judge": settings.judge.called if settings.judge.given else None,
         "aspects_derived": sum(row["aspects_derived"] for row in rows if row["id"] in kept),
         "spent": {
             "generator": {
                 "tries": sum(row["tries"] for row in rows),
                 "requests": sum(row["requests"] for row in rows),
             }
-            | _spent(settings.generator, written),
+            | _spent(settings.generator, *written),
             "judge": {
                 "tries": sum(sum(row["tries"]) for row in judged),
                 "requests": sum(len(row["replies"]) for row in judged),
             }
-            | _spent(settings.judge, said),
+            | _spent(settings.judge, *replied),
         },
         "prompts": inputs["prompts"],
         "seed": settings.seed,
@@ -103,10 +99,5 @@ def build_facts(
     }
 
 
-def _named(settings: SpeakerSettings) -> str:
-    return str(settings.model or settings.name)
-
-
-def _spent(settings: SpeakerSettings, tokens: Mapping[str, int | None]) -> dict[str, Any]:
-    prompts, replies = tokens["prompt_tokens"], tokens["completion_tokens"]
+def _spent(settings: ChatModelSettings, prompts: int | None, replies: int | None) -> dict[str, Any]:
     return {"prompt_tokens": prompts, "reply_tokens": replies, "dollars": cost(settings, prompts, replies)}

@@ -1,4 +1,4 @@
-"""A classifier that sees the surface of two answers alone cannot tell which one is chosen."""
+"""The chosen answer cannot be told by its surface: neither by its length, nor by layout and wrappers."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from typing import Final
 import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
-from prb_jax.metrics.surface import SURFACE, surface_features
+from prb_jax.metrics.surface import SURFACE, count_words, surface_features
 from prb_jax.scoring.clusters import clusters_of
-
-DEFINITION: Final = (
-    "accuracy of a ridge classifier of length, layout and wrappers of the two answers, fitted to the pairs of other "
-    "people (five folds); it fails above 0.5 beyond chance"
-)
 
 _FOLDS: Final = 5
 _PENALTY: Final = 5.0
 """Added to the squared standardised differences: pairs that speak against a weight."""
 
 
-def measure(pairs: Sequence[Pair], *, level: float) -> Figure:
-    """Return the accuracy, which must not be above 0.5 beyond its interval over users."""
+def measure_length(pairs: Sequence[Pair], *, level: float) -> Figure:
+    """Return the share of pairs whose chosen answer is longer, which must be 0.5 within its interval over users."""
+    words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs]).reshape(
+        -1, 2
+    )
+    values = (np.sign(words[:, 0] - words[:, 1]) + 1) / 2
+    means = words.mean(0) if pairs else (0.0, 0.0)
+    note = f"{means[0]:.1f} words chosen, {means[1]:.1f} rejected"
+    return chance_figure(values.tolist(), pairs, level=level, either_way=True, note=note)
+
+
+def measure_style(pairs: Sequence[Pair], *, level: float) -> Figure:
+    """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
     if not pairs:
         return chance_figure([], pairs, level=level, either_way=False)
-    deltas = surface_features([pair.chosen for pair in pairs]) - surface_features(
-        [pair.rejected for pair in pairs]
-    )
+    sides = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
+    deltas = surface_features(sides[0]) - surface_features(sides[1])
     scale = np.sqrt((deltas**2).mean(0))
     deltas = deltas / np.where(scale > 0, scale, 1.0)
     folds = _folds(pairs)
     values = np.full(len(pairs), 0.5)
     for fold in range(_FOLDS):
-        own = folds == fold
-        if own.all() or not own.any():
-            continue
-        values[own] = (np.sign(deltas[own] @ _fit(deltas[~own])) + 1) / 2
+        inside = folds == fold
+        if inside.any() and not inside.all():
+            values[inside] = (np.sign(deltas[inside] @ _fit(deltas[~inside])) + 1) / 2
     weights = _fit(deltas)
-    told = int(np.argmax(np.abs(weights * np.abs(deltas).mean(0))))
-    way = "more" if weights[told] > 0 else "less"
-    note = f"tells most: chosen answers have {way} of {SURFACE[told]!r}" if weights.any() else ""
+    strongest = int(np.argmax(np.abs(weights * np.abs(deltas).mean(0))))
+    way = "more" if weights[strongest] > 0 else "less"
+    note = f"tells most: chosen answers have {way} of {SURFACE[strongest]!r}" if weights.any() else ""
     return chance_figure(values.tolist(), pairs, level=level, either_way=False, note=note)
 
 

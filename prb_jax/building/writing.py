@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from prb_jax.building.aspects import read_aspects
 from prb_jax.building.candidates import Candidate, fault_of
+from prb_jax.building.gates.words import words_of
+from prb_jax.building.models import Ask, Conversation, Writer
 from prb_jax.building.prompts import CONTRADICTION, answer_messages, derive_messages, plan_messages
-from prb_jax.building.records import Record
+from prb_jax.building.records import Record, contradiction
 from prb_jax.building.settings import SIDES, BuildSettings
-from prb_jax.building.writers import Ask, Conversation, Writer
 from prb_jax.data.comparison import RubricAspect
 from prb_jax.judges.endpoint import NoReplyError, Reply
 
@@ -47,11 +49,11 @@ class _Draft:
         return self.over is None and self.failure is None
 
     def lacks(self, side: str) -> bool:
-        return all(each.fault is not None for each in self.candidates[side])
+        return all(candidate.fault is not None for candidate in self.candidates[side])
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
     """One text that a draft needs: the conversation, the seed of its draw, and what it is."""
 
     draft: _Draft
@@ -99,26 +101,26 @@ def seed_of(seed: int, *names: object) -> int:
 
 
 def _ask(
-    writer: Writer, wanted: Sequence[_Wanted], *, tokens: int, settings: BuildSettings
-) -> Iterator[tuple[_Wanted, Reply]]:
+    writer: Writer, wanted: Sequence[_Request], *, tokens: int, settings: BuildSettings
+) -> Iterator[tuple[_Request, Reply]]:
     """Ask, note what failed, and yield what was said."""
-    asks = [Ask(each.messages, each.seed) for each in wanted]
+    asks = [Ask(request.messages, request.seed) for request in wanted]
     if not asks:
         return
     replies = writer.write(asks, temperature=settings.writing.temperature, max_new_tokens=tokens)
-    for each, reply in zip(wanted, replies, strict=True):
+    for request, reply in zip(wanted, replies, strict=True):
         if isinstance(reply, NoReplyError):
-            each.draft.failure = each.draft.failure or reply
+            request.draft.failure = request.draft.failure or reply
         else:
-            each.draft.replies.append(reply)
-            yield each, reply
+            request.draft.replies.append(reply)
+            yield request, reply
 
 
 def _derive(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> None:
     writing, faults = settings.writing, dict[str, str]()
     for number in range(writing.rounds):
         wanted = [
-            _Wanted(
+            _Request(
                 draft,
                 derive_messages(draft.record.comparison, most=writing.most_aspects),
                 seed_of(settings.seed, draft.record.id, "aspects", number),
@@ -126,30 +128,65 @@ def _derive(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -
             for draft in drafts
             if draft.open and not draft.aspects
         ]
-        for each, reply in _ask(writer, wanted, tokens=writing.plan_tokens, settings=settings):
-            narrative = each.draft.record.comparison.narrative or ""
-            found = read_aspects(reply.text, narrative=narrative, most=writing.most_aspects)
-            if isinstance(found, str):
-                faults[each.draft.record.id] = found
+        for request, reply in _ask(writer, wanted, tokens=writing.plan_tokens, settings=settings):
+            narrative = request.draft.record.comparison.narrative or ""
+            aspects = read_aspects(reply.text, narrative=narrative, most=writing.most_aspects)
+            if isinstance(aspects, str):
+                faults[request.draft.record.id] = aspects
             else:
-                each.draft.aspects = found
+                request.draft.aspects = aspects
     for draft in drafts:
         if draft.open and not draft.aspects:
             draft.over = f"no aspects: {faults[draft.record.id]}"
 
 
+def read_aspects(reply: str, *, narrative: str, most: int) -> tuple[RubricAspect, ...] | str:
+    """Return the aspects that a reply lists, or the fault for which there are none.
+
+    An aspect stays only if its evidence stands in the narrative, word by word.
+
+    Args:
+      reply: of a model; the JSON list may stand within other text.
+      narrative: that the aspects are of.
+      most: so many are kept, the first ones.
+    """
+    start, end = reply.find("["), reply.rfind("]")
+    try:
+        listed = json.loads(reply[start : end + 1]) if 0 <= start < end else None
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(aspect, Mapping) for aspect in listed):
+        return "the reply is no JSON list of aspects"
+    note = f" {' '.join(words_of(narrative))} "
+    aspects = []
+    for aspect in listed:
+        parts = [aspect.get(name) for name in ("aspect", "evidence", "reason")]
+        if not all(isinstance(part, str) for part in parts):
+            return "an aspect lacks a text for aspect, evidence or reason"
+        name, evidence, reason = map(str, parts)
+        words = " ".join(words_of(evidence))
+        if name.strip() and words and f" {words} " in note:
+            aspects.append(RubricAspect(name.strip(), evidence.strip(), reason.strip()))
+    aspects = aspects[:most]
+    if not aspects:
+        return "no aspect has evidence in the narrative"
+    if contradicting := contradiction(aspects):
+        return f"{contradicting[0]!r} and {contradicting[1]!r} contradict each other"
+    return tuple(aspects)
+
+
 def _plan(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> None:
     posts, tokens = settings.writing.profile_posts, settings.writing.plan_tokens
     wanted = [
-        _Wanted(draft, messages, seed_of(settings.seed, draft.record.id, "plan", kind), kind)
+        _Request(draft, messages, seed_of(settings.seed, draft.record.id, "plan", kind), kind)
         for draft in drafts
         if draft.open
         for kind, messages in zip(
             PLANS, plan_messages(draft.record.comparison, draft.aspects, profile_posts=posts), strict=True
         )
     ]
-    for each, reply in _ask(writer, wanted, tokens=tokens, settings=settings):
-        each.draft.plan[each.what] = reply.text.strip()
+    for request, reply in _ask(writer, wanted, tokens=tokens, settings=settings):
+        request.draft.plan[request.what] = reply.text.strip()
     for draft in drafts:
         follow = draft.plan.get("follow", "")
         if draft.open and follow.startswith(CONTRADICTION):
@@ -159,7 +196,7 @@ def _plan(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> 
 def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, number: int) -> None:
     writing = settings.writing
     wanted = [
-        _Wanted(
+        _Request(
             draft,
             answer_messages(
                 draft.record.comparison,
@@ -178,16 +215,16 @@ def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, nu
         if draft.lacks(side)
         for place in range(writing.candidates)
     ]
-    for each, reply in _ask(writer, wanted, tokens=writing.max_new_tokens, settings=settings):
+    for request, reply in _ask(writer, wanted, tokens=writing.max_new_tokens, settings=settings):
         text = reply.text.strip()
         fault = fault_of(
             text,
             reply.finish,
-            question=each.draft.record.comparison.question,
-            aspects=each.draft.aspects,
+            question=request.draft.record.comparison.question,
+            aspects=request.draft.aspects,
             settings=settings,
         )
-        each.draft.candidates[each.what].append(Candidate(text, each.seed, reply.finish, fault))
+        request.draft.candidates[request.what].append(Candidate(text, request.seed, reply.finish, fault))
 
 
 def _row(draft: _Draft) -> dict[str, Any]:
@@ -198,7 +235,7 @@ def _row(draft: _Draft) -> dict[str, Any]:
         "aspects": [asdict(aspect) for aspect in draft.aspects],
         "aspects_derived": bool(draft.aspects) and not draft.record.aspects,
         "plan": draft.plan,
-        "candidates": {side: [each.to_json() for each in draft.candidates[side]] for side in SIDES},
+        "candidates": {side: [asdict(candidate) for candidate in draft.candidates[side]] for side in SIDES},
         "requests": len(replies),
         "tries": sum(reply.tries for reply in replies),
         "prompt_tokens": total([reply.prompt_tokens for reply in replies]),
@@ -216,12 +253,12 @@ def read_candidates(
     row: Mapping[str, Any], record: Record, settings: BuildSettings
 ) -> dict[str, list[Candidate]]:
     """Return the candidates of a row by side, with the faults that they have under these settings."""
-    aspects = [RubricAspect(**each) for each in row["aspects"]]
-
-    def read(found: Mapping[str, Any]) -> Candidate:
-        text, finish = found["text"], found["finish"]
-        question = record.comparison.question
-        fault = fault_of(text, finish, question=question, aspects=aspects, settings=settings)
-        return Candidate(text, found["seed"], finish, fault)
-
-    return {side: [read(each) for each in row["candidates"][side]] for side in SIDES}
+    aspects = [RubricAspect(**aspect) for aspect in row["aspects"]]
+    judge = partial(fault_of, question=record.comparison.question, aspects=aspects, settings=settings)
+    return {
+        side: [
+            Candidate(**stored | {"fault": judge(stored["text"], stored["finish"])})
+            for stored in row["candidates"][side]
+        ]
+        for side in SIDES
+    }

@@ -1,0 +1,172 @@
+"""A judge who is shown the aspects finds the chosen answer; judge and reward models that know no user cannot.
+
+The judge sees every pair in both orders, and its verdicts are kept in the folder of the build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from prb_jax.building.gates.gate import Figure, Pair, chance_figure
+from prb_jax.building.prompts import blind_messages, prompts_digest, rubric_messages
+from prb_jax.data.comparison import Comparison, Message
+from prb_jax.judges.chat import ChatModel
+from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
+from prb_jax.runs.rows import Row, open_rows, read_rows
+
+JUDGEMENTS: Final = "judgements.jsonl"
+BLIND: Final = "blind"
+RUBRIC: Final = "rubric"
+
+_FIELDS: Final = ("kind", "pair", "id", "verdicts", "replies", "tries", "prompt_tokens", "completion_tokens")
+_TOGETHER: Final = 32
+_MESSAGES: Final[Mapping[str, Callable[[Comparison, int], tuple[Message, ...]]]] = {
+    BLIND: blind_messages,
+    RUBRIC: rubric_messages,
+}
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """A judge's verdicts on one pair.
+
+    Attributes:
+      letters: with the chosen answer as A, and with the rejected one as A; None for a reply without a verdict.
+    """
+
+    letters: tuple[str | None, str | None]
+
+    @property
+    def share(self) -> float:
+        """1 where the chosen answer is preferred in both orders, 0 where the other one is, else 0.5."""
+        return {("A", "B"): 1.0, ("B", "A"): 0.0}.get(self.letters, 0.5)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def judge_pairs(
+    pairs: Sequence[Pair], kind: str, judge: ChatModel, *, folder: Path, advance: Callable[[int], None]
+) -> dict[str, Verdicts]:
+    """Return the verdicts on pairs by id; those that are in the folder's file already are not asked for again.
+
+    Args:
+      pairs: to be judged.
+      kind: "blind" or "rubric".
+      judge: who is asked.
+      folder: of the build, held by this process.
+      advance: called with the number of pairs that were done.
+
+    Raises:
+      RunError: the judge cannot be asked, or the file cannot be read or written.
+    """
+    identity = json.dumps([dict(judge.identity()), prompts_digest()], sort_keys=True)
+
+    def digest(pair: Pair) -> str:
+        text = identity + json.dumps(pair.comparison.to_row(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    keys = {pair.id: digest(pair) for pair in pairs}
+    with open_rows(folder / JUDGEMENTS, what="judgements", key=_key, fields=_FIELDS) as file:
+        left = [pair for pair in pairs if (kind, keys[pair.id]) not in file.rows]
+        advance(len(pairs) - len(left))
+        for start in range(0, len(left), _TOGETHER):
+            part = left[start : start + _TOGETHER]
+            asked = [_MESSAGES[kind](pair.comparison, first) for pair in part for first in (0, 1)]
+            replies = judge.replies(asked, max_new_tokens=LETTER_TOKENS)
+            file.append(
+                {
+                    "kind": kind,
+                    "pair": keys[pair.id],
+                    "id": pair.id,
+                    "verdicts": [read_verdict(reply.text) for reply in both],
+                    "replies": [reply.text for reply in both],
+                    "tries": [reply.tries for reply in both],
+                    "prompt_tokens": [reply.prompt_tokens for reply in both],
+                    "completion_tokens": [reply.completion_tokens for reply in both],
+                }
+                for pair, both in zip(part, zip(replies[::2], replies[1::2], strict=True), strict=True)
+            )
+            advance(len(part))
+        return {name: Verdicts(tuple(file.rows[kind, key]["verdicts"])) for name, key in keys.items()}
+
+
+def read_judgements(folder: Path) -> list[Row]:
+    """Return all judgements of a build, none where nothing was judged."""
+    path = folder / JUDGEMENTS
+    return (
+        list(read_rows(path, what="judgements", key=_key, fields=_FIELDS).values()) if path.exists() else []
+    )
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["kind"], row["pair"]
+
+
+def find_unseparated(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts]) -> dict[str, str]:
+    """Return the pairs that the judge who knows the aspects does not separate, or separates the other way round."""
+    reasons = {
+        0.0: "the judge prefers the rejected answer in both orders",
+        0.5: "the judge does not separate the answers in both orders",
+    }
+    shares = {pair.id: verdicts[pair.id].share for pair in pairs}
+    return {name: f"{name}: {reasons[share]}" for name, share in shares.items() if share in reasons}
+
+
+def measure_blind_judge(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts], *, level: float) -> Figure:
+    """Return how often the judge who knows no user prefers the chosen answer: 0.5 within its interval over users."""
+    shares = [verdicts[pair.id].share for pair in pairs]
+    decided = sum(share != 0.5 for share in shares)
+    note = f"{decided:,} of {len(pairs):,} pairs decided in both orders"
+    return chance_figure(shares, pairs, level=level, either_way=True, note=note)
+
+
+def reward_model_wins(
+    pairs: Sequence[Pair], models: Sequence[str], *, folder: Path, progress: bool
+) -> dict[str, dict[str, float]]:
+    """Return by model, and by the id of a pair, 1 where the chosen answer scores higher, 0.5 for a tie, else 0.
+
+    Args:
+      pairs: to be scored, without profiles.
+      models: as `prb_jax.evaluate` takes them.
+      folder: for the runs of the evaluations, which are continued.
+      progress: shows progress on standard error.
+
+    Raises:
+      PrbError: a model cannot be loaded, or cannot score a pair.
+    """
+    from prb_jax.scoring.controls import without_users
+    from prb_jax.scoring.evaluate import evaluate  # it is slow to import
+
+    if not pairs:
+        return {model: {} for model in models}
+    shown = without_users([pair.comparison for pair in pairs])
+    wins = {}
+    for model in models:
+        key = json.dumps([model, [comparison.to_row() for comparison in shown]], sort_keys=True)
+        run = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+        rows = evaluate(model, shown, out=run, controls="none", progress=progress).rows
+        wins[model] = {row.id: 0.5 + 0.5 * float(np.sign(row.scores[0] - row.scores[1])) for row in rows}
+    return wins
+
+
+def measure_blind_rewards(
+    pairs: Sequence[Pair], wins: Mapping[str, Mapping[str, float]], *, level: float
+) -> Figure:
+    """Return the share of wins that is farthest from 0.5, of which its interval must hold 0.5.
+
+    The interval is over users, and widened for several models (Bonferroni).
+    """
+    wider = 1 - (1 - level) / len(wins)
+    figures = [
+        chance_figure([of_model[pair.id] for pair in pairs], pairs, level=wider, either_way=True, note=model)
+        for model, of_model in wins.items()
+    ]
+    worst = max(figures, key=lambda figure: (not figure.passed, abs((figure.value or 0.0) - 0.5)))
+    if worst.interval is None:
+        return worst
+    return replace(worst, note=", ".join(f"{figure.note} {figure.value:.3f}" for figure in figures))
