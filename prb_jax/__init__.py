@@ -15,7 +15,7 @@ from prb_jax.version import __version__
 
 if TYPE_CHECKING:
     from prb_jax.auditing.audit import audit
-    from prb_jax.auditing.export import audit_export
+    from prb_jax.auditing.judgements import audit_export
     from prb_jax.auditing.report import audit_report
     from prb_jax.building.build import Build, build
     from prb_jax.building.settings import BuildSettings
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "audit": "prb_jax.auditing.audit",
-    "audit_export": "prb_jax.auditing.export",
+    "audit_export": "prb_jax.auditing.judgements",
     "audit_report": "prb_jax.auditing.report",
     "Build": "prb_jax.building.build",
     "build": "prb_jax.building.build",

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from prb_jax.auditing.answers import CRITERIA, LONGEST_COMMENT, POINTS
+from prb_jax.auditing.items import CRITERIA, LONGEST_COMMENT, POINTS
 from prb_jax.auditing.session import LONGEST_NAME, ClosedError, Session
 from prb_jax.errors import DataError, PrbError
 from prb_jax.serving.fields import Body

@@ -42,7 +42,7 @@ _HINT: Final = "put the file of a backup in its place; nothing was changed"
 
 @dataclass(frozen=True)
 class Task:
-    """An item that an annotator holds.
+    """An item that an annotator holds, with its fields in the order of the table.
 
     Attributes:
       number: of the task.
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """A judgement that was submitted, or taken back; fields as of `Task`.
+    """A judgement that was submitted, or taken back, with its fields in the order of the table; others as of `Task`.
 
     Attributes:
       number: from 1.
@@ -101,7 +101,7 @@ def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: st
     Raises:
       RunError: it cannot be written.
     """
-    rows = [_item_row(item) for item in items]
+    rows = [(item.number, item.id, item.kind, json.dumps(item.shown)) for item in items]
     meta = {"audit": audit, "settings": settings, "items": items_digest(rows), "events": "0", "digest": ""}
     with _explained(path):
         path.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ class Database:
     def tasks(self) -> list[Task]:
         """Return the tasks that are open, in the order in which they were given out."""
         rows = self._rows("SELECT * FROM tasks ORDER BY number")
-        return [_read_task(*row) for row in rows]
+        return [Task(*row[:6], draft=None if row[6] is None else json.loads(row[6])) for row in rows]
 
     def last_task(self) -> int:
         """Return the highest number that a task has had."""
@@ -217,7 +217,7 @@ class Database:
         event = Event(
             count + 1, task.number, task.annotator, task.item, task.showing, kind, answer, task.opened, at
         )
-        row = _event_row(event)
+        row = tuple((vars(event) | {"answer": json.dumps(answer, sort_keys=True)}).values())
         digest = _event_digest(before, row)
         cursor.execute(f"INSERT INTO events VALUES ({', '.join('?' * 10)})", (*row, digest))
         cursor.execute("UPDATE meta SET value = ? WHERE name = 'digest'", (digest,))
@@ -232,7 +232,7 @@ class Database:
     def events(self) -> list[Event]:
         """Return all events in their order."""
         rows = self._rows("SELECT * FROM events ORDER BY number")
-        return [_read_event(*row) for row in rows]
+        return [Event(*row[:6], answer=json.loads(row[6]), opened=row[7], at=row[8]) for row in rows]
 
     def _head(self) -> tuple[str, int]:
         meta = dict(self._rows("SELECT name, value FROM meta"))
@@ -297,54 +297,14 @@ class Database:
             )
 
 
-def _item_row(item: Item) -> tuple[int, str, str, str]:
-    return item.number, item.id, item.kind, json.dumps(item.shown)
-
-
-def _event_row(event: Event) -> tuple[Any, ...]:
-    return (
-        event.number,
-        event.task,
-        event.annotator,
-        event.item,
-        event.showing,
-        event.kind,
-        json.dumps(event.answer, sort_keys=True),
-        event.opened,
-        event.at,
-    )
-
-
 def _event_digest(before: str, row: Sequence[Any]) -> str:
     return sha256(json.dumps([before, *row]).encode()).hexdigest()
 
 
-def _read_task(
-    number: int, annotator: str, item: int, showing: int, opened: float, expires: float, draft: str | None
-) -> Task:
-    answer = None if draft is None else json.loads(draft)
-    return Task(number, annotator, item, showing, opened, expires, answer)
-
-
-def _read_event(
-    number: int,
-    task: int,
-    annotator: str,
-    item: int,
-    showing: int,
-    kind: str,
-    answer: str,
-    opened: float,
-    at: float,
-    digest: str,
-) -> Event:
-    return Event(number, task, annotator, item, showing, kind, json.loads(answer), opened, at)
-
-
 def _insert_task(cursor: sqlite3.Cursor, task: Task) -> None:
     draft = None if task.draft is None else json.dumps(task.draft)
-    row = (task.number, task.annotator, task.item, task.showing, task.opened, task.expires, draft)
-    cursor.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    row = (vars(task) | {"draft": draft}).values()
+    cursor.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))
 
 
 @contextlib.contextmanager

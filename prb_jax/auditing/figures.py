@@ -14,10 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.auditing.answers import CRITERIA, POINTS
-from prb_jax.auditing.export import SIDES
-from prb_jax.auditing.items import is_rejected_first
-from prb_jax.auditing.judged import Judged, State
+from prb_jax.auditing.items import CRITERIA, POINTS, is_rejected_first
+from prb_jax.auditing.judgements import LABELS, AuditState, Judged
 from prb_jax.metrics.annotators import MISSING, ORDINAL
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.equivalence import tost
@@ -46,16 +44,16 @@ class FirstJudgements:
 
     def numbers(self, value: Any) -> np.ndarray:
         """Return a table [items, annotators] of a number of each judgement, ``MISSING`` for None."""
-        found = np.full((len(self.rows), len(self.annotators)), MISSING)
+        table = np.full((len(self.rows), len(self.annotators)), MISSING)
         for place, row in enumerate(self.rows):
             for column, name in enumerate(self.annotators):
                 number = value(row[name].judgement) if name in row else None
                 if number is not None:
-                    found[place, column] = number
-        return found
+                    table[place, column] = number
+        return table
 
 
-def make_table(state: State) -> FirstJudgements:
+def make_table(state: AuditState) -> FirstJudgements:
     """Return the first judgements of items, in the order of the items."""
     rows: dict[int, dict[str, Judged]] = defaultdict(dict)
     for judged in state.judged:
@@ -89,13 +87,11 @@ def fit_figures(table: FirstJudgements, *, seed: int) -> dict[str, Any]:
         first, second = coded[:, a], coded[:, b]
         both = int(((first != MISSING) & (second != MISSING)).sum())
         if both:
-            found = cohen_with_interval(first, second, categories=2, **grouped)
-            pairs.append(
-                {"a": table.annotators[a], "b": table.annotators[b], "items": both, **found.to_json()}
-            )
+            kappa = cohen_with_interval(first, second, categories=2, **grouped).to_json()
+            pairs.append({"a": table.annotators[a], "b": table.annotators[b], "items": both, **kappa})
     kappas = [pair["value"] for pair in pairs if pair["value"] is not None]
     return {
-        "agreement": {name: found.to_json() for name, found in agreement.items()},
+        "agreement": {name: estimate.to_json() for name, estimate in agreement.items()},
         "cohen": {"mean": statistics.fmean(kappas) if kappas else None, "pairs": pairs},
         "label": _against_label(table, fits),
         "majority": _majority(table, fits),
@@ -111,7 +107,7 @@ def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict
             table.numbers(lambda judgement, name=name, side=side: _place(judgement.quality[name][side]))
             for side in range(2)
         ]
-        found = agreement_with_intervals(
+        agreement = agreement_with_intervals(
             np.concatenate(sides),
             categories=len(POINTS),
             level=ORDINAL,
@@ -120,24 +116,26 @@ def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict
             seed=seed,
         )
         figures[name] = {
-            "alpha": found["alpha"].to_json(),
+            "alpha": agreement["alpha"].to_json(),
             **_difference(table, (name,), margin),
         }
     return {"overall": _difference(table, CRITERIA, margin), "criteria": figures}
 
 
-def attention_figures(state: State) -> list[dict[str, Any]]:
+def attention_figures(state: AuditState) -> list[dict[str, Any]]:
     """Return of every annotator how much was judged, and how attentively."""
-    found = []
+    people = []
     for name in dict.fromkeys(judged.annotator for judged in state.judged):
-        own = [judged for judged in state.judged if judged.annotator == name]
-        first = {judged.item.number: judged for judged in own if judged.showing == 0}
+        all_of_them = [judged for judged in state.judged if judged.annotator == name]
+        first = {judged.item.number: judged for judged in all_of_them if judged.showing == 0}
         checks = [judged for judged in state.checks if judged.annotator == name]
         gold = [judged for judged in checks if judged.item.kind == "gold"]
         again = [
-            (first[each.item.number], each) for each in checks if each.showing and each.item.number in first
+            (first[check.item.number], check)
+            for check in checks
+            if check.showing and check.item.number in first
         ]
-        known = [judged for judged in own if judged.judgement.fit is not None]
+        known = [judged for judged in all_of_them if judged.judgement.fit is not None]
         a = sum((judged.judgement.fit == 1) == judged.swapped for judged in known)
         ratings = [
             abs(x - y)
@@ -146,11 +144,11 @@ def attention_figures(state: State) -> list[dict[str, Any]]:
             for x, y in zip(before.judgement.quality[name], after.judgement.quality[name], strict=True)
             if x is not None and y is not None
         ]
-        found.append(
+        people.append(
             {
-                "name": own[0].annotator,
-                "judgements": len(own),
-                "cannot_tell": len(own) - len(known),
+                "name": name,
+                "judgements": len(all_of_them),
+                "cannot_tell": len(all_of_them) - len(known),
                 "gold_right": sum(judged.judgement.fit == 0 for judged in gold),
                 "gold": len(gold),
                 "again_same": sum(x.judgement.fit == y.judgement.fit for x, y in again),
@@ -159,18 +157,19 @@ def attention_figures(state: State) -> list[dict[str, Any]]:
                 "chose_a": a,
                 "chose": len(known),
                 "chose_a_p": _coin(a, len(known)),
-                "median_seconds": statistics.median(judged.at - judged.opened for judged in own),
+                "median_seconds": statistics.median(judged.at - judged.opened for judged in all_of_them),
             }
         )
-    return found
+    return people
 
 
 def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
     """Return the items about which annotators disagree, or the label, the most disputed ones first."""
     queue = []
     for row in table.rows:
-        judgements = {name: judged.judgement for name, judged in row.items()}
-        fits = [each.fit for each in judgements.values() if each.fit is not None]
+        by_person = {name: judged.judgement for name, judged in row.items()}
+        judgements = by_person.values()
+        fits = [judgement.fit for judgement in judgements if judgement.fit is not None]
         chosen, rejected = fits.count(0), fits.count(1)
         reasons = []
         if chosen and rejected:
@@ -180,10 +179,9 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
         if not fits:
             reasons.append("nobody can tell the personal fit")
         for name in CRITERIA:
-            for side, called in enumerate(SIDES):
-                ratings = [
-                    rating for each in judgements.values() if (rating := each.quality[name][side]) is not None
-                ]
+            for side, called in enumerate(LABELS):
+                of_side = (judgement.quality[name][side] for judgement in judgements)
+                ratings = [rating for rating in of_side if rating is not None]
                 if ratings and max(ratings) - min(ratings) >= FAR_APART:
                     reasons.append(
                         f"{name} of the {called} response: ratings from {min(ratings)} to {max(ratings)}"
@@ -199,9 +197,12 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
                 "dispute": dispute,
                 "reasons": reasons,
                 "fit": {
-                    name: None if each.fit is None else SIDES[each.fit] for name, each in judgements.items()
+                    name: None if judgement.fit is None else LABELS[judgement.fit]
+                    for name, judgement in by_person.items()
                 },
-                "comments": {name: each.comment for name, each in judgements.items() if each.comment},
+                "comments": {
+                    name: judgement.comment for name, judgement in by_person.items() if judgement.comment
+                },
             }
         )
     queue.sort(key=lambda entry: (-entry["dispute"], -len(entry["reasons"])))
@@ -214,7 +215,7 @@ def _place(rating: int | None) -> int | None:
 
 def _against_label(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
     """The share of all judgements of personal fit that are the label."""
-    items, columns = (each.tolist() for each in np.nonzero(fits != MISSING))
+    items, columns = (indices.tolist() for indices in np.nonzero(fits != MISSING))
     wins = fits[items, columns] == 0
     if not len(wins):
         return Estimate(None, reasons={"value": "no judgement of personal fit"}).to_json() | {"judgements": 0}
@@ -245,7 +246,7 @@ def _majority(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:
             "tied": tied,
         }
     wins = (chosen > rejected)[decided]
-    keys = [key for key, kept in zip(table.clusters, decided, strict=True) if kept]
+    keys = [key for key, counts in zip(table.clusters, decided, strict=True) if counts]
     reasons = {k: v for k, v in too_few(len(set(keys)), 0, over=table.over).items() if k == "ci95"}
     bounds = None if reasons else _score_interval(wins, keys, table.over)
     return {"value": float(wins.mean()), "ci95": bounds, "reasons": reasons, "items": len(wins), "tied": tied}
@@ -274,12 +275,12 @@ def _difference(table: FirstJudgements, names: Sequence[str], margin: float) -> 
     empty = {"difference": None, "ci90": None, "p": None, "equivalent": None, "items": len(values)}
     if not values:
         return empty | {"reason": "no item has ratings of both responses"}
-    found = mean_interval(np.array(values), keys)
-    if found.standard_error is None or found.degrees is None:
+    mean = mean_interval(np.array(values), keys)
+    if mean.standard_error is None or mean.degrees is None:
         reasons = too_few(len(set(keys)), 0, over=table.over)
         return empty | {"difference": statistics.fmean(values), "reason": reasons["ci95"]}
     tested = tost(
-        statistics.fmean(values), standard_error=found.standard_error, degrees=found.degrees, margin=margin
+        statistics.fmean(values), standard_error=mean.standard_error, degrees=mean.degrees, margin=margin
     )
     return {
         "difference": tested.estimate,

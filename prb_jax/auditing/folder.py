@@ -53,15 +53,7 @@ class AuditOptions:
     None is the default in a new audit, and the setting of the audit in one that goes on.
 
     Attributes:
-      data: pairs, as of `prb evaluate`.
-      gold: pairs whose personal fit is known for certain.
-      subset: of the data.
-      limit: of each source, the first so many.
-      sample: a random choice of so many of the comparisons.
-      per_item: people who judge each item; 3 by default.
-      check_every: one judgement in so many is a check, on average; 10 by default, 0 for none.
-      margin: differences of general quality within so many points, of the five, make no difference; 0.25 by default.
-      seed: of choice, orders, sides and resamples; 0 by default.
+      data, gold, subset, limit, sample, per_item, check_every, margin, seed: as of :func:`prb_jax.audit`.
     """
 
     data: Data | None = None

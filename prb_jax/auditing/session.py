@@ -11,14 +11,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from prb_jax.auditing.answers import check_answer
 from prb_jax.auditing.assignment import Done, Plan, Standing, choose, still_open
 from prb_jax.auditing.database import SUBMITTED, Database, Event, Task
-from prb_jax.auditing.items import is_swapped
+from prb_jax.auditing.items import check_answer, is_swapped
 from prb_jax.data import fields
 from prb_jax.errors import PrbError
 from prb_jax.serving.http_server import same_token
@@ -196,11 +195,9 @@ class Session:
         return task
 
     def _hold(self, task: Task, draft: dict[str, Any] | None, now: float) -> None:
-        held = Task(
-            task.number, task.annotator, task.item, task.showing, task.opened, now + self._lease, draft
-        )
         if draft == task.draft and task.expires - now > self._lease / 2:
             return
+        held = replace(task, expires=now + self._lease, draft=draft)
         self._database.keep_draft(task.number, draft, expires=held.expires)
         self._tasks[task.number] = held
 

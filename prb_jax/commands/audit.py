@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             flag = "--report" if options.report else "--export"
             options.parser.error(f"--{extra[0].replace('_', '-')}: has no effect with {flag}")
     if options.export is not None:
-        from prb_jax.auditing.export import audit_export
+        from prb_jax.auditing.judgements import audit_export
 
         count = audit_export(options.folder, out=options.export)
         print(f"{count} judgements written to {options.export}")
