@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prb_jax.data import fields
@@ -18,6 +19,41 @@ _NEAR = {
     "profile_order": {"profileorders", "profileorder"},
 }
 """By field, names without marks between their words, which say whose reward it is and would change nothing."""
+
+
+TEMPLATE_MARKS = (
+    "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
+    "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]",
+)  # fmt: skip
+"""What chat templates put before a turn."""
+
+
+END_MARKS = (
+    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
+    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+"""End-of-text tokens, one of which a decoded completion may end with."""
+
+
+def template_mark(text: str) -> str | None:
+    """Return the mark of a chat template that a text holds; None where it holds none."""
+    return next((mark for mark in TEMPLATE_MARKS if mark in text), None)
+
+
+def user_turn(text: str, name: str) -> tuple[Message, ...]:
+    """Return a prompt that is a user's message.
+
+    Raises:
+      DataError: a chat template has rendered it already, and it would be wrapped as a message again.
+    """
+    if mark := template_mark(text):
+        fields.fail(
+            WHERE,
+            name,
+            f"holds {mark!r}: a chat template has rendered it already; send a list of messages, or the whole "
+            "conversation as 'input' to /classify",
+        )
+    return (Message("user", text),)
 
 
 class Body(Mapping[str, Any]):
@@ -73,11 +109,11 @@ def prompts(body: Body, *names: str) -> list[tuple[Message, ...]]:
     name = next((each for each in names if body.get(each) is not None), names[0])
     value = body.get(name)
     if not isinstance(value, list) or not any(isinstance(each, list) for each in value):
-        return [(Message("user", each),) for each in texts(body, *names)]
+        return [user_turn(text, name) for text in texts(body, *names)]
     return [
         messages(each, f"{name}[{k}]")
         if isinstance(each, list)
-        else (Message("user", fields.text(each, WHERE, f"{name}[{k}]")),)
+        else user_turn(fields.text(each, WHERE, f"{name}[{k}]"), f"{name}[{k}]")
         for k, each in enumerate(value)
     ]
 
@@ -136,6 +172,22 @@ def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
 def orders(body: Body, count: int) -> list[str | None]:
     """Return by what the posts of each of `count` responses are ordered: `profile_order`, one for all of them."""
     return [fields.optional_text(body.get("profile_order"), WHERE, "profile_order")] * count
+
+
+def column(body: Body, name: str, count: int) -> Sequence[Any]:
+    """Return a list with one entry for each response, of any kind; Nones where it is not there or of another length."""
+    value = body.get(name)
+    return value if isinstance(value, list) and len(value) == count else [None] * count
+
+
+def label_fields(label: object) -> Body:
+    """Return the fields of a label that is an object, or a text that is one in JSON; no fields for any other."""
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            return Body({})  # a text that happens to begin so
+    return Body(label if isinstance(label, Mapping) else {})
 
 
 def no_profile(body: Body) -> None:

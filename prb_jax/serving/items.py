@@ -45,6 +45,11 @@ class ChatItem:
     profile: tuple[Post, ...] = ()
     profile_order: str | None = None
 
+    @property
+    def same_prompt(self) -> object:
+        """Equal for responses to one prompt, for one user with one profile."""
+        return self.prompt, self.user_id, self.profile, self.profile_order
+
 
 @dataclass(frozen=True)
 class RenderedItem:
@@ -167,8 +172,7 @@ class TreeMaker:
         together: dict[object, list[int]] = {}
         for place, item in enumerate(items):
             if isinstance(item, ChatItem):
-                key = (item.prompt, item.user_id, item.profile, item.profile_order)
-                together.setdefault(key, []).append(place)
+                together.setdefault(item.same_prompt, []).append(place)
         groups = [
             places[start : start + self.most]
             for places in together.values()
@@ -196,7 +200,7 @@ class TreeMaker:
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:
         """The tree of each group, or why it has none, in one call of the tokenizer if that is possible."""
         try:
-            comparisons = [_comparison(group) for group in groups]
+            comparisons = [as_comparison(group) for group in groups]
             encoded = self.reader.encode_each(comparisons, view=self.view)
         except PrbError as error:
             return [error] if len(groups) == 1 else [self._trees([group])[0] for group in groups]
@@ -234,12 +238,12 @@ class TreeMaker:
         return chat.with_special_tokens(ids, max_length=None) if item.special_tokens else ids
 
 
-def _comparison(items: Sequence[Item]) -> Comparison:
-    """Responses to one prompt, so that the prompt is read once."""
+def as_comparison(items: Sequence[Item], *, name: str = NAME) -> Comparison:
+    """Return a comparison of responses to one prompt, so that the prompt is read once."""
     chats = [item for item in items if isinstance(item, ChatItem)]
     first = chats[0]
     return Comparison(
-        id=NAME,
+        id=name,
         prompt=first.prompt,
         responses=[item.response for item in chats],
         user_id=first.user_id,

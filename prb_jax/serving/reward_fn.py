@@ -1,152 +1,215 @@
-"""A reward model as the reward function of RL trainers: TRL, verl and AReaL each call it in their own way."""
+"""Whatever scores as the reward function of RL trainers: TRL, tunix, verl and AReaL each call it in their own way."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data import fields as checks
-from prb_jax.data.comparison import Message, Post, read_profile
-from prb_jax.errors import DataError, PrbError, PrbWarning, quote
-from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.data.comparison import Comparison, Message, Post, read_profile
+from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.serving import fields
-from prb_jax.serving.fixed_shapes import shapes_for
-from prb_jax.serving.items import MOST_RESPONSES, ChatItem, Score, TreeMaker
+from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
+from prb_jax.serving.items import ChatItem
 from prb_jax.text.view import ViewOptions
 
-_QUESTION_KEYS = ("query", "question", "prompt")
+if TYPE_CHECKING:
+    from prb_jax.scoring.load import Model
+
+WHERE: Final = "reward_fn"
+
+_QUESTION_KEYS: Final = ("query", "question", "prompt")
 
 
 def reward_fn(
-    model: RewardModel,
+    model: Model,
     *,
     empty: float | None = None,
     profile_posts: int | None = None,
     protocol: str | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
+    history: Sequence[Comparison] | Path | None = None,
 ) -> RewardFunction:
-    """Return a reward function for TRL, verl and AReaL.
+    """Return a reward function for TRL, tunix, verl and AReaL.
 
     Args:
-      model: gives the rewards.
+      model: gives the rewards: a :class:`prb_jax.RewardModel`, or anything else that :func:`prb_jax.evaluate` takes (a
+        path or hub id, a baseline, a fitted method of personalisation, a judge, a function), or the URL of a running
+        `prb serve`. A function made of a path, a name or a URL can be pickled: another process opens it anew.
       empty: the reward of an empty completion, which no model reads; without it such a completion is an error.
       profile_posts, protocol, max_length, batch_tokens: as of :meth:`RewardModel.score`.
+      history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
     """
-    options = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-    return RewardFunction(model, options, empty=empty, batch_tokens=batch_tokens)
+    view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+    return RewardFunction(model, view, empty=empty, batch_tokens=batch_tokens, history=history)
 
 
 class RewardFunction:
-    """Callable as each of the trainers calls it; completions of one prompt are scored as one tree.
+    """Callable as each of the trainers calls it; completions of one prompt are scored together.
 
     TRL: ``f(prompts=..., completions=..., **columns)`` gives a list of floats; the columns `user_id` and `profile` of
-    the data are the users.
+    the data are the users. tunix calls alike, with arrays and rendered prompts: a column `question` is read instead.
 
     verl: ``f(data_source=..., solution_str=..., ground_truth=..., extra_info=...)`` gives a float; `extra_info` holds
-    the question as `query`, `question` or `prompt`, and may hold `user_id` and `profile`.
+    the question as `query`, `question` or `prompt`, and may hold `user_id` and `profile`. Its batch manager calls with
+    ``solution_strs=..., extra_infos=...`` and is given a list.
 
-    AReaL: ``f(prompt, completion, prompt_ids, completion_ids, **columns)`` gives a float.
+    AReaL: ``f(prompt, completion, prompt_ids, completion_ids, **columns)`` gives a float. The prompt is rendered: the
+    column `messages` or `question` is read instead, and an end-of-text token behind the completion is left out.
 
     Raises (when called):
-      DataError: a completion that has no reward; the message names it. There is no default reward.
+      DataError: a completion that has no reward; the message names it. There is no default reward. A prompt that a
+        chat template has rendered already, which would be wrapped as a user's message again.
     """
 
     def __init__(
-        self, model: RewardModel, options: ViewOptions, *, empty: float | None, batch_tokens: int | None
+        self,
+        model: Model,
+        view: ViewOptions,
+        *,
+        empty: float | None,
+        batch_tokens: int | None,
+        history: Sequence[Comparison] | Path | None = None,
     ) -> None:
-        view = model.reader.view(options)
-        for remark in model.reader.remarks(view.protocol):
-            warnings.warn(remark, PrbWarning, stacklevel=3)
-        shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
         self.__name__ = "prb_reward"  # TRL logs the mean under this name
-        self._model, self._empty, self._batcher = model, empty, shapes.batcher()
-        self._tree_maker = TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
+        self._model, self._empty = model, empty
+        self._open = partial(open_item_scorer, model, view=view, batch_tokens=batch_tokens, history=history)
+        self._scorer: ItemScorer | None = self._open()
 
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        """Return the rewards in the form of the trainer that calls."""
-        if "solution_str" in given:
-            return self._verl(given["solution_str"], given.get("extra_info"))
-        if "prompts" in given:
-            return self._trl(given)
-        named = dict(zip(("prompt", "completions"), args, strict=False)) | given
-        if not {"prompt", "completions"} <= named.keys():
-            expected = "prompts and completions (TRL), solution_str (verl), or prompt and completions (AReaL)"
-            raise DataError(f"reward_fn: expected {expected}, found {', '.join(given) or 'no argument'}")
-        user, profile = _user(named.get("user_id")), read_profile(named.get("profile"), "reward_fn")
-        return self._rewards([_item(named["prompt"], named["completions"], user, profile, "completions")])[0]
-
-    def _trl(self, given: Mapping[str, Any]) -> list[float]:
-        prompts, completions = given["prompts"], given.get("completions")
-        if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
-            raise DataError(f"reward_fn: completions: expected one for each of the {len(prompts)} prompts")
-        columns = {name: given.get(name) or [None] * len(prompts) for name in ("user_id", "profile")}
-        items = [
-            _item(prompt, completion, _user(user), read_profile(profile, "reward_fn"), f"completions[{k}]")
-            for k, (prompt, completion, user, profile) in enumerate(
-                zip(prompts, completions, columns["user_id"], columns["profile"], strict=True)
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._model, str | Path):
+            raise TypeError(
+                "a reward function of a model that is loaded cannot go to another process: give reward_fn the path or "
+                "name of the model, or the URL of a running `prb serve`"
             )
-        ]
-        return self._rewards(items)
+        return vars(self) | {"_scorer": None}
 
-    def _verl(self, solution: str, extra_info: Any) -> float:
-        extra = checks.mapping(extra_info, "reward_fn", "extra_info")
-        name = next((key for key in _QUESTION_KEYS if extra.get(key) is not None), None)
-        if name is None:
-            raise DataError(f"reward_fn: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
-        prompt, profile = extra[name], extra.get("profile")
-        if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
-            prompt, profile = prompt + profile, None
-        posts = read_profile(profile, "reward_fn")
-        return self._rewards([_item(prompt, solution, _user(extra.get("user_id")), posts, "solution_str")])[0]
+    def __call__(self, *args: Any, **columns: Any) -> Any:
+        """Return the rewards in the form of the trainer that calls."""
+        if "solution_strs" in columns:
+            texts = _listed(columns["solution_strs"])
+            infos = _column(columns, "extra_infos", len(texts))
+            items = [
+                _verl_item(text, info, f"solution_strs[{k}]")
+                for k, (text, info) in enumerate(zip(texts, infos, strict=True))
+            ]
+            return self._rewards(items)
+        if "solution_str" in columns:
+            return self._rewards(
+                [_verl_item(columns["solution_str"], columns.get("extra_info"), "solution_str")]
+            )[0]
+        if args and isinstance(_listed(args[0]), list) and len(args) == 2:
+            columns |= dict(zip(("prompts", "completions"), args, strict=True))
+        if "prompts" in columns:
+            return self._rewards(_batch_items(columns))
+        columns |= dict(zip(("prompt", "completions"), args, strict=False))
+        if not {"prompt", "completions"} <= columns.keys():
+            expected = "prompts and completions (TRL), solution_str (verl), or prompt and completions (AReaL)"
+            raise DataError(f"{WHERE}: expected {expected}, found {', '.join(columns) or 'no argument'}")
+        return self._rewards([_areal_item(columns)])[0]
 
     def _rewards(self, items: Sequence[ChatItem]) -> list[float]:
         rewards = [0.0 if self._empty is None else self._empty] * len(items)
         places = [place for place, item in enumerate(items) if item.response]
         if self._empty is None and (empty := set(range(len(items))) - set(places)):
             raise DataError(
-                f"reward_fn: completion {min(empty)} is empty, which has no reward: give reward_fn(model, empty=...) "
+                f"{WHERE}: completion {min(empty)} is empty, which has no reward: give reward_fn(model, empty=...) "
                 "if it shall have one"
             )
-        for place, score in zip(places, self._score([items[place] for place in places]), strict=True):
+        if self._scorer is None:
+            self._scorer = self._open()
+        for place, score in zip(places, self._scorer([items[place] for place in places]), strict=True):
             if isinstance(score, PrbError):
-                raise DataError(f"reward_fn: completion {place}: {score}") from score
+                raise DataError(f"{WHERE}: completion {place}: {score}") from score
             rewards[place] = score.value
         return rewards
 
-    def _score(self, items: Sequence[ChatItem]) -> list[Score | PrbError]:
-        """The score of each item, or why it has none."""
-        trees, errors = self._tree_maker.make_trees(items)
-        scores: dict[int, Score | PrbError] = dict(errors)
-        for dealt in self._batcher([made.tree for made in trees], range(len(trees))):
-            rows = dealt.take(np.asarray(self._model.dispatch(dealt.make()), np.float32))
-            for member, row in zip(dealt.members, rows, strict=True):
-                scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
-        return [scores[place] for place in range(len(items))]
 
-
-def _item(prompt: Any, completion: Any, user: str | None, profile: tuple[Post, ...], name: str) -> ChatItem:
-    """A prompt and a completion, each a text or messages; the last message of a completion is the response."""
-    messages = (
-        (Message("user", prompt),) if isinstance(prompt, str) else fields.messages(_listed(prompt), "prompt")
+def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
+    """As TRL and tunix call: columns of equal length."""
+    prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
+    if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
+        raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
+    users, profiles, questions = (
+        _column(columns, name, len(prompts)) for name in ("user_id", "profile", "question")
     )
-    if not isinstance(completion, str):
-        said = fields.messages(_listed(completion), name)
-        if said[-1].role != "assistant":
+    return [
+        _item(
+            question if isinstance(prompt, str) and question is not None else prompt,
+            completion,
+            user,
+            profile,
+            f"completions[{k}]",
+        )
+        for k, (prompt, completion, user, profile, question) in enumerate(
+            zip(prompts, completions, users, profiles, questions, strict=True)
+        )
+    ]
+
+
+def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
+    extra = checks.mapping(extra_info, WHERE, "extra_info")
+    key = next((key for key in _QUESTION_KEYS if extra.get(key) is not None), None)
+    if key is None:
+        raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
+    prompt, profile = extra[key], extra.get("profile")
+    if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
+        prompt, profile = prompt + profile, None
+    return _item(prompt, solution, extra.get("user_id"), profile, name)
+
+
+def _areal_item(columns: Mapping[str, Any]) -> ChatItem:
+    prompt, completion = columns["prompt"], columns["completions"]
+    if isinstance(prompt, str):
+        prompt = next(
+            (columns[key] for key in ("messages", "question") if columns.get(key) is not None), prompt
+        )
+    if isinstance(completion, str) and (
+        mark := next(filter(completion.rstrip().endswith, fields.END_MARKS), None)
+    ):
+        completion = completion.rstrip().removesuffix(mark)
+    return _item(prompt, completion, columns.get("user_id"), columns.get("profile"), "completions")
+
+
+def _item(prompt: Any, completion: Any, user_id: Any, profile: Any, name: str) -> ChatItem:
+    """A prompt and a completion, each a text or messages; the last message of a completion is the response."""
+    if isinstance(prompt, str):
+        if mark := fields.template_mark(prompt):
             raise DataError(
-                f"reward_fn: {name}: expected the assistant's message at the end, found {quote(said[-1].role)}"
+                f"{WHERE}: prompt: holds {mark!r}, so a chat template has rendered it already, and it would be wrapped "
+                "as a user's message again: give messages, in the column 'messages' (AReaL), as conversational "
+                "prompts (TRL), or the plain question in the column 'question' (tunix)"
             )
-        messages, completion = (*messages, *said[:-1]), said[-1].content
-    return ChatItem(messages, completion, user, profile)
+        messages = (Message("user", str(prompt)),)
+    else:
+        messages = fields.messages(_listed(prompt), "prompt")
+    if not isinstance(completion, str):
+        turns = fields.messages(_listed(completion), name)
+        if turns[-1].role != "assistant":
+            raise DataError(
+                f"{WHERE}: {name}: expected the assistant's message at the end, found {quote(turns[-1].role)}"
+            )
+        messages, completion = (*messages, *turns[:-1]), turns[-1].content
+    posts: tuple[Post, ...] = read_profile(_listed(profile), WHERE)
+    user = checks.optional_identifier(_listed(user_id), WHERE, "user_id")
+    return ChatItem(messages, str(completion), user, posts)
+
+
+def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
+    """A column as a list; Nones where it is not there."""
+    values = _listed(columns.get(name))
+    if values is None:
+        return [None] * count
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise DataError(
+            f"{WHERE}: {name}: expected one for each of {count} completions, found {checks.found(values)}"
+        )
+    return values
 
 
 def _listed(value: Any) -> Any:
-    """Arrays of rows, as data frames and arrow tables give them, as lists."""
+    """Arrays and numbers of numpy, as data frames and tunix give them, as lists and numbers of Python."""
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _user(value: Any) -> str | None:
-    return checks.optional_identifier(value, "reward_fn", "user_id")

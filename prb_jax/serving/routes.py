@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data import fields as checks
-from prb_jax.data.comparison import Message
 from prb_jax.data.conversation import Messages
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
@@ -63,9 +62,17 @@ def score(body: Body) -> ScoreRequest:
     items: list[Item]
     if isinstance(profile, str):
         (user,), (order,) = fields.users(body, 1), fields.orders(body, 1)
-        items = [ChatItem(_user(query + checks.text(profile, WHERE, "profile")), response, user, (), order)]
+        items = [
+            ChatItem(
+                fields.user_turn(query + checks.text(profile, WHERE, "profile"), "query"),
+                response,
+                user,
+                (),
+                order,
+            )
+        ]
     else:
-        items = _answers(body, [_user(query)], [response])
+        items = _answers(body, [fields.user_turn(query, "query")], [response])
     return ScoreRequest(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
 
 
@@ -100,7 +107,11 @@ def rerank(body: Body) -> ScoreRequest:
         ]
         return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
 
-    return ScoreRequest(_answers(body, [_user(query)] * len(documents), documents), answer, _activation(body))
+    return ScoreRequest(
+        _answers(body, [fields.user_turn(query, "query")] * len(documents), documents),
+        answer,
+        _activation(body),
+    )
 
 
 def classify(body: Body) -> ScoreRequest:
@@ -133,20 +144,54 @@ def embeddings(body: Body) -> ScoreRequest:
 
 
 def get_reward(body: Body) -> ScoreRequest:
-    """``/get_reward`` of OpenRLHF: {query: whole conversations as text}; each gets one end-of-text token."""
+    """``/get_reward`` of OpenRLHF: {query: whole conversations as text}; each gets one end-of-text token.
+
+    An entry of `labels` that is an object, or a text that is one in JSON, says whose reward it is: {user_id, profile,
+    question}. With a question (a text or messages) the response alone is taken from the conversation, behind the
+    entry of `prompts`, and shown with the question, the user and the profile as `prb evaluate` shows them.
+    """
     fields.no_profile(body)
     texts = fields.texts(body, "query")
+    labels, prompts = (fields.column(body, name, len(texts)) for name in ("labels", "prompts"))
     users = fields.users(body, len(texts))
     items = [
-        RenderedItem(text, special_tokens=False, ended=True, user_id=user)
-        for text, user in zip(texts, users, strict=True)
+        _labelled_item(text, user, fields.label_fields(label), prompt, k)
+        for k, (text, user, label, prompt) in enumerate(zip(texts, users, labels, prompts, strict=True))
     ]
 
     def answer(scores: Sequence[Score], model: str) -> Any:
-        values = [each.value for each in scores]
+        values = [score.value for score in scores]
         return {"rewards": values, "scores": values, "extra_logs": {}}
 
     return ScoreRequest(items, answer, _activation(body))
+
+
+def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: int) -> Item:
+    """One conversation of OpenRLHF, for the user of its label."""
+    user = fields.users(label, 1)[0] or user
+    question, profile = label.get("question"), label.get("profile")
+    label.ignored()  # refuses what is nearly one of these names
+    if question is None:
+        if profile:
+            checks.fail(
+                WHERE,
+                f"labels[{k}].profile",
+                "a profile is shown with a question: expected 'question' beside it",
+            )
+        return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
+    if not isinstance(prompt, str) or not text.startswith(prompt):
+        checks.fail(
+            WHERE, f"prompts[{k}]", "expected the beginning of the query, behind which its response stands"
+        )
+    response = text[len(prompt) :].rstrip()
+    mark = next(filter(response.endswith, fields.END_MARKS), "")
+    name = f"labels[{k}].question"
+    messages = (
+        fields.messages(question, name)
+        if isinstance(question, list)
+        else fields.user_turn(checks.text(question, WHERE, name), name)
+    )
+    return ChatItem(messages, response.removesuffix(mark), user, fields.profiles(label, 1)[0])
 
 
 def bare_number(body: Body) -> ScoreRequest:
@@ -156,7 +201,7 @@ def bare_number(body: Body) -> ScoreRequest:
         messages = fields.messages(prompt, "prompt")
         items = _answers(body, [messages], [response])
     else:
-        items = _answers(body, [_user(fields.text(body, "prompt"))], [response])
+        items = _answers(body, [fields.user_turn(fields.text(body, "prompt"), "prompt")], [response])
     return ScoreRequest(items, lambda scores, model: scores[0].value, _activation(body))
 
 
@@ -215,10 +260,6 @@ def _rendered_items(body: Body) -> list[Item]:
             content = checks.text(each, WHERE, f"input[{k}]")
         items.append(RenderedItem(content, special_tokens=special, keep=keep, user_id=user))
     return items
-
-
-def _user(text: str) -> Messages:
-    return (Message("user", text),)
 
 
 def _answers(body: Body, prompts: Sequence[Messages], responses: Sequence[str]) -> list[Item]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import prb_jax as prb
@@ -41,6 +43,59 @@ def test_each_trainer_s_call_gives_the_model_s_rewards(model: prb.RewardModel) -
     assert verl(ANSWERS[0], query=QUESTION, profile="Post 1: tea") == pytest.approx(as_text, abs=1e-5)
     areal = [reward(QUESTION, answer, [1], [2], profile=POSTS, task_id=7) for answer in ANSWERS]
     assert areal == offline(POSTS)
+
+
+def test_arrays_batches_and_rendered_prompts(model: prb.RewardModel) -> None:
+    """tunix gives arrays, verl's batch manager lists, and tunix and AReaL prompts that a template has rendered."""
+    reward = prb.reward_fn(model, batch_tokens=512)
+    given = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS, profile=POSTS)
+    offline = pytest.approx(model.score(given).tolist(), abs=1e-5)
+    profiles = np.empty(3, object)
+    profiles[:] = [POSTS] * 3
+    arrays = {"completions": np.array(ANSWERS), "user_id": np.array([7, 7, 7]), "profile": profiles}
+    rendered = f"<start_of_turn>user\n{QUESTION}<end_of_turn>\n<start_of_turn>model\n"
+    assert reward(prompts=np.array([QUESTION] * 3), **arrays) == offline
+    assert reward(np.array([QUESTION] * 3), np.array(ANSWERS)) != offline
+    assert reward(prompts=np.array([rendered] * 3), question=np.array([QUESTION] * 3), **arrays) == offline
+    infos = [{"question": QUESTION, "profile": POSTS}] * 3
+    sent = {"data_sources": ["d"] * 3, "ground_truths": [None] * 3, "extra_infos": infos}
+    assert reward(solution_strs=ANSWERS, **sent) == offline
+    columns = {"profile": POSTS, "messages": MESSAGES}
+    assert [reward(rendered, f"{answer}<|im_end|>\n", [1], [2], **columns) for answer in ANSWERS] == offline
+    for call in (
+        lambda: reward(rendered, ANSWERS[0], [1], [2]),
+        lambda: reward(prompts=[rendered], completions=["a"]),
+        lambda: reward(solution_str="a", extra_info={"query": rendered}),
+    ):
+        with pytest.raises(
+            prb.DataError, match="holds '<start_of_turn>', so a chat template has rendered it already"
+        ):
+            call()
+    with pytest.raises(prb.DataError, match="profile: expected one for each of 3 completions"):
+        reward(prompts=[QUESTION] * 3, completions=ANSWERS, profile=[POSTS])
+
+
+def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: prb.RewardModel) -> None:
+    def longest(comparison: prb.Comparison) -> list[int]:
+        return [len(response) + (comparison.user_id == "u") for response in comparison.responses]
+
+    sent = {"prompts": [QUESTION] * 3, "completions": ANSWERS}
+    lengths = [float(len(answer)) for answer in ANSWERS]
+    assert prb.reward_fn(longest)(**sent) == lengths
+    assert prb.reward_fn(longest)(**sent, user_id=["u", None, "u"]) == [
+        lengths[0] + 1,
+        lengths[1],
+        lengths[2] + 1,
+    ]
+    for name in ("baseline:length", model.name):
+        reward = prb.reward_fn(name)
+        assert pickle.loads(pickle.dumps(reward))(**sent) == pytest.approx(reward(**sent), abs=1e-5)
+    with pytest.raises(TypeError, match="give reward_fn the path or name of the model, or the URL"):
+        pickle.dumps(prb.reward_fn(model, batch_tokens=512))
+    with pytest.raises(prb.RunError, match="max_length: without effect on baseline:length"):
+        prb.reward_fn("baseline:length", max_length=5)
+    with pytest.raises(prb.DataError, match="completion 0 is empty"):
+        prb.reward_fn("baseline:length")(prompts=["?"], completions=[""])
 
 
 def test_there_is_no_default_reward(model: prb.RewardModel) -> None:

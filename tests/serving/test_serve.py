@@ -181,6 +181,13 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
         assert rewards["rewards"] == rewards["scores"]
         plain = client.post("/pooling", json={"input": body["query"], "add_special_tokens": False}).json()
         assert rewards["rewards"] == pytest.approx([each["data"][0] for each in plain["data"]], abs=1e-5)
+        # OpenRLHF carries the user and the profile in the labels
+        label = {"user_id": "u", "profile": POSTS, "question": QUESTION}
+        starts = [text[: text.index(answer)] for text, answer in zip(texts, ANSWERS, strict=True)]
+        body |= {"prompts": starts, "labels": [label, json.dumps(label), "-"]}
+        found = client.post("/get_reward", json=body).json()["rewards"]
+        personal = server.offline(posts=POSTS).expected
+        assert found == pytest.approx([*personal[:2], rewards["rewards"][2]], abs=1e-5)
         # slime takes the whole body as the number
         prompt = [{"role": "user", "content": QUESTION}]
         for given in (QUESTION, prompt):
@@ -296,6 +303,20 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
         ("/classify", {"input": "a" * 9_000}, 413, "at most 8,192 are read"),
         ("/score", {"response_text": "a", "query": "?", "userid": "u"}, 400, "expected 'user_id'"),
         ("/score", {"response_text": "a" * 30_000, "query": "?"}, 413, "a body of at most 20,000 bytes"),
+        ("/slime", {"prompt": "<|im_start|>user\na", "response": "b"}, 400, "has rendered it already"),
+        ("/get_reward", {"query": ["a"], "labels": [{"userid": "u"}]}, 400, "expected 'user_id'"),
+        (
+            "/get_reward",
+            {"query": ["a"], "labels": [{"profile": POSTS}]},
+            400,
+            "expected 'question' beside it",
+        ),
+        (
+            "/get_reward",
+            {"query": ["a"], "labels": [{"question": "?"}]},
+            400,
+            "expected the beginning of the query",
+        ),
         ("/nowhere", {}, 404, "expected POST to /score"),
     ],
 )

@@ -1,0 +1,100 @@
+"""Scores of responses, each with its prompt and its user, by anything that scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import PrbError, PrbWarning, RunError
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
+from prb_jax.scoring.load import Model, open_scorer
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.run import shown_view
+from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, ReadsTokens, Scorer
+from prb_jax.serving.fixed_shapes import shapes_for
+from prb_jax.serving.items import MOST_RESPONSES, ChatItem, NotFiniteError, Score, TreeMaker, as_comparison
+from prb_jax.text.view import ViewOptions, choose_view
+
+ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
+"""Gives the score of each item, or why it has none."""
+
+
+def open_item_scorer(
+    model: Model,
+    *,
+    view: ViewOptions,
+    batch_tokens: int | None = None,
+    history: Sequence[Comparison] | Path | None = None,
+) -> ItemScorer:
+    """Return what scores items.
+
+    Args:
+      model: what `prb_jax.evaluate` takes, or the URL of a running `prb serve`.
+      view: what is shown of an item, for models that read tokens alone.
+      batch_tokens: tokens computed at a time, about; for reward models alone.
+      history: what a fitted method of personalisation knows of the users.
+
+    Raises:
+      RunError: a choice that has no effect on this model; or as :func:`prb_jax.evaluate`.
+    """
+    if is_url(model):
+        scorer: Scorer = open_remote(str(model))
+    else:
+        scorer = open_scorer(model, LoadOptions(), history=history)
+    if isinstance(scorer, RewardModel):
+        return _tree_scores(scorer, view, batch_tokens)
+    decided = isinstance(scorer, PlainScorer | RemoteScorer | AdaptsToUsers)
+    options = (asdict(view) if decided else {}) | {"batch_tokens": batch_tokens}
+    if given := [name for name, value in options.items() if value is not None]:
+        name = scorer.identity().get("name", "this model")
+        raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
+    chosen = scorer.reader.choose_view(view) if isinstance(scorer, ReadsTokens) else choose_view(None, view)
+    shown = shown_view(chosen.view)
+
+    def score(items: Sequence[ChatItem]) -> list[Score | PrbError]:
+        groups: dict[object, list[int]] = {}
+        for place, item in enumerate(items):
+            groups.setdefault(item.same_prompt, []).append(place)
+        members = list(groups.values())
+        comparisons = [
+            as_comparison([items[place] for place in places], name=str(number))
+            for number, places in enumerate(members)
+        ]
+        scores: dict[int, Score | PrbError] = {}
+        for batch in scorer.stream(comparisons, **shown, skip=lambda indices: False):
+            for index, values in zip(batch.indices, batch.scores, strict=True):
+                for place, value in zip(members[index], np.asarray(values).tolist(), strict=True):
+                    scores[place] = (
+                        Score(value, 0, False)
+                        if np.isfinite(value)
+                        else NotFiniteError(f"the score is {value}, which is not a finite number")
+                    )
+        return [scores[place] for place in range(len(items))]
+
+    return score
+
+
+def _tree_scores(model: RewardModel, options: ViewOptions, batch_tokens: int | None) -> ItemScorer:
+    """Items as trees in the few fixed shapes of a server, so that no call compiles anew."""
+    view = model.reader.view(options)
+    for remark in model.reader.remarks(view.protocol):
+        warnings.warn(remark, PrbWarning, stacklevel=4)
+    shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
+    batcher, maker = shapes.batcher(), TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
+
+    def score(items: Sequence[ChatItem]) -> list[Score | PrbError]:
+        trees, errors = maker.make_trees(items)
+        scores: dict[int, Score | PrbError] = dict(errors)
+        for planned in batcher([made.tree for made in trees], range(len(trees))):
+            rows = planned.take(np.asarray(model.dispatch(planned.make()), np.float32))
+            for member, row in zip(planned.members, rows, strict=True):
+                scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
+        return [scores[place] for place in range(len(items))]
+
+    return score
