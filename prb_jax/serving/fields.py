@@ -32,7 +32,19 @@ END_MARKS = (
     "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
     "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-"""End-of-text tokens, one of which a decoded completion may end with."""
+"""End-of-text tokens, with which a decoded completion may end."""
+
+
+def without_end_marks(text: str) -> str:
+    """Return a decoded completion without the end-of-text tokens, and the blanks between them, that it ends with."""
+    end, kept = len(text), len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        mark = next((mark for mark in END_MARKS if text.endswith(mark, 0, end)), None)
+        if mark is None:
+            return text[:kept]
+        kept = end = end - len(mark)
 
 
 def template_mark(text: str) -> str | None:

@@ -167,10 +167,8 @@ def _areal_item(columns: Mapping[str, Any]) -> ChatItem:
         prompt = next(
             (columns[key] for key in ("messages", "question") if columns.get(key) is not None), prompt
         )
-    if isinstance(completion, str) and (
-        mark := next(filter(completion.rstrip().endswith, fields.END_MARKS), None)
-    ):
-        completion = completion.rstrip().removesuffix(mark)
+    if isinstance(completion, str):
+        completion = fields.without_end_marks(completion)
     return _item(prompt, completion, columns.get("user_id"), columns.get("profile"), "completions")
 
 

@@ -183,15 +183,14 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
         checks.fail(
             WHERE, f"prompts[{k}]", "expected the beginning of the query, behind which its response stands"
         )
-    response = text[len(prompt) :].rstrip()
-    mark = next(filter(response.endswith, fields.END_MARKS), "")
+    response = fields.without_end_marks(text[len(prompt) :])
     name = f"labels[{k}].question"
     messages = (
         fields.messages(question, name)
         if isinstance(question, list)
         else fields.user_turn(checks.text(question, WHERE, name), name)
     )
-    return ChatItem(messages, response.removesuffix(mark), user, fields.profiles(label, 1)[0])
+    return ChatItem(messages, response, user, fields.profiles(label, 1)[0])
 
 
 def bare_number(body: Body) -> ScoreRequest:

@@ -61,7 +61,9 @@ def test_arrays_batches_and_rendered_prompts(model: prb.RewardModel) -> None:
     sent = {"data_sources": ["d"] * 3, "ground_truths": [None] * 3, "extra_infos": infos}
     assert reward(solution_strs=ANSWERS, **sent) == offline
     columns = {"profile": POSTS, "messages": MESSAGES}
-    assert [reward(rendered, f"{answer}<|im_end|>\n", [1], [2], **columns) for answer in ANSWERS] == offline
+    assert [
+        reward(rendered, f"{answer}<|im_end|>\n<|im_end|>", [1], [2], **columns) for answer in ANSWERS
+    ] == offline
     for call in (
         lambda: reward(rendered, ANSWERS[0], [1], [2]),
         lambda: reward(prompts=[rendered], completions=["a"]),
