@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 METHODS = {
     "pooled": "pooled Bradley-Terry: one direction for everybody",
     "offset": "pooled Bradley-Terry and an offset for each person, the fair strong baseline",
+    "bayes": "a prior of tastes estimated from the seen people, and each person's posterior under it",
     "individual": "a direction for each person, of their comparisons alone",
     "nearest": "people who judged the same texts alike (needs shared texts)",
     "attention": "learned similarity of candidates to a person's posts and choices",

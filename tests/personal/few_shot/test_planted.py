@@ -136,6 +136,7 @@ class Case:
 FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
+    Case("bayes", low_rank, {"rank": (2,)}, shots=100),
     Case(
         "nearest", groups, {"neighbours": (300,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=75
     ),

@@ -1,0 +1,168 @@
+"""Empirical Bayes: the covariance of tastes, the posterior and its probabilities, against what was planted and float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+from scipy.optimize import minimize
+
+from prb_jax.personal.few_shot import bayes
+from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings, taste_covariance
+from prb_jax.personal.few_shot.choices import Choices, Posts
+from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, score_users
+from tests.personal.few_shot.planted import World, sigmoid, with_posts, world
+
+KEY = jax.random.key(0)
+WIDTH = 6
+
+
+def tastes(people: int, *, size: float, seed: int = 0, rows: int = 4000, **options: int) -> World:
+    """People whose tastes have two directions of their own."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(rows, WIDTH)).astype(np.float32)
+    axes = np.linalg.qr(rng.normal(size=(WIDTH, 2)))[0]
+    weights = 0.5 * rng.normal(size=WIDTH) + size * rng.normal(size=(people, 2)) @ axes.T
+    return world(features, weights @ features.T, seed=seed, **options)
+
+
+def test_the_covariance_is_the_planted_one_without_the_noise_of_single_choices() -> None:
+    size = 0.5
+    made = tastes(1500, size=size, seen=1500, validation=0, choices=24)
+    rng = np.random.default_rng(0)
+    rng.normal(size=(4000, WIDTH))
+    axes = np.linalg.qr(rng.normal(size=(WIDTH, 2)))[0]
+    shared = 0.5 * rng.normal(size=WIDTH)
+    whiten, variances, turned = taste_covariance(made.seen, made.seen.deltas @ shared, components=64)
+    found = whiten @ turned @ np.diag(variances) @ turned.T @ whiten.T
+    planted = size**2 * axes @ axes.T
+    # Large tastes flatten the slopes that the estimate takes for constant, so that it is somewhat too small.
+    assert np.abs(found - planted).max() < 0.25 * size**2
+    assert np.sum(found * planted) / (np.linalg.norm(found) * np.linalg.norm(planted)) > 0.98
+    assert (np.abs(variances[2:]) < 0.15 * variances[1]).all()
+
+
+def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
+    """Each person ranks three texts by chance, and says all three comparisons: no taste, though residuals agree."""
+    rng = np.random.default_rng(1)
+    people, features = 4000, rng.normal(size=(12000, WIDTH)).astype(np.float32)
+    order = np.argsort(rng.random((people, 3)), axis=1) + 3 * np.arange(people)[:, None]
+    chosen = np.concatenate([order[:, 0], order[:, 0], order[:, 1]]).astype(np.int32)
+    rejected = np.concatenate([order[:, 1], order[:, 2], order[:, 2]]).astype(np.int32)
+    users = np.tile(np.arange(people, dtype=np.int32), 3)
+    other = (
+        rng.permutation(12000).astype(np.int32)[: 2 * people].reshape(2, -1)
+    )  # a fourth one, of other texts
+    choices = Choices(
+        features,
+        np.concatenate([chosen, other[0]]),
+        np.concatenate([rejected, other[1]]),
+        np.concatenate([users, np.arange(people, dtype=np.int32)]),
+        np.arange(4 * people, dtype=np.int32),
+        people,
+    )
+    _, variances, _ = taste_covariance(choices, np.zeros(len(choices)), components=64)
+    naive, _, _ = taste_covariance(
+        replace(choices, items=np.arange(12000) * 0 + np.arange(12000)), np.zeros(len(choices)), components=64
+    )
+    assert np.abs(variances).max() < 0.25
+    assert naive.shape == (WIDTH, WIDTH)
+
+
+def test_the_posterior_is_that_of_a_dense_float64_solve() -> None:
+    rng = np.random.default_rng(2)
+    made = tastes(30, size=1.0, seen=20, validation=5)
+    basis = (rng.normal(size=(WIDTH, 3)) * 0.7).astype(np.float32)
+    direction = rng.normal(size=WIDTH).astype(np.float32)
+    arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32)}
+    fitted = Fitted(arrays, {}, BayesSettings())
+    states = adapt_users(METHOD, fitted, made.new, made.contexts.first(16), key=KEY)
+    scores = score_users(METHOD, fitted, states, made.new, made.queries)
+    rows = made.contexts.first(16)
+    for user, (places, mask) in enumerate(zip(rows.places, rows.mask, strict=True)):
+        deltas = made.new.deltas[places[mask]].astype(np.float64)
+        x, m = deltas @ basis.astype(np.float64), deltas @ direction.astype(np.float64)
+
+        def loss(a: np.ndarray, x: np.ndarray = x, m: np.ndarray = m) -> float:
+            return float(np.logaddexp(0, -(m + x @ a)).sum() + 0.5 * a @ a)
+
+        def slope(a: np.ndarray, x: np.ndarray = x, m: np.ndarray = m) -> np.ndarray:
+            return a - x.T @ sigmoid(-(m + x @ a))
+
+        mode = minimize(loss, np.zeros(3), jac=slope, method="BFGS", options={"gtol": 1e-10}).x
+        for _ in range(5):  # to the last digits
+            c = sigmoid(m + x @ mode) * sigmoid(-(m + x @ mode))
+            mode = mode - np.linalg.solve(np.eye(3) + (x * c[:, None]).T @ x, slope(mode))
+        c = sigmoid(m + x @ mode) * sigmoid(-(m + x @ mode))
+        covariance = np.linalg.inv(np.eye(3) + (x * c[:, None]).T @ x)
+        np.testing.assert_allclose(states["weights"][user], mode, atol=2e-6, rtol=1e-6)
+        np.testing.assert_allclose(states["covariance"][user], covariance, atol=2e-6, rtol=1e-6)
+        asked = made.queries.places[user][made.queries.mask[user]]
+        tested = made.new.deltas[asked].astype(np.float64)
+        taste = tested @ basis
+        margin = tested @ direction + taste @ mode
+        variance = np.einsum("qj,jl,ql->q", taste, covariance, taste)
+        found = scores[user][made.queries.mask[user]]
+        expected = margin / np.sqrt(1 + np.pi / 8 * variance)
+        np.testing.assert_allclose(found[:, 0] - found[:, 1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_probabilities_hold_and_few_choices_beat_the_pooled_model() -> None:
+    made = tastes(700, size=1.0, seen=300, validation=100, choices=24, new_choices=64, seed=3)
+    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    assert fitted.numbers["scale"] > 0
+    shares = {k: made.share(METHOD, fitted, k, width=32) for k in (0, 2, 8, 32)}
+    assert shares[0] + 0.01 < shares[2] < shares[8] < shares[32]
+    assert shares[32] > 0.97
+    for shots in (0, 2, 8, 32):
+        states = adapt_users(METHOD, fitted, made.new, made.contexts.first(shots, width=32), key=KEY)
+        scores = score_users(METHOD, fitted, states, made.new, made.queries)
+        # The truth is known: how far is the probability from it, in the mean of each tenth?
+        asked = made.queries.places
+        users = np.broadcast_to(made.queries.users[:, None], asked.shape)
+        truth = sigmoid(
+            made.rewards[users, made.new.chosen[asked]] - made.rewards[users, made.new.rejected[asked]]
+        )
+        said = sigmoid(scores[..., 0] - scores[..., 1])
+        # A pair stands once in each direction, so that a label tells nothing.
+        said, truth = (
+            np.concatenate([p[made.queries.mask], 1 - p[made.queries.mask]]) for p in (said, truth)
+        )
+        weight = np.concatenate([truth[: len(truth) // 2], truth[: len(truth) // 2]])
+        tenth = np.minimum((said * 10).astype(int), 9)
+        error = sum(abs(np.sum((said - truth)[tenth == n])) for n in range(10)) / len(said)
+        assert weight.shape == said.shape
+        assert error < 0.02, (shots, error)
+
+
+def test_where_nothing_is_personal_it_is_pooled_bradley_terry() -> None:
+    rng = np.random.default_rng(4)
+    features = rng.normal(size=(2000, WIDTH)).astype(np.float32)
+    shared = np.repeat((rng.normal(size=WIDTH) @ features.T)[None], 120, axis=0)
+    made = world(features, shared, seen=80, validation=20)
+    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    for shots in (0, 8, 32):
+        assert made.share(METHOD, fitted, shots, width=32) > 0.995
+
+
+def test_effects_of_texts_and_profiles_are_learned() -> None:
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(300, WIDTH)).astype(np.float32)
+    opinions = np.repeat(1.5 * rng.normal(size=(1, 300)), 300, axis=0)
+    items = np.arange(300, dtype=np.int32)
+    made = world(features, opinions, seen=240, validation=30, choices=100, new_choices=100, items=items)
+    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    assert fitted.numbers["item_precision"] > 0
+    assert made.share(METHOD, fitted, 0, width=32) > 0.97
+
+    people = 400
+    features = rng.normal(size=(3000, WIDTH)).astype(np.float32)
+    posts = rng.normal(size=(people, 4, WIDTH)).astype(np.float32)
+    weights = 2 * posts.mean(axis=1) * ([1.0] * 3 + [0.0] * (WIDTH - 3))
+    made = world(features, weights @ features.T, seen=300, validation=50)
+    made = with_posts(made, Posts(posts, np.ones((people, 4), bool)))
+    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    assert fitted.numbers["profile_l2"] > 0
+    assert made.share(METHOD, fitted, 0, width=32) > made.share_of_nobody(METHOD, fitted) + 0.1
+    assert bayes.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
