@@ -2,7 +2,7 @@
 
     w_u ~ N(mu + L A z_u, L L^T),   P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + b_i - b_j)
 
-mu is pooled Bradley-Terry; b are effects of texts that several people judged; z_u is the mean of the posts of a
+mu and b, the effects of texts that several people judged, are pooled Bradley-Terry; z_u is the mean of the posts of a
 profile. With the margin m of a choice under mu and b, s = sigmoid(-m), c = s (1 - s) and delta = chosen - rejected, two
 choices i and j of one person have, for small Sigma,
 
@@ -10,10 +10,11 @@ choices i and j of one person have, for small Sigma,
 
 so Sigma is estimated from products across different comparisons of the same person (never of a comparison with itself,
 nor of two that share a text, whose noise is common), less the same products between persons (Haseman and Elston 1972).
-Its eigenvectors in the metric of M are the directions of taste; how many are kept, what all others are left with
-(low rank and diagonal) and the scale are chosen on the validation part, with "nothing personal" among the choices. A is
-ridge regression of the seen people's posterior means. Adaptation is the Laplace posterior (one Newton solve in the
-k-dimensional dual), and a margin is shrunk by the posterior's variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so
+Its eigenvectors in the metric of M are the directions of taste; how many are kept, what all others are left with (low
+rank and diagonal) and the scale are chosen on the validation part, with "nothing personal" among the choices. mu and b
+are then fitted again, for pooled margins are those of the mean of many tastes, smaller than those of the mean taste.
+A is ridge regression of the seen people's posterior means. Adaptation is the Laplace posterior (one Newton solve in
+the k-dimensional dual), and a margin is shrunk by the posterior's variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so
 that its sigmoid is a probability.
 """
 
@@ -107,24 +108,36 @@ def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         return
     pairs, effects = pairs_of(seen), np.zeros(int(items.max()) + 1, np.float32)
     start = (fitted.arrays["direction"], effects)
+    shrink = np.ones(len(seen), np.float32)
     for precision in fitted.settings.item_precision:
-        direction, effects = _fit_items(
-            pairs, texts, fitted.numbers["l2"], np.float32(precision), start, steps=fitted.settings.steps
+        numbers = fitted.numbers | {"item_precision": np.float32(precision)}
+        direction, effects = _fit_mean(
+            pairs, texts, shrink, numbers["l2"], numbers["item_precision"], start, steps=fitted.settings.steps
         )
         arrays = {"direction": np.asarray(direction), "items": np.asarray(effects)}
-        numbers = {"item_precision": np.float32(precision)}
-        yield Fitted(fitted.arrays | arrays, fitted.numbers | numbers, fitted.settings)
+        yield Fitted(fitted.arrays | arrays, numbers, fitted.settings)
 
 
 @partial(jax.jit, static_argnames="steps")
-def _fit_items(
-    pairs: Pairs, texts: Array, l2: Array, precision: Array, start: tuple[Array, Array], *, steps: int
+def _fit_mean(
+    pairs: Pairs,
+    texts: Array | None,
+    shrink: Array,
+    l2: Array,
+    precision: Array,
+    start: tuple[Array, Array],
+    *,
+    steps: int,
 ) -> tuple[Array, Array]:
+    """The mean taste and the effects of texts, where margins are shrunk by the spread of tastes."""
+
     def loss(params: tuple[Array, Array]) -> jax.Array:
         v, b = params
-        margins = pairs.deltas @ v + b[texts[:, 0]] - b[texts[:, 1]]
+        margins = pairs.deltas @ v
+        if texts is not None:
+            margins = margins + b[texts[:, 0]] - b[texts[:, 1]]
         penalty = 0.5 * l2 * jnp.sum(v * v) + 0.5 * precision * jnp.sum(b * b) / jnp.sum(pairs.weights)
-        return mean_loss(margins, pairs.weights) + penalty
+        return mean_loss(shrink * margins, pairs.weights) + penalty
 
     return minimise(loss, start, steps=steps)
 
@@ -136,6 +149,11 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         seen, np.asarray(pooled_margins(fitted, seen)), components=settings.components
     )
     kept = min(settings.directions, len(variances))
+    pairs, texts = pairs_of(seen), None
+    if fitted.numbers["item_precision"]:
+        items = np.asarray(seen.items)
+        texts = np.stack([items[seen.chosen], items[seen.rejected]], axis=1)
+    mean = (fitted.arrays["direction"], fitted.arrays["items"])
     for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
         rest = max(0.0, float(variances[rank:].mean())) if rank < len(variances) else 0.0
         spread = np.maximum(variances[:kept], rest)
@@ -144,8 +162,17 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
             continue
         basis = np.zeros_like(fitted.arrays["basis"])
         basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
-        numbers = {"rank": np.float32(rank), "scale": np.float32(scale), "rest": np.float32(rest)}
-        yield Fitted(fitted.arrays | {"basis": basis}, fitted.numbers | numbers, settings)
+        shrink = 1 / np.sqrt(1 + np.pi / 8 * np.sum((pairs.deltas @ basis) ** 2, axis=1))
+        numbers = fitted.numbers | {
+            "rank": np.float32(rank),
+            "scale": np.float32(scale),
+            "rest": np.float32(rest),
+        }
+        direction, effects = _fit_mean(
+            pairs, texts, shrink, numbers["l2"], numbers["item_precision"], mean, steps=settings.steps
+        )
+        arrays = {"basis": basis, "direction": np.asarray(direction), "items": np.asarray(effects)}
+        yield Fitted(fitted.arrays | arrays, numbers, settings)
 
 
 def pooled_margins(fitted: Fitted, choices: Choices) -> Array:

@@ -1,4 +1,4 @@
-"""Empirical Bayes: the covariance of tastes, the posterior and its probabilities, against what was planted and float64."""
+"""Empirical Bayes: covariance, posterior and probabilities, against what was planted and against float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tastes(people: int, *, size: float, seed: int = 0, rows: int = 4000, **optio
 
 def test_the_covariance_is_the_planted_one_without_the_noise_of_single_choices() -> None:
     size = 0.5
-    made = tastes(1500, size=size, seen=1500, validation=0, choices=24)
+    made = tastes(1510, size=size, seen=1500, validation=5, choices=24)
     rng = np.random.default_rng(0)
     rng.normal(size=(4000, WIDTH))
     axes = np.linalg.qr(rng.normal(size=(WIDTH, 2)))[0]
@@ -63,11 +63,17 @@ def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
         people,
     )
     _, variances, _ = taste_covariance(choices, np.zeros(len(choices)), components=64)
-    naive, _, _ = taste_covariance(
-        replace(choices, items=np.arange(12000) * 0 + np.arange(12000)), np.zeros(len(choices)), components=64
-    )
     assert np.abs(variances).max() < 0.25
-    assert naive.shape == (WIDTH, WIDTH)
+    # As if the three comparisons were of different texts: a noise that no person has is taken for taste.
+    rows = np.concatenate([chosen, other[0], rejected, other[1]])
+    apart = replace(
+        choices,
+        features=features[rows],
+        chosen=np.arange(4 * people, dtype=np.int32),
+        rejected=np.arange(4 * people, 8 * people, dtype=np.int32),
+    )
+    _, mistaken, _ = taste_covariance(apart, np.zeros(len(apart)), components=64)
+    assert mistaken.min() > 0.25
 
 
 def test_the_posterior_is_that_of_a_dense_float64_solve() -> None:
@@ -129,10 +135,8 @@ def test_probabilities_hold_and_few_choices_beat_the_pooled_model() -> None:
         said, truth = (
             np.concatenate([p[made.queries.mask], 1 - p[made.queries.mask]]) for p in (said, truth)
         )
-        weight = np.concatenate([truth[: len(truth) // 2], truth[: len(truth) // 2]])
         tenth = np.minimum((said * 10).astype(int), 9)
         error = sum(abs(np.sum((said - truth)[tenth == n])) for n in range(10)) / len(said)
-        assert weight.shape == said.shape
         assert error < 0.02, (shots, error)
 
 
