@@ -33,10 +33,10 @@ from prb_jax.training import Tuning
 from prb_jax.training.data import Examples
 from prb_jax.training.groups import split_params
 from prb_jax.training.microbatches import plan_microbatches
-from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_training
+from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_step
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
-from prb_jax.training.side_by_side import Accumulation
+from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import TrainState
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
@@ -125,10 +125,9 @@ class TreeTrainer:
             remat=remat,
             attention=attention,
         )
-        self._step = make_reward_training(
+        self._step = make_reward_step(
             objective, optimizer=OPTIMIZER, lengths=(STEPS,), trainable=trainable, frozen=frozen
-        ).step
-        self._accumulation = Accumulation(self._step)
+        )
         self._frozen: Params = frozen
         self._state: TrainState = self._step.init({WEIGHTS: trainable, USER: model.params["embed"]})
 
@@ -142,7 +141,7 @@ class TreeTrainer:
     def run(self) -> TimedStep:
         """One step."""
         start = time.perf_counter()
-        self._state = self._accumulation.add(self._state, self._frozen, self.microbatches)
+        self._state = add_gradients(self._step, self._state, self._frozen, self.microbatches)
         self._state, metrics = self._step.update(self._state)
         jax.block_until_ready(self._state)
         return TimedStep(

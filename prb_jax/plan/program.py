@@ -38,7 +38,7 @@ from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import Tuning
 from prb_jax.training.groups import split_params
-from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_training
+from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_step
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
@@ -134,7 +134,7 @@ def training_program(
     remat: str,
     attention: str = "auto",
 ) -> Program:
-    """``accumulate`` of :func:`prb_jax.training.objective.make_reward_training`: forward and backward of a batch.
+    """``accumulate`` of :func:`prb_jax.training.objective.make_reward_step`: forward and backward of a batch.
 
     On TPUs in bfloat16 the trees are packed into streams, as `prb train` does it. Trained weights, AdamW's moments and
     the gradient sums are float32; frozen weights are in ``dtype``.
@@ -166,13 +166,13 @@ def training_program(
         remat=remat,
         attention=attention,
     )
-    step = make_reward_training(
+    step = make_reward_step(
         objective,
         optimizer=OptimizerSettings(learning_rate=1e-4),
         lengths=(1000,),
         trainable=trainable,
         frozen=frozen,
-    ).step
+    )
     embedding = abstract_params(config)["embed"]
     state = placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
 

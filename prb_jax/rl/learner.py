@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +24,17 @@ from prb_jax.readouts.open_model import OpenedModel, open_language_model
 from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
 from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums
+from prb_jax.rl.rollouts import TokenStats
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import check_heads, parameter_shardings, replicated
 from prb_jax.training.export import copy_file, export_adapter, export_model
 from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
-from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
 from prb_jax.training.settings import OptimizerSettings
 from prb_jax.training.start import with_pad_token
-from prb_jax.training.step import SUMS, TrainState, TrainStep, make_train_step, without_sums
+from prb_jax.training.step import TrainState, TrainStep, make_train_step, without_sums
 from prb_jax.trees.batches import TreeBatch
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What is known of rollouts before the first update of their step.
-
-    Attributes:
-      logprobs: float32 [B, K, R], under the policy that drew them.
-      reference: float32 [B, K, R].
-      values: float32 [B, K, R + 1]; 0 without a value function.
-    """
-
-    logprobs: np.ndarray
-    reference: np.ndarray
-    values: np.ndarray
 
 
 class Learner:
@@ -62,7 +48,10 @@ class Learner:
         self._state: TrainState = {}
         self._frozen: Params = {}
         self._reference: Params | None = None
-        self._abstract = _abstract_state(settings, actor, step)
+        sources = jax.eval_shape(
+            lambda params: sources_of(settings, params)[0], abstract_params(actor.config)
+        )
+        self._abstract = abstract_state(step, sources)
         self._look = make_look(settings, actor, step)
 
     @property
@@ -85,7 +74,7 @@ class Learner:
             self._state = self._step.init(sources)
             return 0, {}
         kept = from_flat(without_sums(self._abstract), saved.arrays)
-        self._state = {**kept, **self._no_sums()}
+        self._state = {**kept, **empty_sums(self._step, self._abstract)}
         return saved.step, saved.facts
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
@@ -96,12 +85,12 @@ class Learner:
         """Return all parameters of the policy, adapters included."""
         return merge(self._step.inputs(self._state)[POLICY], self._frozen)
 
-    def look(self, batch: TreeBatch) -> Looked:
+    def look(self, batch: TreeBatch) -> TokenStats:
         """Return what policy, reference and value function of now say of a microbatch of the host."""
         with compiling(self._look, batch.prefix.shape, batch.responses.shape):
             placed = self._step.place(batch, ())[0]
             found = self._look(self._state, self._frozen, self._reference, placed)
-        return Looked(*(np.asarray(each) for each in found))
+        return TokenStats(*(np.asarray(each) for each in found))
 
     def update(self, batches: Sequence[tuple[TreeBatch, Any]]) -> dict[str, float]:
         """Make one update from the microbatches of a minibatch. Nothing changes where ``finite`` is 0."""
@@ -151,15 +140,6 @@ class Learner:
         dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
         shardings = parameter_shardings(abstract_params(config), self.mesh)
         return load_params(self.opened.folder.path, config, dtype=dtype, shardings=shardings).params
-
-    def _no_sums(self) -> dict[str, Any]:
-        shapes, shardings = self._abstract["acc"], self._step.state_shardings
-
-        def zeros() -> dict[str, Any]:
-            sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return {"acc": sums, "parts": no_sums(self.settings)}
-
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
 
 def make_learner(settings: PpoSettings) -> Learner:
@@ -295,13 +275,4 @@ def make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable[
         look,
         in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None),
         out_shardings=everywhere,
-    )
-
-
-def _abstract_state(settings: PpoSettings, actor: Actor, step: TrainStep) -> TrainState:
-    sources = jax.eval_shape(lambda params: sources_of(settings, params)[0], abstract_params(actor.config))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(step.init, sources),
-        step.state_shardings,
     )

@@ -6,7 +6,8 @@ Letters: B trees of the step, K rollouts of each, R columns of tokens, the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -20,34 +21,69 @@ from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
 from prb_jax.generation.steps import Program
 from prb_jax.models.decoder import Params
+from prb_jax.rl.credit import Credit
 from prb_jax.rl.sections import RolloutSettings
 from prb_jax.text.view import View
 from prb_jax.trees.encode import encode_comparisons
 from prb_jax.trees.tree import Tree, common_run
 
 
+def _no_array() -> np.ndarray:
+    return np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True, eq=False)
-class Rollouts:
-    """The rollouts of one step.
+class TokenStats:
+    """What models say of the tokens of a step before its first update.
 
     Attributes:
-      trees: of each prompt: the prompt, and its rollouts as responses.
-      texts: of each rollout.
-      ended: bool [B, K], whether a stop token is the last one.
-      sampled: float32 [B, K, R], log-probabilities as the sampler has them.
+      logprobs: float32 [B, K, R], under the policy that drew them.
+      reference: float32 [B, K, R].
+      values: float32 [B, K, R + 1]; 0 without a value function.
     """
 
-    trees: list[Tree]
-    texts: list[list[str]]
-    ended: np.ndarray
-    sampled: np.ndarray
+    logprobs: np.ndarray
+    reference: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """What a step learns from; it gains fields on its way, each for all of the step.
+
+    Attributes:
+      trees: B prompts, and their responses: rollouts, or labelled ones of the data.
+      columns: R.
+      texts: of each rollout.
+      ended: bool [B, K], whether a stop token is the last one of a rollout.
+      sampled: float32 [B, K, R], log-probabilities of rollouts as the sampler has them.
+      scores: float32 [B, K], of the reward.
+      stats: of the tokens; None of preferred responses, which need nothing more.
+      credit: advantages of rollouts.
+      kl: coefficient of the KL in the loss; 0 where it is in the reward.
+    """
+
+    trees: Sequence[Tree]
+    columns: int
+    texts: Sequence[Sequence[str]] = ()
+    ended: np.ndarray = field(default_factory=_no_array)
+    sampled: np.ndarray = field(default_factory=_no_array)
+    scores: np.ndarray = field(default_factory=_no_array)
+    stats: TokenStats | None = None
+    credit: Credit | None = None
+    kl: float = 0.0
 
     __repr__ = short_repr
 
     @property
     def lengths(self) -> np.ndarray:
-        """int32 [B, K]: tokens of each rollout."""
+        """int32 [B, K]: tokens of each response."""
         return lengths_of(self.trees)
+
+    @cached_property
+    def mask(self) -> np.ndarray:
+        """float32 [B, K, R]: 1 where a response has a token."""
+        return (np.arange(self.columns) < self.lengths[:, :, None]).astype(np.float32)
 
 
 class Sampler:
@@ -85,7 +121,9 @@ class Sampler:
             n=settings.n, temperature=settings.temperature, max_new_tokens=settings.max_new_tokens
         )
 
-    def draw(self, params: Params, members: Sequence[int], *, seed: int, step: int, columns: int) -> Rollouts:
+    def draw(
+        self, params: Params, members: Sequence[int], *, seed: int, step: int, columns: int
+    ) -> StepBatch:
         """Return the rollouts of some prompts.
 
         Args:
@@ -119,7 +157,7 @@ class Sampler:
             for k, each in enumerate(own):
                 ended[row, k] = each.finish == "stop"
                 sampled[row, k, : len(each.tokens)] = each.sampled_logprobs
-        return Rollouts(trees, texts, ended, sampled)
+        return StepBatch(trees, columns, texts, ended, sampled)
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -130,11 +168,6 @@ def step_seed(seed: int, step: int) -> int:
 def lengths_of(trees: Sequence[Tree]) -> np.ndarray:
     """int32 [B, K]: tokens of each response."""
     return np.asarray([[len(response) for response in tree.responses] for tree in trees], np.int32)
-
-
-def mask_of(trees: Sequence[Tree], columns: int) -> np.ndarray:
-    """float32 [B, K, columns]: 1 where a response has a token."""
-    return (np.arange(columns) < lengths_of(trees)[:, :, None]).astype(np.float32)
 
 
 def encode_pairs(

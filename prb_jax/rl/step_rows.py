@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError
-from prb_jax.rl.learner import Looked
-from prb_jax.rl.rollouts import Rollouts
+from prb_jax.rl.rollouts import StepBatch
 
 ROLLOUTS = "rollouts.jsonl"
 
@@ -65,20 +62,17 @@ def read_step_rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def rollout_rows(
-    step: int, comparisons: Sequence[Comparison], rollouts: Rollouts, scores: np.ndarray, looked: Looked
-) -> list[dict[str, Any]]:
+def rollout_rows(step: int, comparisons: Sequence[Comparison], batch: StepBatch) -> list[dict[str, Any]]:
     """Return the rollouts of these comparisons, the first ones of a step, as rows.
 
     Args:
       step: number of the step, from 1.
       comparisons: of the prompts.
-      rollouts: of the step.
-      scores: float32 [B, K], of the reward.
-      looked: of the rollouts.
+      batch: of the step, with scores and stats.
     """
-    ratios = (looked.logprobs - looked.reference).sum(axis=-1)
-    lengths = rollouts.lengths
+    assert batch.stats is not None
+    ratios = (batch.stats.logprobs - batch.stats.reference).sum(axis=-1)
+    lengths = batch.lengths
     return [
         {
             "step": step,
@@ -86,11 +80,11 @@ def rollout_rows(
             "user_id": comparison.user_id,
             "rollout": k,
             "text": text,
-            "reward": float(scores[row, k]),
+            "reward": float(batch.scores[row, k]),
             "kl": float(ratios[row, k]),
             "tokens": int(lengths[row, k]),
-            "ended": bool(rollouts.ended[row, k]),
+            "ended": bool(batch.ended[row, k]),
         }
         for row, comparison in enumerate(comparisons)
-        for k, text in enumerate(rollouts.texts[row])
+        for k, text in enumerate(batch.texts[row])
     ]

@@ -24,7 +24,7 @@ from prb_jax.training.microbatches import Microbatches, plan_microbatches
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import Trainer, make_trainer
+from prb_jax.training.trainer import Trainer
 
 TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
 """The options of loading that a training has too."""
@@ -63,7 +63,7 @@ class TrainableBackbone:
         ]
         wanted = self._settings(settings, steps=steps, seed=seed)
         start = start_from(wanted, comparisons, out=Path(self.model))
-        trainer = make_trainer(wanted, start, mesh=self.mesh, data=comparisons, out=Path(self.model))
+        trainer = Trainer(wanted, start, mesh=self.mesh, data=comparisons, out=Path(self.model))
         return AdapterTraining(trainer, comparisons)
 
     def rewards(self, adapters: Sequence[Adapter], *, settings: AdapterSettings) -> np.ndarray:

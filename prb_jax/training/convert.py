@@ -36,7 +36,7 @@ from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, 
 from prb_jax.training.folder import CHECKPOINTS, KIND, TRAIN, read_training
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import make_trainer
+from prb_jax.training.trainer import Trainer
 
 
 def convert(
@@ -127,7 +127,7 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        trainer = make_trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
+        trainer = Trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,16 @@ def plot_curves(
     with writing(target), whole_file(target) as file:
         figure.savefig(file, dpi=120, format=target.suffix[1:])
     return target
+
+
+def draw_learning_curves(
+    rows: Sequence[Mapping[str, Any]], out: Path, *, say: Callable[[str], None], panels: Panels = PANELS
+) -> None:
+    """Draw `learning_curves.png` of a run; a picture less is said and no reason to fail."""
+    try:
+        plot_curves(rows, out / "learning_curves.png", title=out.name, panels=panels)
+    except RunError as error:
+        say(f"no picture: {error}")
 
 
 def curves_figure(

@@ -157,33 +157,15 @@ def _by_comparison(rewards: jax.Array, extras: Extras) -> tuple[jax.Array, Extra
     return found.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardTraining:
-    """The compiled functions that train a reward model. Build with :func:`make_reward_training`.
-
-    Attributes:
-        step: accumulates and updates; its groups are :data:`WEIGHTS` and :data:`USER`.
-        rewards: (state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, the same on
-            every device.
-        take: (state, ids int32 [M]) -> state whose method trains these rows; the state is donated.
-        method: of personalisation.
-    """
-
-    step: TrainStep
-    rewards: Callable[[TrainState, Params, Batch, Extras], jax.Array]
-    take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
-    method: Method
-
-
-def make_reward_training(
+def make_reward_step(
     objective: RewardObjective,
     *,
     optimizer: OptimizerSettings,
     lengths: Sequence[int],
     trainable: Params,
     frozen: Params,
-) -> RewardTraining:
-    """Compiled functions for one model, one way of tuning and one mesh.
+) -> TrainStep:
+    """The compiled step of one model, one way of tuning and one mesh; its groups are :data:`WEIGHTS` and :data:`USER`.
 
     Args:
         objective: the loss and what it is computed with.
@@ -194,32 +176,42 @@ def make_reward_training(
     Raises:
         MeshError: a mesh axis does not divide a parameter.
     """
-    mesh, method = objective.mesh, objective.method
-    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=trainable, mesh=mesh)
-    groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
-    step = make_train_step(
+    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=trainable, mesh=objective.mesh)
+    groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: objective.method}
+    return make_train_step(
         objective,
         groups=groups,
         frozen=frozen,
         zero=LossParts.zero,
         learning_rate=weights.learning_rate,
-        mesh=mesh,
+        mesh=objective.mesh,
     )
-    everywhere, states = replicated(mesh), step.state_shardings
+
+
+def make_rewards(
+    objective: RewardObjective, step: TrainStep
+) -> Callable[[TrainState, Params, Batch, Extras], jax.Array]:
+    """(state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, on every device."""
 
     def rewards(state: TrainState, frozen: Params, batch: Batch, extras: Extras) -> jax.Array:
         return objective.rewards(step.inputs(state), frozen, batch, extras)
 
-    def take(state: TrainState, ids: jax.Array) -> TrainState:
-        return {**state, USER: method.take(state[USER], ids)}
+    return jax.jit(
+        rewards,
+        in_shardings=(step.state_shardings, step.frozen_shardings, None, None),
+        out_shardings=replicated(objective.mesh),
+    )
 
-    return RewardTraining(
-        step=step,
-        rewards=jax.jit(
-            rewards,
-            in_shardings=(states, step.frozen_shardings, None, None),
-            out_shardings=everywhere,
-        ),
-        take=jax.jit(take, in_shardings=(states, everywhere), out_shardings=states, donate_argnums=0),
-        method=method,
+
+def make_take(
+    objective: RewardObjective, step: TrainStep
+) -> Callable[[TrainState, jax.Array | np.ndarray], TrainState]:
+    """(state, ids int32 [M]) -> state whose method trains these rows; the state is donated."""
+
+    def take(state: TrainState, ids: jax.Array) -> TrainState:
+        return {**state, USER: objective.method.take(state[USER], ids)}
+
+    states = step.state_shardings
+    return jax.jit(
+        take, in_shardings=(states, replicated(objective.mesh)), out_shardings=states, donate_argnums=0
     )

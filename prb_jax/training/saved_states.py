@@ -16,17 +16,38 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from prb_jax.checkpoints.array_folder import checksums, quiet_orbax, reason_of
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
+from prb_jax.training.step import TrainState, TrainStep, sums_of
 
 _ARRAYS, _FACTS = "arrays", "facts"
 _DAMAGED = "damaged"
 
 Say = Callable[[str], None]
+
+
+def abstract_state(step: TrainStep, sources: Mapping[str, Any]) -> TrainState:
+    """The shapes and shardings of a state; of what its groups start with only shapes are looked at."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(step.init, sources),
+        step.state_shardings,
+    )
+
+
+def empty_sums(step: TrainStep, abstract: TrainState) -> dict[str, Any]:
+    """The sums of a state before its first microbatch, which no checkpoint holds."""
+    shapes, shardings = sums_of(abstract), sums_of(step.state_shardings)
+
+    def zeros() -> dict[str, Any]:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return jax.jit(zeros, out_shardings=shardings)()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -16,57 +18,53 @@ from prb_jax.scoring.batching import batch_sizes, lanes
 from prb_jax.training.microbatches import Microbatch
 from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
 
+_compiling = threading.Lock()
+_compiled: WeakKeyDictionary[Any, set[tuple[tuple[int, ...], ...]]] = WeakKeyDictionary()
+"""The shapes for which each program is compiled."""
 
-class Accumulation:
-    """Adds the gradients of microbatches to a state.
+
+def add_gradients(
+    step: TrainStep, state: TrainState, frozen: Params, batches: Sequence[Microbatch]
+) -> TrainState:
+    """Return the state, which is donated, with the gradient sums of the microbatches of a step.
 
     They are added in the order in which they are given, however many are computed side by side: the sums have the
     same bits. Each that is computed holds activations and gradients of its own, so that there are fewer at a time where
     these would fill the memory.
     """
-
-    def __init__(self, step: TrainStep) -> None:
-        self._step = step
-        self._compiling = threading.Lock()
-        self._compiled: set[tuple[tuple[int, ...], ...]] = set()
-
-    def add(self, state: TrainState, frozen: Params, batches: Sequence[Microbatch]) -> TrainState:
-        """Return the state, which is donated, with the sums of the microbatches of a step."""
-        step = self._step
-        if lanes(step.mesh) > 1:
-            return self._side_by_side(state, frozen, batches)
+    if lanes(step.mesh) == 1:
         for each in batches:
             placed = step.place(each.batch, each.extras)
             with compiling(step.accumulate, *batch_sizes(each.batch)):
                 state = step.accumulate(state, frozen, *placed)
         return state
+    kept, sums = without_sums(state), sums_of(state)
+    # Gradients are held twice: one that is done may wait for its turn to be added.
+    gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
+    held = 2 * gradients + max((each.activations for each in batches), default=0.0)
+    count = lanes(step.mesh, held=held)
+    waiting: deque[Future[TrainState]] = deque()
+    with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
+        for each in batches:
+            waiting.append(computing.submit(_gradients, step, kept, frozen, each))
+            if len(waiting) > count:
+                sums = step.add(sums, waiting.popleft().result())
+        while waiting:
+            sums = step.add(sums, waiting.popleft().result())
+    return {**kept, **sums}
 
-    def _side_by_side(self, state: TrainState, frozen: Params, batches: Sequence[Microbatch]) -> TrainState:
-        kept, sums = without_sums(state), sums_of(state)
-        # Gradients are held twice: one that is done may wait for its turn to be added.
-        gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
-        held = 2 * gradients + max((each.activations for each in batches), default=0.0)
-        count = lanes(self._step.mesh, held=held)
-        waiting: deque[Future[TrainState]] = deque()
-        with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
-            for each in batches:
-                waiting.append(computing.submit(self._gradients, kept, frozen, each))
-                if len(waiting) > count:
-                    sums = self._step.add(sums, waiting.popleft().result())
-            while waiting:
-                sums = self._step.add(sums, waiting.popleft().result())
-        return {**kept, **sums}
 
-    def _gradients(self, state: TrainState, frozen: Params, each: Microbatch) -> TrainState:
-        """The sums of one microbatch, which are waited for: a thread computes one at a time."""
-        placed = self._step.place(each.batch, each.extras)
-        shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(placed))
-        with self._compiling:  # by one thread alone
-            found = None
-            if shapes not in self._compiled:
-                with compiling(self._step.gradients, *batch_sizes(each.batch)):
-                    found = self._step.gradients(state, frozen, *placed)
-                self._compiled.add(shapes)
-        if found is None:
-            found = self._step.gradients(state, frozen, *placed)
-        return jax.block_until_ready(found)
+def _gradients(step: TrainStep, state: TrainState, frozen: Params, each: Microbatch) -> TrainState:
+    """The sums of one microbatch, which are waited for: a thread computes one at a time."""
+    placed = step.place(each.batch, each.extras)
+    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(placed))
+    with _compiling:  # by one thread alone
+        known = _compiled.setdefault(step.gradients, set())
+        sums = None
+        if shapes not in known:
+            with compiling(step.gradients, *batch_sizes(each.batch)):
+                sums = step.gradients(state, frozen, *placed)
+            known.add(shapes)
+    if sums is None:
+        sums = step.gradients(state, frozen, *placed)
+    return jax.block_until_ready(sums)

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from prb_jax.data.records import Records
 from prb_jax.data.writing import write_json
-from prb_jax.errors import RunError, short_repr
+from prb_jax.errors import RunError, listed, quote
+from prb_jax.personal.method import StepRows
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.progress import Display, show_progress
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
-from prb_jax.training.config import Config, flat_settings, load_settings
+from prb_jax.training.config import Config, load_settings
+from prb_jax.training.curves import draw_learning_curves
 from prb_jax.training.data import Examples, TreesOnDemand
 from prb_jax.training.folder import (
-    CHECKPOINTS,
     MODEL,
     SUMMARY,
     check_training_folder,
@@ -34,40 +34,18 @@ from prb_jax.training.folder import (
     read_summary,
     run_lengths,
 )
-from prb_jax.training.interruption import watch_signals
-from prb_jax.training.logs import MetricsLog
-from prb_jax.training.loop import Loop
-from prb_jax.training.microbatches import Microbatches, plan_microbatches
+from prb_jax.training.loop import StepLoop, TrainResult, open_loop, prepared_ahead, run_steps
+from prb_jax.training.microbatches import Microbatch, plan_microbatches
 from prb_jax.training.order import Order, StepOrder, UserOrder
-from prb_jax.training.progress import Board
 from prb_jax.training.record import run_inputs, run_session, shared_settings
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import Part, TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import Trainer, make_trainer
+from prb_jax.training.trainer import Trainer
+from prb_jax.training.utilisation import PASSES, device_peak
+from prb_jax.training.validation import validate
 from prb_jax.trees.tree import Tree
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What `train` leaves.
-
-    Attributes:
-      out: the run folder.
-      steps: updates made.
-      model: the trained model, a Hugging Face folder; None for a run that was stopped before its end.
-      summary: what `summary.json` holds; empty for such a run.
-      stopped_by: the signal that stopped it, as "SIGTERM".
-    """
-
-    out: Path
-    steps: int
-    model: Path | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
-    stopped_by: str | None = None
-
-    __repr__ = short_repr
 
 
 def train(
@@ -108,9 +86,9 @@ def train(
     check_agreement(shared_settings(settings))
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     mesh = make_mesh(settings.mesh)
-    found = read_training_data(settings, data=data, validation=validation)
-    start = start_from(settings, found.train, out=path)
-    inputs = run_inputs(settings, found, start, lengths=lengths)
+    parts = read_training_data(settings, data=data, validation=validation)
+    start = start_from(settings, parts.train, out=path)
+    inputs = run_inputs(settings, parts, start, lengths=lengths)
     check_agreement(inputs)
     with contextlib.ExitStack() as stack:
 
@@ -124,11 +102,103 @@ def train(
         if on_first_process(open_folder):
             summary = on_first_process(lambda: read_summary(path))
             return TrainResult(path, settings.steps, path / MODEL, summary)
-        trainer = make_trainer(
-            settings, start, mesh=mesh, data=found.train_part.known, out=path, lengths=lengths
+        trainer = Trainer(settings, start, mesh=mesh, data=parts.train_part.known, out=path, lengths=lengths)
+        held_out = _tokenised(parts.validation_part, trainer)
+        examples = _examples(_tokenised(parts.train_part, trainer), trainer)
+        order = _order(examples, settings)
+        microbatches = plan_microbatches(
+            examples,
+            order,
+            config=start.config,
+            mesh=mesh,
+            streams=trainer.streams,
+            batch=settings.batch,
+            steps=lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
+            remat=settings.remat,
+            prompt_tokens=trainer.method.tokens,
         )
-        run = _Run(settings, path, mesh, found, trainer)
-        return run.go(progress=progress)
+        kept = settings.checkpoint
+        loop = stack.enter_context(
+            open_loop(
+                path,
+                settings,
+                trainer.begin,
+                keep_last=kept.keep_last,
+                keep_best=kept.keep_best,
+                progress=progress,
+            )
+        )
+        _say_how(loop, lengths, order)
+        with loop.speed.pause():
+            peak = mesh.size * (1.0 if loop.log is None else device_peak(settings.dtype))
+
+        def prepare(step: int) -> PreparedStep:
+            members = order.step(step)
+            examples.ahead(members)
+            rows = trainer.method.rows_of_step(examples.rows, members, step=step)
+            batches = microbatches.of_step(members, rows.slots)
+            tokens = sum(examples.trees[member].tokens for member in members)
+            return PreparedStep(step, members, rows, batches, tokens)
+
+        def make_step(batch: PreparedStep) -> Callable[[], Mapping[str, float]]:
+            metrics = trainer.step(batch.microbatches, batch.rows)
+            return lambda: finish_step(batch, metrics)
+
+        def finish_step(batch: PreparedStep, metrics: Mapping[str, Any]) -> dict[str, float]:
+            values, number = (
+                {name: float(np.asarray(value)) for name, value in metrics.items()},
+                batch.step + 1,
+            )
+            if not values.pop("finite", 1.0) or not all(map(math.isfinite, values.values())):
+                ids = [examples.comparisons[member].id for member in batch.members.tolist()]
+                raise _not_finite(number, values, ids, loop.checkpoints.steps())
+            flops = PASSES[settings.tuning] * sum(part.flops for part in batch.microbatches)
+            loop.speed.count(steps=1, pairs=len(batch.members), tokens=batch.tokens, flops=flops)
+            return {
+                "step": number,
+                "epoch": order.epoch_of(number),
+                **values,
+                "tokens": batch.tokens,
+                **{f"{name}_per_second": loop.speed.rate(name) for name in ("steps", "pairs", "tokens")},
+                "mfu": loop.speed.rate("flops") / peak,
+            }
+
+        def save(step: int, facts: Mapping[str, Any]) -> None:
+            trainer.save(loop.checkpoints, step, {**facts, "position": order.seen(step)})
+
+        batches = stack.enter_context(
+            contextlib.closing(prepared_ahead(prepare, range(loop.step, settings.steps)))
+        )
+        end = run_steps(
+            make_step,
+            batches,
+            loop,
+            save=save,
+            validates_at=lambda step: bool(held_out.known) and settings.validates_at(step, lengths),
+            validate=lambda: validate(trainer, held_out, settings=settings),
+        )
+        if end.stopped_by is not None:
+            return TrainResult(path, end.step, stopped_by=end.stopped_by)
+        exported = _export(trainer, loop.checkpoints, path)
+        summary = {}
+        if loop.log is not None:
+            if settings.log.plot:
+                draw_learning_curves(loop.log.rows, path, say=loop.say)
+            summary = _summary(loop.log.rows, trainer, parts, exported=exported, order=order)
+            write_json(path / SUMMARY, summary)
+        summary = on_first_process(lambda: summary)
+        return TrainResult(path, settings.steps, path / MODEL, summary)
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """What one step sees, ready for the device: its comparisons, the rows of their users, microbatches and tokens."""
+
+    step: int
+    members: np.ndarray
+    rows: StepRows
+    microbatches: list[Microbatch]
+    tokens: int
 
 
 def _check_wanted(out: Path, wandb: str | None) -> None:
@@ -137,160 +207,83 @@ def _check_wanted(out: Path, wandb: str | None) -> None:
         check_wandb(f"log.wandb={wandb}")
 
 
-@dataclass(eq=False)
-class _Run:
-    """One start of a run: everything between its folder and its end."""
+def _tokenised(part: Part, trainer: Trainer) -> Part:
+    """The part by its tokens, where they were prepared."""
+    if part.prepared is None:
+        return part
+    folder, split = part.prepared
+    view = trainer.settings.view
+    stored = stored_comparisons(part.comparisons, folder, trainer.reader, view, split=split)
+    return part if stored is None else replace(part, comparisons=stored)
 
-    settings: TrainSettings
-    out: Path
-    mesh: Mesh
-    data: TrainingData
-    trainer: Trainer
 
-    def go(self, *, progress: bool) -> TrainResult:
-        examples = self._examples()
-        order = self._order(examples)
-        microbatches = self._microbatches(examples, order)
-        first = process_index() == 0
-        with contextlib.ExitStack() as stack:
-            messages: list[str] = []
-            checkpoints = Checkpoints(
-                self.out / CHECKPOINTS,
-                keep_last=self.settings.checkpoint.keep_last,
-                keep_best=self.settings.checkpoint.keep_best,
-                say=messages.append,
-            )
-            stack.callback(checkpoints.close)
-            done = self.trainer.begin(checkpoints)
-            board = Board(self.settings.steps, done)
-            shown = show_progress(f"training {self.out}", board, enabled=progress and first)
-            display = stack.enter_context(shown)
-            say = display.say if first else lambda text: None
-            for message in messages:
-                say(message)
-            if done:
-                say(f"continued from the checkpoint of step {done}")
-            if len(lengths := self.trainer.lengths) > 1:
-                say(
-                    f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
-                    f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
-                )
-            if isinstance(order, UserOrder) and order.split:
-                say(
-                    f"batch_by=user: split over several steps: {order.split} of the users, who have more than "
-                    f"{order.per_step} comparisons (batch.comparisons)"
-                )
-            interruption = stack.enter_context(watch_signals())
-            log = None
-            if first:
-                log = MetricsLog(
-                    self.out, step=done, options=self.settings.log, settings=flat_settings(self.settings)
-                )
-                stack.callback(log.close)
-            loop = Loop(
-                self.trainer,
-                examples,
-                order,
-                microbatches,
-                validation=self._tokenised(self.data.validation_part),
-                checkpoints=checkpoints,
-                board=board,
-                display=display,
-                log=log,
-                interruption=interruption,
-            )
-            stopped = loop.run(done)
-            if stopped is not None:
-                say(
-                    f"{stopped}: saved at step {loop.step} of {self.settings.steps}; the same command continues the run"
-                )
-                return TrainResult(self.out, loop.step, stopped_by=stopped)
-            summary = self._finish(checkpoints, log, display, order)
-            return TrainResult(self.out, self.settings.steps, self.out / MODEL, summary)
-
-    def _tokenised(self, part: Part) -> Part:
-        """The part by its tokens, where they were prepared."""
-        if part.prepared is None:
-            return part
-        folder, split = part.prepared
-        reader, view = self.trainer.reader, self.settings.view
-        stored = stored_comparisons(part.comparisons, folder, reader, view, split=split)
-        return part if stored is None else replace(part, comparisons=stored)
-
-    def _trees(self, part: Part) -> Sequence[Tree]:
-        comparisons = part.comparisons
-        if isinstance(comparisons, list):
-            return self.trainer.encode(comparisons)
-        if not isinstance(comparisons, StoredComparisons):
-            self.trainer.truncated = None  # not known before all of them are tokenised
-            return TreesOnDemand(comparisons, self.trainer.encode_here)
+def _examples(part: Part, trainer: Trainer) -> Examples:
+    comparisons, known = part.comparisons, part.known
+    if isinstance(comparisons, list):
+        trees: Sequence[Tree] = trainer.encode(comparisons)
+    elif isinstance(comparisons, StoredComparisons):
         store, places = comparisons.store, comparisons.places
-        self.trainer.truncated = int(store.truncated()[places].sum())
-        shapes = store.shapes()[places] + (self.trainer.method.tokens, 0, 0)
-        return TreesOnDemand(comparisons, self.trainer.encode_here, shapes=shapes)
+        trainer.truncated = int(store.truncated()[places].sum())
+        shapes = store.shapes()[places] + (trainer.method.tokens, 0, 0)
+        trees = TreesOnDemand(comparisons, trainer.encode_here, shapes=shapes)
+    else:
+        trainer.truncated = None  # not known before all of them are tokenised
+        trees = TreesOnDemand(comparisons, trainer.encode_here)
+    weighted = trainer.settings.loss.user_weights
+    weights = user_weights(known) if weighted else np.ones(len(known), np.float32)
+    return Examples(comparisons=known, trees=trees, weights=weights, rows=trainer.method.rows(known))
 
-    def _examples(self) -> Examples:
-        part = self._tokenised(self.data.train_part)
-        train = part.known
-        weighted = self.settings.loss.user_weights
-        return Examples(
-            comparisons=train,
-            trees=self._trees(part),
-            weights=user_weights(train) if weighted else np.ones(len(train), np.float32),
-            rows=self.trainer.method.rows(train),
+
+def _order(examples: Examples, settings: TrainSettings) -> StepOrder:
+    per_step, seed = settings.batch.comparisons, settings.seed
+    if settings.batch_by == "user":
+        return UserOrder(examples.comparisons, per_step=per_step, seed=seed)
+    return Order(len(examples.comparisons), per_step, seed)
+
+
+def _say_how(loop: StepLoop, lengths: Sequence[int], order: StepOrder) -> None:
+    if len(lengths) > 1:
+        loop.say(
+            f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
+            f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
+        )
+    if isinstance(order, UserOrder) and order.split:
+        loop.say(
+            f"batch_by=user: split over several steps: {order.split} of the users, who have more than "
+            f"{order.per_step} comparisons (batch.comparisons)"
         )
 
-    def _order(self, examples: Examples) -> StepOrder:
-        per_step, seed = self.settings.batch.comparisons, self.settings.seed
-        if self.settings.batch_by == "user":
-            return UserOrder(examples.comparisons, per_step=per_step, seed=seed)
-        return Order(len(examples.comparisons), per_step, seed)
 
-    def _microbatches(self, examples: Examples, order: StepOrder) -> Microbatches:
-        return plan_microbatches(
-            examples,
-            order,
-            config=self.trainer.start.config,
-            mesh=self.mesh,
-            streams=self.trainer.streams,
-            batch=self.settings.batch,
-            steps=self.trainer.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            remat=self.settings.remat,
-            prompt_tokens=self.trainer.method.tokens,
-        )
+def _not_finite(
+    step: int, values: Mapping[str, float], ids: Sequence[str], checkpoints: Sequence[int]
+) -> RunError:
+    comparisons = listed([quote(name) for name in ids], most=64)
+    return RunError(
+        f"step {step}: the loss or its gradient is not finite (loss {values.get('loss')}, gradient "
+        f"norm {values.get('grad_norm')}); the comparisons of this step: {comparisons}. "
+        + (f"The checkpoint of step {checkpoints[-1]} is kept. " if checkpoints else "")
+        + "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
+    )
 
-    def _finish(
-        self, checkpoints: Checkpoints, log: MetricsLog | None, display: Display, order: StepOrder
-    ) -> dict[str, Any]:
-        """Exports the model, draws the curves and writes the summary."""
-        checkpoints.wait()
-        chosen = self.settings.steps
-        best = checkpoints.best()
-        if self.settings.export.checkpoint == "best" and best is not None and best != chosen:
-            self.trainer.load_step(checkpoints, best)
-            chosen = best
-        if not on_first_process(lambda: (self.out / MODEL).exists()):
-            self.trainer.export(self.out / MODEL)
-        summary: dict[str, Any] = {}
-        if log is not None:
-            self._draw(log, display)
-            summary = _summary(log.rows, self, exported=chosen, order=order)
-            write_json(self.out / SUMMARY, summary)
-        return on_first_process(lambda: summary)
 
-    def _draw(self, log: MetricsLog, display: Display) -> None:
-        if not self.settings.log.plot:
-            return
-        from prb_jax.training.curves import plot_curves
-
-        try:
-            plot_curves(log.rows, self.out / "learning_curves.png", title=self.out.name)
-        except RunError as error:  # a picture less is no reason to fail
-            display.say(f"no picture: {error}")
+def _export(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> int:
+    """Write the model of the best checkpoint, or of the last; its step."""
+    chosen, best = trainer.settings.steps, checkpoints.best()
+    if trainer.settings.export.checkpoint == "best" and best is not None and best != chosen:
+        trainer.load_step(checkpoints, best)
+        chosen = best
+    if not on_first_process(lambda: (out / MODEL).exists()):
+        trainer.export(out / MODEL)
+    return chosen
 
 
 def _summary(
-    rows: Sequence[Mapping[str, Any]], run: _Run, *, exported: int, order: StepOrder
+    rows: Sequence[Mapping[str, Any]],
+    trainer: Trainer,
+    data: TrainingData,
+    *,
+    exported: int,
+    order: StepOrder,
 ) -> dict[str, Any]:
     """The numbers of a finished run, JSON-ready."""
     steps = [row for row in rows if "loss" in row]
@@ -303,19 +296,19 @@ def _summary(
         return {name.removeprefix("validation_"): value for name, value in named.items()}
 
     return {
-        "steps": run.settings.steps,
-        **({"lengths": list(run.trainer.lengths)} if len(run.trainer.lengths) > 1 else {}),
+        "steps": trainer.settings.steps,
+        **({"lengths": list(trainer.lengths)} if len(trainer.lengths) > 1 else {}),
         "exported_step": exported,
-        "train_comparisons": len(run.data.train),
-        "validation_comparisons": len(run.data.validation),
-        "validation_split_by": run.data.split_by,
-        "truncated": run.trainer.truncated,
-        "users": len(run.trainer.method.users) or None,
+        "train_comparisons": len(data.train),
+        "validation_comparisons": len(data.validation),
+        "validation_split_by": data.split_by,
+        "truncated": trainer.truncated,
+        "users": len(trainer.method.users) or None,
         **({"split_users": order.split} if isinstance(order, UserOrder) else {}),
-        "pairs_seen": order.seen(run.settings.steps),
+        "pairs_seen": order.seen(trainer.settings.steps),
         "tokens_seen": int(sum(row["tokens"] for row in steps)),
-        "parameters": run.trainer.parameters,
-        "trained_parameters": run.trainer.trained_parameters,
+        "parameters": trainer.parameters,
+        "trained_parameters": trainer.trained_parameters,
         "last_tenth": {
             name: float(np.mean([row[name] for row in tail])) for name in ("loss", "accuracy", "margin")
         },

@@ -17,7 +17,6 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.method import StepRows
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options
@@ -27,29 +26,41 @@ from prb_jax.sharding import replicated
 from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
-from prb_jax.training.losses import LossParts
 from prb_jax.training.microbatches import Microbatch
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
     Extras,
     RewardObjective,
-    RewardTraining,
-    make_reward_training,
+    make_reward_step,
+    make_rewards,
+    make_take,
 )
-from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
 from prb_jax.training.settings import TrainSettings
-from prb_jax.training.side_by_side import Accumulation
+from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.splits import Row
 from prb_jax.training.start import Start
-from prb_jax.training.step import SUMS, TrainState, sums_of
+from prb_jax.training.step import TrainState, sums_of
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
 
 class Trainer:
-    """One model in training. Build with :func:`make_trainer`; :meth:`begin` or :meth:`load_step` gives it weights."""
+    """One model in training; :meth:`begin` or :meth:`load_step` gives it weights, and nothing is compiled before that.
+
+    Args:
+      settings: of the run.
+      start: the model.
+      mesh: devices.
+      data: the training data; without any, the users are those that `out` names.
+      out: the run folder.
+      lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
+
+    Raises:
+      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+    """
 
     def __init__(
         self,
@@ -57,26 +68,54 @@ class Trainer:
         start: Start,
         *,
         mesh: Mesh,
-        training: RewardTraining,
-        abstract: TrainState,
-        lora: LoraConfig | None,
-        lengths: Sequence[int],
+        data: Sequence[Row],
+        out: Path,
+        lengths: Sequence[int] = (),
     ) -> None:
         self.settings, self.start, self.mesh = settings, start, mesh
-        self.method, self.lengths = training.method, lengths
-        self.streams = trained_stream_attention(mesh, jnp.dtype(settings.dtype), settings.attention)
+        self.lengths = lengths or (settings.steps,)
+        config, dtype = start.config, jnp.dtype(settings.dtype)
+        self._lora = settings.lora if settings.tuning == "lora" else None
+        trainable, frozen = jax.eval_shape(self._split, abstract_params(config))
+        peak = settings.learning_rate(hidden_size=config.hidden_size)
+        optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
+        self.method = method_of_run(
+            settings,
+            data,
+            out=out,
+            width=config.hidden_size,
+            optimizer=optimizer,
+            lengths=self.lengths,
+            mesh=mesh,
+        )
+        objective = RewardObjective(
+            config=config,
+            mesh=mesh,
+            dtype=dtype,
+            loss=settings.loss,
+            lora_scale=1.0 if self._lora is None else self._lora.scale,
+            remat=settings.remat,
+            attention=settings.attention,
+            method=self.method,
+        )
+        self._step = make_reward_step(
+            objective, optimizer=optimizer, lengths=self.lengths, trainable=trainable, frozen=frozen
+        )
+        self._reward_fn, self._take_rows = (
+            make_rewards(objective, self._step),
+            make_take(objective, self._step),
+        )
+        self._abstract = abstract_state(
+            self._step, {WEIGHTS: trainable, USER: abstract_params(config)["embed"]}
+        )
+        self.streams = trained_stream_attention(mesh, dtype, settings.attention)
         self.truncated: int | None = 0
-        self._training, self._step, self._lora = training, training.step, lora
-        self._accumulation = Accumulation(training.step)
-        self._abstract = abstract
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
         self._state: TrainState = {}
         self._frozen: Params | None = None
         self._trees: dict[int, Tree] = {}
         self.view = TrainedView(settings.view, settings.method)
-        self.reader = Reader(
-            name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
-        )
+        self.reader = Reader(name=start.name, config=config, tokenizer=start.tokenizer, prompts=self.method)
 
     @property
     def parameters(self) -> int:
@@ -88,18 +127,18 @@ class Trainer:
         """Parameters that are trained."""
         return _size(self._state[WEIGHTS]["params"]) + _size(self._state[USER].get("table"))
 
-    def begin(self, checkpoints: Checkpoints) -> int:
+    def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
         """Continues from the newest checkpoint that can be read, or from the starting point.
 
         Returns:
-          The number of steps made by then.
+          The number of steps made by then, and the facts that were saved with them.
         """
         saved = checkpoints.restore_newest(self._saved_shapes())
         if saved is not None:
             self._take(saved.arrays)
-            return saved.step
+            return saved.step, saved.facts
         self.begin_anew()
-        return 0
+        return 0, {}
 
     def begin_anew(self, trained: Params | None = None) -> None:
         """Goes back to the starting point, or to other trained weights, with a new optimiser.
@@ -124,7 +163,7 @@ class Trainer:
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Starts writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(self._kept(self._state)), {**facts, "seed": self.settings.seed})
+        checkpoints.save(step, flat_arrays(self._kept(self._state)), facts)
 
     def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
@@ -137,8 +176,8 @@ class Trainer:
         assert self._frozen is not None
         state = self._state
         if rows.ids.size:
-            state = self._training.take(state, rows.ids)
-        state = self._accumulation.add(state, self._frozen, batches)
+            state = self._take_rows(state, rows.ids)
+        state = add_gradients(self._step, state, self._frozen, batches)
         with compiling(self._step.update):
             self._state, metrics = self._step.update(state)
         return metrics
@@ -177,8 +216,8 @@ class Trainer:
         blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
         state = {**self._state, USER: self.method.for_everyone(self._state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._training.rewards, *batch_sizes(batch)):
-            return self._training.rewards(state, self._frozen, *self._step.place(batch, extras))
+        with compiling(self._reward_fn, *batch_sizes(batch)):
+            return self._reward_fn(state, self._frozen, *self._step.place(batch, extras))
 
     def params(self) -> Params:
         """All parameters, adapters included."""
@@ -240,80 +279,12 @@ class Trainer:
             self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
         saved = from_flat(self._kept(self._abstract), arrays)
         saved[USER] = self.method.resume(saved.get(USER, {}))
-        sums = sums_of(self._state) if self._state else self._no_sums()
+        sums = sums_of(self._state) if self._state else empty_sums(self._step, self._abstract)
         self._state = {**saved, **sums}
-
-    def _no_sums(self) -> dict[str, Any]:
-        shapes, shardings = self._abstract["acc"], self._step.state_shardings
-
-        def zeros() -> dict[str, Any]:
-            sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return {"acc": sums, "parts": LossParts.zero()}
-
-        return jax.jit(zeros, out_shardings={name: shardings[name] for name in SUMS})()
 
     def _kept(self, state: TrainState) -> TrainState:
         """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
         return {WEIGHTS: state[WEIGHTS], "step": state["step"], USER: self.method.kept(state[USER])}
-
-
-def make_trainer(
-    settings: TrainSettings,
-    start: Start,
-    *,
-    mesh: Mesh,
-    data: Sequence[Row],
-    out: Path,
-    lengths: Sequence[int] = (),
-) -> Trainer:
-    """A trainer without weights: nothing is loaded and nothing compiled yet.
-
-    Args:
-      settings: of the run.
-      start: the model.
-      mesh: devices.
-      data: the training data; without any, the users are those that `out` names.
-      out: the run folder.
-      lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
-
-    Raises:
-      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
-    """
-    lora = settings.lora if settings.tuning == "lora" else None
-    trainable, frozen = jax.eval_shape(
-        lambda params: split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed),
-        abstract_params(start.config),
-    )
-    peak = settings.learning_rate(hidden_size=start.config.hidden_size)
-    optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
-    lengths = lengths or (settings.steps,)
-    width = start.config.hidden_size
-    method = method_of_run(
-        settings, data, out=out, width=width, optimizer=optimizer, lengths=lengths, mesh=mesh
-    )
-    objective = RewardObjective(
-        config=start.config,
-        mesh=mesh,
-        dtype=jnp.dtype(settings.dtype),
-        loss=settings.loss,
-        lora_scale=1.0 if lora is None else lora.scale,
-        remat=settings.remat,
-        attention=settings.attention,
-        method=method,
-    )
-    training = make_reward_training(
-        objective, optimizer=optimizer, lengths=lengths, trainable=trainable, frozen=frozen
-    )
-    embedding = abstract_params(start.config)["embed"]
-    shapes = jax.eval_shape(training.step.init, {WEIGHTS: trainable, USER: embedding})
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        training.step.state_shardings,
-    )
-    return Trainer(
-        settings, start, mesh=mesh, training=training, abstract=abstract, lora=lora, lengths=lengths
-    )
 
 
 def _size(tree: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
@@ -22,17 +21,12 @@ if TYPE_CHECKING:
 _loss = jax.jit(comparison_loss, static_argnames="config")
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What the held-out comparisons say; the loss is that of training, so with smoothing and margins."""
-
-    loss: float
-    accuracy: float
-    margin: float
-
-
-def validate(trainer: Trainer, held_out: Part, *, settings: TrainSettings) -> Validation:
+def validate(trainer: Trainer, held_out: Part, *, settings: TrainSettings) -> tuple[dict[str, float], float]:
     """Scores what is held out with the weights of now.
+
+    Returns:
+      Loss (that of training, so with smoothing and margins), accuracy and margin; and the number, smaller is better, by
+      which `validation.metric` chooses the best checkpoint.
 
     Raises:
       RunError: a score is not finite, naming the comparison.
@@ -66,8 +60,9 @@ def validate(trainer: Trainer, held_out: Part, *, settings: TrainSettings) -> Va
         for c, row in zip(comparisons, scores, strict=True)
     ]
     seen = outcomes(rows)
-    return Validation(
-        loss=float(parts.loss_sum / parts.weight_sum),
-        accuracy=float(seen.wins.mean()),
-        margin=float(seen.margins.mean()),
-    )
+    numbers = {
+        "loss": float(parts.loss_sum / parts.weight_sum),
+        "accuracy": float(seen.wins.mean()),
+        "margin": float(seen.margins.mean()),
+    }
+    return numbers, numbers["loss"] if settings.validation.metric == "loss" else -numbers["accuracy"]

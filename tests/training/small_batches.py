@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ from prb_jax.training.objective import (
     WEIGHTS,
     Extras,
     RewardObjective,
-    RewardTraining,
-    make_reward_training,
+    make_reward_step,
+    make_rewards,
+    make_take,
 )
 from prb_jax.training.settings import LossSettings, OptimizerSettings
 from prb_jax.training.step import TrainStep
@@ -30,6 +31,14 @@ from prb_jax.trees.shapes import Bucket, round_up
 from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+class Training(NamedTuple):
+    """The compiled functions of a model in training."""
+
+    step: TrainStep
+    rewards: Any
+    take: Any
 
 
 def small_config(**changes: Any) -> DecoderConfig:
@@ -94,7 +103,7 @@ def build_training(
     loss: LossSettings | None = None,
     steps: int = 20,
     **options: Any,
-) -> tuple[RewardTraining, dict[str, Any], Params]:
+) -> tuple[Training, dict[str, Any], Params]:
     """The compiled functions, a fresh state and the frozen parameters."""
     params = initial_params(config) if params is None else params
     trainable, frozen = split_params(params, tuning=tuning, lora=LORA)
@@ -106,15 +115,16 @@ def build_training(
         lora_scale=LORA.scale if tuning == "lora" else 1.0,
         **options,
     )
-    training = make_reward_training(
+    step = make_reward_step(
         objective,
         optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, b2=0.999, warmup_share=0.0),
         lengths=(steps,),
         trainable=trainable,
         frozen=frozen,
     )
-    frozen = jax.device_put(frozen, training.step.frozen_shardings)
-    return training, training.step.init({WEIGHTS: trainable, USER: params["embed"]}), frozen
+    frozen = jax.device_put(frozen, step.frozen_shardings)
+    training = Training(step, make_rewards(objective, step), make_take(objective, step))
+    return training, step.init({WEIGHTS: trainable, USER: params["embed"]}), frozen
 
 
 def build(config: DecoderConfig, **options: Any) -> tuple[TrainStep, dict[str, Any], Params]:

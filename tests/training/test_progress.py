@@ -8,8 +8,7 @@ import pytest
 
 from prb_jax.runs.progress import Speed, show_progress
 from prb_jax.training.curves import _running_mean
-from prb_jax.training.interruption import watch_signals
-from prb_jax.training.progress import MEAN_STEPS, Board
+from prb_jax.training.loop import MEAN_STEPS, Board, watch_signals
 
 
 def test_the_line_says_all_there_is_to_say():

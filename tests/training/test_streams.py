@@ -28,7 +28,7 @@ from prb_jax.training.microbatches import Microbatches, plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.order import Order, UserOrder
 from prb_jax.training.settings import BatchSettings
-from prb_jax.training.side_by_side import Accumulation
+from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.packing import StreamOptions, StreamShape
@@ -121,7 +121,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch:
             found_sums = []
             for count in (1, 2, 3):
                 monkeypatch.setattr(side_by_side, "lanes", lambda mesh, held=None, n=count: n if held else 4)
-                own = Accumulation(training.step).add(jax.tree.map(jnp.copy, state), frozen, batches)
+                own = add_gradients(training.step, jax.tree.map(jnp.copy, state), frozen, batches)
                 found_sums.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(own))])
             assert found_sums[0] == found_sums[1] == found_sums[2]
             shapes = {each.batch.tokens.shape for each in batches}
@@ -130,7 +130,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch:
             state = own
         else:
             monkeypatch.setattr(side_by_side, "lanes", lambda mesh: 1)
-            state = Accumulation(training.step).add(state, frozen, batches)
+            state = add_gradients(training.step, state, frozen, batches)
         sums.append(jax.tree.map(np.asarray, state["acc"]))
         metrics.append(training.step.update(state)[1])
     assert set(sums[0]) == {WEIGHTS, USER}
