@@ -104,5 +104,5 @@ def stopped_at(monkeypatch: Any, step: int) -> Iterator[None]:
         yield Stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr("prb_jax.training.train.watch_signals", watch)
+        patch.setattr("prb_jax.training.loop.watch_signals", watch)
         yield
