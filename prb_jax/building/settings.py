@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from prb_jax.errors import RunError, quote
 from prb_jax.models import Dtype
-from prb_jax.rl.sections import check_choices, check_value
 from prb_jax.training.config import build_settings, to_config_dict
+from prb_jax.training.options import check_choices, check_value
 
 FORMATS: Final = ("parquet", "array_record")
 

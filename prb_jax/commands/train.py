@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     config, overrides = given_config(options)
     if options.show_config:
         from prb_jax.training.config import load_settings
-        from prb_jax.training.meanings import explained_settings
+        from prb_jax.training.options import explained_settings
 
         print(explained_settings(load_settings(config, overrides, complete=False)), end="")
         return 0

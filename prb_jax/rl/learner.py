@@ -21,10 +21,10 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.lora import init_lora
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_language_model
-from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
 from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums
 from prb_jax.rl.rollouts import TokenStats
+from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import check_heads, parameter_shardings, replicated

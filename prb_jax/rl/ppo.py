@@ -27,12 +27,12 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.rl.algorithms import LABELLED
 from prb_jax.rl.held_out import Rows, check_held_out, write_held_out
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary, shared_settings
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.rollouts import Sampler, encode_pairs, encode_preferred, lengths_of
+from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.step_rows import ROLLOUTS, StepRows
 from prb_jax.rl.steps import PolicySteps

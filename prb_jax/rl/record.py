@@ -24,6 +24,7 @@ from prb_jax.scoring.inputs import Inputs
 from prb_jax.training.config import flat_settings
 from prb_jax.training.curves import PANELS, Panels
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
+from prb_jax.training.options import keys_with
 from prb_jax.training.record import computing_versions
 from prb_jax.training.splits import TrainingData
 
@@ -32,26 +33,8 @@ _PANELS: Panels = (
     ("reward", "Reward"), ("gold", "Gold"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens")
 )  # fmt: skip
 
-# Known by their contents.
-_NAMES = (
-    "model",
-    "data",
-    "reward",
-    "revision",
-    "tokenizer",
-    "chat_template",
-    "watch.gold",
-    "watch.data",
-    "scoring.history",
-    "scoring.judge.template",
-    "scoring.judge.system",
-)
-# Without effect on the result, these names and others.
-_WITHOUT_EFFECT = (
-    *_NAMES, "epochs", "mesh", "scoring.mesh", "scoring.judge.concurrency", "attention",
-    "batch.tokens", "checkpoint.every", "checkpoint.keep_last", "rollout.keep_every", "rollout.keep",
-    "log.tensorboard", "log.wandb", "log.plot",
-)  # fmt: skip
+_NAMES = keys_with(PpoSettings, "contents")
+_WITHOUT_EFFECT = keys_with(PpoSettings, "contents", "none")
 
 _DEFINITIONS = {
     "reward": "the reward's score of a rollout, scaled: its mean",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,12 @@ from ml_collections import ConfigDict
 from prb_jax.errors import DataError, RunError
 from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
-from prb_jax.rl.algorithms import GROUPED, LABELLED, Algorithm, check_used
 from prb_jax.rl.sections import (
+    DRAWING,
+    GROUPED,
+    LABELLED,
     AdvantageSettings,
+    Algorithm,
     KeptSettings,
     KlSettings,
     PolicyLossSettings,
@@ -28,88 +31,99 @@ from prb_jax.rl.sections import (
     UpdateSettings,
     ValueSettings,
     WatchSettings,
-    check_choices,
-    check_value,
 )
 from prb_jax.training.config import build_settings, flat_settings, to_config_dict
+from prb_jax.training.options import Options, check_used, option, section
 from prb_jax.training.settings import EVENTS, LogSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PpoSettings:
-    """One run of `prb ppo`.
+class PpoSettings(Options):
+    """One run of `prb ppo`."""
 
-    Attributes:
-      model: Hugging Face folder or hub id of the causal language model that becomes the policy.
-      data: prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. Labels and
-        responses are looked at by dpo and sft alone.
-      subset: reads this subset of each source alone.
-      limit: at most so many comparisons of each source.
-      reward: what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb serve`, a
-        judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or a function as
-        FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers. dpo and sft take it with watch.data
-        alone.
-      algorithm: how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo learns
-        from the pairs of the data and sft from their preferred responses, and both draw nothing.
-      steps: rounds of rollouts and their updates.
-      epochs: passes over the data, in place of `steps`; the next pass fills up the last step. None for `steps`.
-      seed: decides rollouts, order of the data and new weights.
-      dtype: type of activations and frozen matrices; trained weights, log-probabilities, values and losses are float32.
-      mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
-      tuning: the part that is trained: everything, or low-rank updates; the reference is then the model without them.
-      profile_posts: most posts of the profile in the prompt.
-      max_length: most tokens of prompt and rollout together; None for the model's own limit.
-      revision: branch, tag or commit of a model on the hub.
-      tokenizer: folder or hub id of the tokenizer; None for the model's.
-      chat_template: Jinja file, or "plain", for models without a template of their own.
-      remat: activations that the backward pass computes again instead of keeping them.
-      attention: its implementation: the machine's own choice ("auto"), the block-wise XLA program, or the machine's
-        kernel.
-      export_dtype: type of the weights in `OUT/model`; None for `dtype`.
-    """
-
-    model: str | None = None
-    data: str | None = None
-    subset: str | None = None
-    limit: int | None = None
-    reward: str | None = None
-    algorithm: Algorithm = "ppo"
-    steps: int = 100
-    epochs: float | None = None
-    seed: int = 0
-    dtype: Dtype = "float32"
-    mesh: str | None = None
-    tuning: Literal["full", "lora"] = "lora"
-    profile_posts: int = 10
-    max_length: int | None = None
-    revision: str | None = None
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    remat: Remat = REMAT
-    attention: TrainedAttention = "auto"
-    export_dtype: Dtype | None = None
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    scoring: ScoringSettings = field(default_factory=ScoringSettings)
-    kl: KlSettings = field(default_factory=KlSettings)
-    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
-    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    value: ValueSettings = field(default_factory=ValueSettings)
-    optimizer: UpdateSettings = field(default_factory=UpdateSettings)
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    batch: RolloutBatchSettings = field(default_factory=RolloutBatchSettings)
-    checkpoint: KeptSettings = field(default_factory=KeptSettings)
-    watch: WatchSettings = field(default_factory=WatchSettings)
-    log: LogSettings = field(default_factory=LogSettings)
+    model: str | None = option(
+        None,
+        "Hugging Face folder or hub id of the causal language model that becomes the policy.",
+        effect="contents",
+    )
+    data: str | None = option(
+        None,
+        "prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. "
+        "Labels and responses are looked at by dpo and sft alone.",
+        effect="contents",
+    )
+    subset: str | None = option(None, "reads this subset of each source alone.")
+    limit: int | None = option(None, "at most so many comparisons of each source.", least=1)
+    reward: str | None = option(
+        None,
+        "what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb "
+        "serve`, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or"
+        " a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers. dpo and "
+        "sft take it with watch.data alone.",
+        effect="contents",
+    )
+    algorithm: Algorithm = option(
+        "ppo",
+        "how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo "
+        "learns from the pairs of the data and sft from their preferred responses, and both draw nothing.",
+    )
+    steps: int = option(100, "rounds of rollouts and their updates.", least=1)
+    epochs: float | None = option(
+        None,
+        "passes over the data, in place of `steps`; the next pass fills up the last step. None for `steps`.",
+        above=0,
+        effect="none",
+    )
+    seed: int = option(0, "decides rollouts, order of the data and new weights.", least=0)
+    dtype: Dtype = option(
+        "float32",
+        "type of activations and frozen matrices; trained weights, log-probabilities, values and losses are"
+        " float32.",
+    )
+    mesh: str | None = option(
+        None,
+        'sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.',
+        effect="none",
+    )
+    tuning: Literal["full", "lora"] = option(
+        "lora",
+        "the part that is trained: everything, or low-rank updates; the reference is then the model without"
+        " them.",
+    )
+    profile_posts: int = option(10, "most posts of the profile in the prompt.", least=0)
+    max_length: int | None = option(
+        None, "most tokens of prompt and rollout together; None for the model's own limit.", least=1
+    )
+    revision: str | None = option(None, "branch, tag or commit of a model on the hub.", effect="contents")
+    tokenizer: str | None = option(
+        None, "folder or hub id of the tokenizer; None for the model's.", effect="contents"
+    )
+    chat_template: str | None = option(
+        None, 'Jinja file, or "plain", for models without a template of their own.', effect="contents"
+    )
+    remat: Remat = option(REMAT, "activations that the backward pass computes again instead of keeping them.")
+    attention: TrainedAttention = option(
+        "auto",
+        'its implementation: the machine\'s own choice ("auto"), the block-wise XLA program, or the '
+        "machine's kernel.",
+        effect="none",
+    )
+    export_dtype: Dtype | None = option(None, "type of the weights in `OUT/model`; None for `dtype`.")
+    rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
+    scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)
+    kl: KlSettings = section(KlSettings, used_by=DRAWING)
+    advantage: AdvantageSettings = section(AdvantageSettings)
+    loss: PolicyLossSettings = section(PolicyLossSettings)
+    value: ValueSettings = section(ValueSettings, used_by=("ppo",))
+    optimizer: UpdateSettings = section(UpdateSettings)
+    lora: LoraConfig = section(LoraConfig, needs="tuning=lora")
+    batch: RolloutBatchSettings = section(RolloutBatchSettings)
+    checkpoint: KeptSettings = section(KeptSettings)
+    watch: WatchSettings = section(WatchSettings)
+    log: LogSettings = section(LogSettings)
 
     def __post_init__(self) -> None:
-        check_choices(self, "")
-        for name in ("limit", "max_length"):
-            value = getattr(self, name)
-            check_value(self, "", name, value is None or value >= 1, "at least 1, or None")
-        check_value(self, "", "steps", self.steps >= 1, "at least 1")
-        check_value(self, "", "epochs", self.epochs is None or self.epochs > 0, "more than 0, or None")
-        for name in ("seed", "profile_posts"):
-            check_value(self, "", name, getattr(self, name) >= 0, "at least 0")
+        super().__post_init__()
         if self.algorithm in GROUPED and self.rollout.n < 2:
             raise DataError(
                 f"rollout.n: expected at least 2 with algorithm={self.algorithm}, which compares the rollouts of a "
@@ -119,19 +133,15 @@ class PpoSettings:
             raise DataError(
                 "kl.estimator: expected k2 or k3 with kl.place=loss, found k1, whose expected gradient is 0"
             )
-        if (
-            self.algorithm == "grpo"
-            and self.advantage.scale_groups
-            and self.kl_in_reward
-            and self.kl.coefficient
-        ):
+        scaled = self.algorithm == "grpo" and self.advantage.scale_groups
+        if scaled and self.kl_in_reward and self.kl.coefficient:
             raise DataError(
                 "kl.place: expected loss with algorithm=grpo and advantage.scale_groups=true, found reward: the KL "
                 "would be divided by the deviation of the prompt's rollouts, so that rollouts of one score were "
                 "trained on the noise of their KL, whatever its coefficient"
             )
         if _DEFAULTS:  # else they are being made
-            check_used(self.algorithm, flat_settings(self), _DEFAULTS)
+            check_used(self.algorithm, PpoSettings, flat_settings(self), _DEFAULTS)
 
     @property
     def with_values(self) -> bool:

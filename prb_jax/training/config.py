@@ -15,18 +15,17 @@ function that gives an ml_collections `ConfigDict`:
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import runpy
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, config_dict
 
 from prb_jax.data.config_files import SUFFIXES, find_config, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
+from prb_jax.training.options import optional_type, options_of
 from prb_jax.training.settings import TrainSettings
 
 Config = str | Path | ConfigDict | Mapping[str, Any] | TrainSettings
@@ -82,15 +81,21 @@ def load_settings(
       data_given: the caller has the training data, so that the settings need not name any.
 
     Raises:
-      RunError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
+      RunError: an unknown key (naming the nearest one) or a wrong type.
+      DataError: a value out of range.
     """
     settings = build_settings(TrainSettings, config, overrides)
-    _check_ranges(settings, complete=complete, data_given=data_given)
+    if not settings.model and complete:
+        raise RunError(
+            "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
+        )
+    if not settings.data and complete and not data_given:
+        raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
     return settings
 
 
 def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] = ()) -> Settings:
-    """Return settings of a kind, a dataclass whose fields are options or sections of them; ranges are not checked.
+    """Return settings of a kind, a dataclass whose fields are options or sections of them.
 
     Args:
       kind: of the settings.
@@ -99,7 +104,7 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
     Raises:
       RunError: as :func:`load_settings`.
     """
-    types_by_key = dict(_options(kind))
+    types_by_key = {key: hint for key, hint, _ in options_of(kind)}
     if isinstance(config, str | Path):
         config = find_config(config)
     if isinstance(config, Path) and config.suffix in SUFFIXES:
@@ -140,11 +145,6 @@ def flat_settings(settings: Any) -> dict[str, Any]:
     return dict(_flat(dataclasses.asdict(settings)))
 
 
-def value_text(value: Any) -> str:
-    """Return a value as JSON, which YAML reads too."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
 def _config_dict(section: Any) -> ConfigDict:
     config = ConfigDict()
     hints = get_type_hints(type(section))
@@ -152,23 +152,12 @@ def _config_dict(section: Any) -> ConfigDict:
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             config[field.name] = _config_dict(value)
-        elif _optional(hints[field.name]) is not None:
-            config[field.name] = config_dict.placeholder(_plain_type(_optional(hints[field.name])))
+        elif optional_type(hints[field.name]) is not None:
+            config[field.name] = config_dict.placeholder(_plain_type(optional_type(hints[field.name])))
             config[field.name] = value
         else:
             config[field.name] = value
     return config
-
-
-def _options(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, annotated type) of every option."""
-    hints = get_type_hints(section)
-    for field in dataclasses.fields(section):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _options(hint, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, hint
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -187,20 +176,6 @@ def _type_of(key: str, types_by_key: Mapping[str, Any]) -> Any:
     raise RunError(unknown_key(key, types_by_key))
 
 
-def _optional(hint: Any) -> Any:
-    """The type X of `X | None`, or None for other types."""
-    if get_origin(hint) in (Union, types.UnionType):
-        inner = [arg for arg in get_args(hint) if arg is not type(None)]
-        return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
-    return None
-
-
-def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the values that a key with these alone may have; () for other keys."""
-    hint = _optional(hint) or hint
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
 def _plain_type(hint: Any) -> type:
     if get_origin(hint) is Literal:
         return str
@@ -208,7 +183,7 @@ def _plain_type(hint: Any) -> type:
 
 
 def _described(hint: Any) -> str:
-    inner = _optional(hint)
+    inner = optional_type(hint)
     if inner is not None:
         return f"{_described(inner)} or none"
     if get_origin(hint) is Literal:
@@ -223,7 +198,7 @@ def _wrong(key: str, hint: Any, found: Any) -> RunError:
 
 def _parse(key: str, text: str, hint: Any) -> Any:
     """The value that a text stands for, by the type of its key."""
-    inner = _optional(hint)
+    inner = optional_type(hint)
     if inner is not None:
         return None if text.strip().lower() in _NONE else _parse(key, text, inner)
     if get_origin(hint) is tuple:
@@ -243,7 +218,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
 
 def _checked(key: str, value: Any, hint: Any) -> Any:
     """The value in its type: whole numbers are numbers, lists are tuples, and nothing else is converted."""
-    inner = _optional(hint)
+    inner = optional_type(hint)
     if inner is not None:
         return None if value is None else _checked(key, value, inner)
     if get_origin(hint) is Literal:
@@ -275,35 +250,6 @@ def _build(section: type, values: Mapping[str, Any], prefix: str) -> Any:
         elif key in values:
             arguments[field.name] = values[key]
     return section(**arguments)
-
-
-def _check_ranges(settings: TrainSettings, *, complete: bool, data_given: bool) -> None:
-    """Values whose types are right but that no run can have; the rest is checked where it is used."""
-    flat = flat_settings(settings)
-
-    def check(key: str, ok: bool, expected: str) -> None:
-        if flat[key] is not None and not ok:
-            raise RunError(f"config key '{key}': expected {expected}, found {quote(flat[key])}")
-
-    positive = (
-        "limit", "steps", "max_length", "batch.comparisons", "batch.tokens", "batch.max_buckets",
-        "validation.every", "validation.limit", "checkpoint.every", "checkpoint.keep_last",
-        "user_embedding.tokens", "scratch.hidden_size", "scratch.intermediate_size",
-        "scratch.num_hidden_layers", "scratch.num_attention_heads", "scratch.num_key_value_heads",
-        "scratch.head_dim", "scratch.max_position_embeddings", "scratch.vocab_size",
-    )  # fmt: skip
-    for key in positive:
-        check(key, flat[key] is not None and flat[key] >= 1, "at least 1")
-    for key in ("seed", "profile_posts", "checkpoint.keep_best"):
-        check(key, flat[key] >= 0, "at least 0")
-    check("validation.fraction", 0 <= settings.validation.fraction < 1, "at least 0 and less than 1")
-    check("user_embedding.generic_share", 0 <= settings.user_embedding.generic_share <= 1, "0 to 1")
-    if not settings.model and complete:
-        raise RunError(
-            "config key 'model': expected a folder, a hub id or 'scratch', found none: add model=PATH"
-        )
-    if not settings.data and complete and not data_given:
-        raise RunError("config key 'data': expected a file, folder or data set, found none: add data=PATH")
 
 
 def _first_line(error: Exception) -> str:

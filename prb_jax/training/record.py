@@ -13,21 +13,14 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
+from prb_jax.training.options import keys_with
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
 
-# Where and how fast, what is kept and what is shown: the result does not depend on them. The model and the
-# data are known by their contents instead.
-_NAMES = (
-    "model", "data", "tokenizer", "chat_template", "revision", "validation.data", "validation.test",
-    "scratch.tokenizer",
-)  # fmt: skip
-_WITHOUT_EFFECT = (
-    *_NAMES, "mesh", "attention", "batch.tokens", "checkpoint.every", "checkpoint.keep_last",
-    "checkpoint.keep_best", "log.tensorboard", "log.wandb", "log.plot",
-)  # fmt: skip
+_NAMES = keys_with(TrainSettings, "contents")
+_WITHOUT_EFFECT = keys_with(TrainSettings, "contents", "none")
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
 

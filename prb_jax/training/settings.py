@@ -1,21 +1,21 @@
 """Every option of a training run: its name, type, default and meaning.
 
-These frozen dataclasses are the one place where options are defined; `prb_jax.training.config` turns
-them into ml_collections configs and back, and checks names and types on the way.
+These frozen dataclasses are the one place where options are defined (`prb_jax.training.options`);
+`prb_jax.training.config` turns them into ml_collections configs and back, and checks names and types on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal
 
-from prb_jax.errors import DataError, quote
 from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
+from prb_jax.training.options import Options, option, section
 
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
@@ -39,276 +39,259 @@ EVENTS = 10
 """Where `validation.every` or `checkpoint.every` is None: so many times in a run, evenly spaced."""
 
 
-def _check(section: Any, key: str, ok: bool, expected: str) -> None:
-    if not ok:
-        found = getattr(section, key.rpartition(".")[2])
-        raise DataError(f"{key}: expected {expected}, found {quote(found)}")
+@dataclass(frozen=True, kw_only=True)
+class LossSettings(Options, prefix="loss."):
+    """The loss of one comparison; see `prb_jax.training.losses`."""
+
+    kind: Literal["bradley_terry", "plackett_luce"] = option(
+        "bradley_terry",
+        '"bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all pairs of responses of a '
+        'comparison in which i has a higher label than j; "plackett_luce" is -log of the probability of the'
+        " whole ranking. For two responses they are equal.",
+    )
+    label_smoothing: float = option(0.0, "probability that a label is wrong, below 0.5.", least=0, below=0.5)
+    center_rewards_coefficient: float | None = option(
+        None,
+        "weight of (r_i + r_j)^2, averaged over the same pairs, as in TRL: it keeps rewards near 0. None "
+        "leaves it out.",
+        least=0,
+    )
+    use_margin: bool = option(
+        True, "subtracts the `margin` of a comparison from the difference of its rewards."
+    )
+    user_weights: bool = option(
+        False,
+        "gives every user the same weight in the loss, however many comparisons each has; a comparison "
+        "without a user counts as one user.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossSettings:
-    """The loss of one comparison; see `prb_jax.training.losses`.
+class OptimizerSettings(Options, prefix="optimizer."):
+    """AdamW; see `prb_jax.training.optimizer`."""
 
-    Attributes:
-      kind: "bradley_terry" averages -log sigmoid(r_i - r_j - margin) over all pairs of responses of a comparison in
-        which i has a higher label than j; "plackett_luce" is -log of the probability of the whole ranking. For two
-        responses they are equal.
-      label_smoothing: probability that a label is wrong, below 0.5.
-      center_rewards_coefficient: weight of (r_i + r_j)^2, averaged over the same pairs, as in TRL: it keeps rewards
-        near 0. None leaves it out.
-      use_margin: subtracts the `margin` of a comparison from the difference of its rewards.
-      user_weights: gives every user the same weight in the loss, however many comparisons each has; a comparison
-        without a user counts as one user.
-    """
-
-    kind: Literal["bradley_terry", "plackett_luce"] = "bradley_terry"
-    label_smoothing: float = 0.0
-    center_rewards_coefficient: float | None = None
-    use_margin: bool = True
-    user_weights: bool = False
-
-    def __post_init__(self) -> None:
-        coefficient = self.center_rewards_coefficient
-        kinds = get_args(get_type_hints(LossSettings)["kind"])
-        _check(self, "loss.kind", self.kind in kinds, " or ".join(kinds))
-        _check(self, "loss.label_smoothing", 0 <= self.label_smoothing < 0.5, "at least 0 and less than 0.5")
-        _check(
-            self,
-            "loss.center_rewards_coefficient",
-            coefficient is None or coefficient >= 0,
-            "at least 0 or None",
-        )
+    learning_rate: float | None = option(
+        None, "the rate at its peak; None chooses by `tuning` and width (`default_learning_rate`).", above=0
+    )
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = option(
+        "cosine",
+        'course of the learning rate after the warm-up; "wsd" is constant and then falls at the end.',
+    )
+    warmup_share: float = option(
+        0.05, "share of the steps in which the learning rate rises from 0.", least=0, most=1
+    )
+    decay_share: float = option(0.2, 'share of the steps in which it falls ("wsd").', least=0, most=1)
+    final_share: float = option(0.1, "share of the peak that is left at the end.", least=0, most=1)
+    weight_decay: float = option(0.01, "decay of matrices; norms and biases have none.", least=0)
+    b1: float = option(0.9, "decay of Adam's first moment.", least=0, below=1)
+    b2: float = option(0.95, "decay of Adam's second moment.", least=0, below=1)
+    eps: float = option(1e-8, "added to the root of Adam's second moment.", above=0)
+    clip_norm: float | None = option(
+        1.0, "largest global norm of the gradient; None for no clipping.", above=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW; see `prb_jax.training.optimizer`.
+class BatchSettings(Options, prefix="batch."):
+    """What one step sees."""
 
-    Attributes:
-      learning_rate: the rate at its peak; None chooses by `tuning` and width (`default_learning_rate`).
-      schedule: course of the learning rate after the warm-up; "wsd" is constant and then falls at the end.
-      warmup_share: share of the steps in which the learning rate rises from 0.
-      decay_share: share of the steps in which it falls ("wsd").
-      final_share: share of the peak that is left at the end.
-      weight_decay: decay of matrices; norms and biases have none.
-      b1: decay of Adam's first moment.
-      b2: decay of Adam's second moment.
-      eps: added to the root of Adam's second moment.
-      clip_norm: largest global norm of the gradient; None for no clipping.
-    """
-
-    learning_rate: float | None = None
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    warmup_share: float = 0.05
-    decay_share: float = 0.2
-    final_share: float = 0.1
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    clip_norm: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        def check(name: str, ok: bool, expected: str) -> None:
-            _check(self, f"optimizer.{name}", ok, expected)
-
-        schedules = get_args(get_type_hints(OptimizerSettings)["schedule"])
-        check("learning_rate", self.learning_rate is None or self.learning_rate > 0, "more than 0")
-        check("schedule", self.schedule in schedules, f"one of {', '.join(schedules)}")
-        for name in ("warmup_share", "decay_share", "final_share"):
-            check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
-        check("weight_decay", self.weight_decay >= 0, "at least 0")
-        check("b1", 0 <= self.b1 < 1, "at least 0 and less than 1")
-        check("b2", 0 <= self.b2 < 1, "at least 0 and less than 1")
-        check("eps", self.eps > 0, "more than 0")
-        check("clip_norm", self.clip_norm is None or self.clip_norm > 0, "more than 0, or None")
+    comparisons: int = option(
+        16, "comparisons in one step of the optimiser; with `batch_by=user` at most.", least=1
+    )
+    tokens: int | None = option(
+        None,
+        "most tokens of a microbatch with its padding, for each part into which the mesh splits a batch; a "
+        "step is computed in as many microbatches as it needs. None chooses by device and model. It decides"
+        " memory and speed, not results.",
+        least=1,
+        effect="none",
+    )
+    max_buckets: int = option(
+        4,
+        "the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and on "
+        "TPUs in bfloat16), two are the most.",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSettings:
-    """What one step sees.
+class ValidationSettings(Options, prefix="validation."):
+    """Comparisons held out to choose the best checkpoint. Never the test split."""
 
-    Attributes:
-      comparisons: comparisons in one step of the optimiser; with `batch_by=user` at most.
-      tokens: most tokens of a microbatch with its padding, for each part into which the mesh splits a batch; a step is
-        computed in as many microbatches as it needs. None chooses by device and model. It decides memory and speed,
-        not results.
-      max_buckets: the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and
-        on TPUs in bfloat16), two are the most.
-    """
-
-    comparisons: int = 16
-    tokens: int | None = None
-    max_buckets: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationSettings:
-    """Comparisons held out to choose the best checkpoint. Never the test split.
-
-    Attributes:
-      data: sources of their own, named as those in `data`; None to hold out a share of the training data.
-      fraction: share of the training data that is held out; 0 for no validation.
-      by: unit that is held out: whole users, single comparisons, or users where there are at least two.
-      every: steps between validations; None for ten in a run. The last step always validates.
-      limit: at most so many comparisons, evenly spaced; None for all.
-      metric: number of the validation that makes a checkpoint the best one.
-      test: sources of the test data. Training or validating on one of their ids is an error, and so is
-        validating on one of their users.
-      shared_users: allows validation users that are also in `data` (when `validation.data` is given) or in `test`.
-    """
-
-    data: str | None = None
-    fraction: float = 0.1
-    by: Literal["auto", "user", "id"] = "auto"
-    every: int | None = None
-    limit: int | None = 2_000
-    metric: Literal["loss", "accuracy"] = "loss"
-    test: str | None = None
-    shared_users: bool = False
+    data: str | None = option(
+        None,
+        "sources of their own, named as those in `data`; None to hold out a share of the training data.",
+        effect="contents",
+    )
+    fraction: float = option(
+        0.1, "share of the training data that is held out; 0 for no validation.", least=0, below=1
+    )
+    by: Literal["auto", "user", "id"] = option(
+        "auto",
+        "unit that is held out: whole users, single comparisons, or users where there are at least two.",
+    )
+    every: int | None = option(
+        None, "steps between validations; None for ten in a run. The last step always validates.", least=1
+    )
+    limit: int | None = option(2_000, "at most so many comparisons, evenly spaced; None for all.", least=1)
+    metric: Literal["loss", "accuracy"] = option(
+        "loss", "number of the validation that makes a checkpoint the best one."
+    )
+    test: str | None = option(
+        None,
+        "sources of the test data. Training or validating on one of their ids is an error, and so is "
+        "validating on one of their users.",
+        effect="contents",
+    )
+    shared_users: bool = option(
+        False,
+        "allows validation users that are also in `data` (when `validation.data` is given) or in `test`.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    """Saved states of the run.
+class CheckpointSettings(Options, prefix="checkpoint."):
+    """Saved states of the run."""
 
-    Attributes:
-      every: steps between checkpoints; None for ten in a run. Validation and SIGTERM save one too.
-      keep_last: number of the newest checkpoints that are kept.
-      keep_best: number of the best checkpoints by validation that are kept.
-    """
-
-    every: int | None = None
-    keep_last: int = 2
-    keep_best: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserEmbeddingSettings:
-    """A learned soft prompt for every user, for `method="persona_embedding"`.
-
-    Attributes:
-      tokens: length of the soft prompt.
-      generic_share: share of the comparisons that train the generic user instead of their own.
-      learning_rate: peak of the rate for soft prompts; None for ten times that of the optimiser.
-    """
-
-    tokens: int = 8
-    generic_share: float = 0.3
-    learning_rate: float | None = None
+    every: int | None = option(
+        None,
+        "steps between checkpoints; None for ten in a run. Validation and SIGTERM save one too.",
+        least=1,
+        effect="none",
+    )
+    keep_last: int = option(2, "number of the newest checkpoints that are kept.", least=1, effect="none")
+    keep_best: int = option(
+        1, "number of the best checkpoints by validation that are kept.", least=0, effect="none"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScratchSettings:
-    """A new model, for `model="scratch"`: the decoder of a family with random weights.
+class UserEmbeddingSettings(Options, prefix="user_embedding."):
+    """A learned soft prompt for every user, for `method="persona_embedding"`."""
 
-    Attributes:
-      model_type: the family.
-      hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
-        head_dim, max_position_embeddings, rope_theta: as in `config.json`.
-      tokenizer: folder or hub id of a tokenizer; None trains a byte-level BPE on the training data.
-      vocab_size: number of tokens of a tokenizer trained here.
-    """
-
-    model_type: Literal["llama", "qwen2", "qwen3"] = "qwen3"
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 32
-    max_position_embeddings: int = 4096
-    rope_theta: float = 10_000.0
-    tokenizer: str | None = None
-    vocab_size: int = 4096
+    tokens: int = option(8, "length of the soft prompt.", least=1)
+    generic_share: float = option(
+        0.3, "share of the comparisons that train the generic user instead of their own.", least=0, most=1
+    )
+    learning_rate: float | None = option(
+        None, "peak of the rate for soft prompts; None for ten times that of the optimiser."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportSettings:
-    """The Hugging Face folder that a finished run leaves in `OUT/model`.
+class ScratchSettings(Options, prefix="scratch."):
+    """A new model, for `model="scratch"`: the decoder of a family with random weights."""
 
-    Attributes:
-      checkpoint: the best one by validation (the last where there is no validation), or the last.
-      dtype: type of the weights but for the head, which is float32; None for `dtype`.
-    """
-
-    checkpoint: Literal["best", "last"] = "best"
-    dtype: Dtype | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogSettings:
-    """What is written along the way. `metrics.jsonl` always is.
-
-    Attributes:
-      tensorboard: writes event files in `OUT/tensorboard`.
-      wandb: project of Weights & Biases; None for none.
-      plot: draws `OUT/learning_curves.png`.
-    """
-
-    tensorboard: bool = True
-    wandb: str | None = None
-    plot: bool = True
+    model_type: Literal["llama", "qwen2", "qwen3"] = option("qwen3", "the family.")
+    hidden_size: int = option(128, "as in `config.json`.", least=1)
+    intermediate_size: int = option(384, "as in `config.json`.", least=1)
+    num_hidden_layers: int = option(4, "as in `config.json`.", least=1)
+    num_attention_heads: int = option(4, "as in `config.json`.", least=1)
+    num_key_value_heads: int = option(2, "as in `config.json`.", least=1)
+    head_dim: int = option(32, "as in `config.json`.", least=1)
+    max_position_embeddings: int = option(4096, "as in `config.json`.", least=1)
+    rope_theta: float = option(10_000.0, "as in `config.json`.")
+    tokenizer: str | None = option(
+        None,
+        "folder or hub id of a tokenizer; None trains a byte-level BPE on the training data.",
+        effect="contents",
+    )
+    vocab_size: int = option(4096, "number of tokens of a tokenizer trained here.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """One training run.
+class ExportSettings(Options, prefix="export."):
+    """The Hugging Face folder that a finished run leaves in `OUT/model`."""
 
-    Attributes:
-      model: Hugging Face folder, hub id or run of `prb train` to start from, or "scratch".
-      data: comparisons to train on: what `prb evaluate --data` takes; several, with commas between
-        them, are read in turn. Of sources with splits it is "train".
-      subset: reads this subset of each source alone.
-      limit: at most so many comparisons of each source.
-      steps: updates of the optimiser; a larger number later lengthens the run.
-      seed: decides new weights and the order of the data.
-      dtype: type of activations and frozen weights; trained weights, gradients and the head are float32.
-      mesh: sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.
-      method: knowledge of the user that the model has: nothing, the profile in its context, or a learned soft prompt.
-      tuning: the part that is trained: the score head, low-rank updates and the head, or everything.
-      profile_posts: most posts of the profile in the context ("profile_context").
-      max_length: longest conversation in tokens; None for the model's own limit.
-      init_head: makes a new score head where the checkpoint has none (or one with several outputs).
-      revision: branch, tag or commit of a model on the hub.
-      tokenizer: folder or hub id of the tokenizer; None for the model's.
-      chat_template: Jinja file, or "plain", for models without a template of their own.
-      batch_by: unit by which steps are filled: single comparisons, or whole users, whose profile is then computed once
-        a step on CPUs.
-      remat: activations that the backward pass computes again instead of keeping them.
-      attention: its implementation: the machine's own choice ("auto"), the block-wise XLA program, or the
-        machine's kernel.
-    """
+    checkpoint: Literal["best", "last"] = option(
+        "best", "the best one by validation (the last where there is no validation), or the last."
+    )
+    dtype: Dtype | None = option(
+        None, "type of the weights but for the head, which is float32; None for `dtype`."
+    )
 
-    model: str | None = None
-    data: str | None = None
-    subset: str | None = None
-    limit: int | None = None
-    steps: int = 1_000
-    seed: int = 0
-    dtype: Dtype = "float32"
-    mesh: str | None = None
-    method: Method = "user_blind"
-    tuning: Tuning = "full"
-    profile_posts: int = 10
-    max_length: int | None = None
-    init_head: bool = False
-    revision: str | None = None
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    batch_by: Literal["comparison", "user"] = "comparison"
-    remat: Remat = REMAT
-    attention: TrainedAttention = "auto"
-    loss: LossSettings = field(default_factory=LossSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    batch: BatchSettings = field(default_factory=BatchSettings)
-    validation: ValidationSettings = field(default_factory=ValidationSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    user_embedding: UserEmbeddingSettings = field(default_factory=UserEmbeddingSettings)
-    scratch: ScratchSettings = field(default_factory=ScratchSettings)
-    export: ExportSettings = field(default_factory=ExportSettings)
-    log: LogSettings = field(default_factory=LogSettings)
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings(Options, prefix="log."):
+    """What is written along the way. `metrics.jsonl` always is."""
+
+    tensorboard: bool = option(True, "writes event files in `OUT/tensorboard`.", effect="none")
+    wandb: str | None = option(None, "project of Weights & Biases; None for none.", effect="none")
+    plot: bool = option(True, "draws `OUT/learning_curves.png`.", effect="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Options):
+    """One training run."""
+
+    model: str | None = option(
+        None,
+        'Hugging Face folder, hub id or run of `prb train` to start from, or "scratch".',
+        effect="contents",
+    )
+    data: str | None = option(
+        None,
+        "comparisons to train on: what `prb evaluate --data` takes; several, with commas between them, are "
+        'read in turn. Of sources with splits it is "train".',
+        effect="contents",
+    )
+    subset: str | None = option(None, "reads this subset of each source alone.")
+    limit: int | None = option(None, "at most so many comparisons of each source.", least=1)
+    steps: int = option(1_000, "updates of the optimiser; a larger number later lengthens the run.", least=1)
+    seed: int = option(0, "decides new weights and the order of the data.", least=0)
+    dtype: Dtype = option(
+        "float32",
+        "type of activations and frozen weights; trained weights, gradients and the head are float32.",
+    )
+    mesh: str | None = option(
+        None,
+        'sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.',
+        effect="none",
+    )
+    method: Method = option(
+        "user_blind",
+        "knowledge of the user that the model has: nothing, the profile in its context, or a learned soft "
+        "prompt.",
+    )
+    tuning: Tuning = option(
+        "full", "the part that is trained: the score head, low-rank updates and the head, or everything."
+    )
+    profile_posts: int = option(10, 'most posts of the profile in the context ("profile_context").', least=0)
+    max_length: int | None = option(
+        None, "longest conversation in tokens; None for the model's own limit.", least=1
+    )
+    init_head: bool = option(
+        False, "makes a new score head where the checkpoint has none (or one with several outputs)."
+    )
+    revision: str | None = option(None, "branch, tag or commit of a model on the hub.", effect="contents")
+    tokenizer: str | None = option(
+        None, "folder or hub id of the tokenizer; None for the model's.", effect="contents"
+    )
+    chat_template: str | None = option(
+        None, 'Jinja file, or "plain", for models without a template of their own.', effect="contents"
+    )
+    batch_by: Literal["comparison", "user"] = option(
+        "comparison",
+        "unit by which steps are filled: single comparisons, or whole users, whose profile is then computed"
+        " once a step on CPUs.",
+    )
+    remat: Remat = option(REMAT, "activations that the backward pass computes again instead of keeping them.")
+    attention: TrainedAttention = option(
+        "auto",
+        'its implementation: the machine\'s own choice ("auto"), the block-wise XLA program, or the '
+        "machine's kernel.",
+        effect="none",
+    )
+    loss: LossSettings = section(LossSettings)
+    optimizer: OptimizerSettings = section(OptimizerSettings)
+    lora: LoraConfig = section(LoraConfig)
+    batch: BatchSettings = section(BatchSettings)
+    validation: ValidationSettings = section(ValidationSettings)
+    checkpoint: CheckpointSettings = section(CheckpointSettings)
+    user_embedding: UserEmbeddingSettings = section(UserEmbeddingSettings)
+    scratch: ScratchSettings = section(ScratchSettings)
+    export: ExportSettings = section(ExportSettings)
+    log: LogSettings = section(LogSettings)
 
     @property
     def view(self) -> View:

@@ -1,14 +1,14 @@
-"""Text dumps of every config in `configs/`, so that any change of a default shows in a review.
+"""What every config in `configs/` changes of the defaults, and the defaults, so that any change shows in a review.
 
 python -m tests.golden.configs
 
-writes them again; commit what it changes together with the change that caused it.
+writes the dumps again; commit what it changes together with the change that caused it.
 """
 
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-GOLDEN = Path(__file__).resolve().parent
+DUMPS = Path(__file__).resolve().parent / "configs.txt"
 REFRESH = "python -m tests.golden.configs"
 
 
@@ -16,26 +16,32 @@ def config_files() -> list[Path]:
     return sorted(CONFIGS.glob("*.py"))
 
 
-def golden_file(config: Path) -> Path:
-    return GOLDEN / f"{config.stem}.txt"
-
-
-def dump(config: Path) -> str:
-    """Flat `a.b.c: value` lines; what a config leaves for the command line stands as PATH and FILE."""
-    from prb_jax.training.config import flat_settings, load_settings, read_config, value_text
+def flat(config: Path) -> dict[str, object]:
+    """The settings of a config; what it leaves for the command line stands as PATH and FILE."""
+    from prb_jax.training.config import flat_settings, load_settings, read_config
 
     read = read_config(config)
     given = [
         f"{key}={word}" for key, word in (("model", "PATH"), ("data", "FILE")) if getattr(read, key) is None
     ]
-    values = flat_settings(load_settings(read, given))
-    return "".join(f"{key}: {value_text(value)}\n" for key, value in values.items())
+    return flat_settings(load_settings(read, given))
 
 
-def main() -> None:
+def dump() -> str:
+    """`a.b.c: value` lines below the name of each config, but for what is as by default."""
+    from prb_jax.training.config import flat_settings
+    from prb_jax.training.options import value_text
+    from prb_jax.training.settings import TrainSettings
+
+    defaults = flat_settings(TrainSettings())
+    parts = {"defaults": defaults}
     for config in config_files():
-        golden_file(config).write_text(dump(config), encoding="utf-8")
+        parts[config.name] = {key: value for key, value in flat(config).items() if value != defaults[key]}
+    return "\n".join(
+        "".join([f"# {name}\n", *(f"{key}: {value_text(value)}\n" for key, value in values.items())])
+        for name, values in parts.items()
+    )
 
 
 if __name__ == "__main__":
-    main()
+    DUMPS.write_text(dump(), encoding="utf-8")

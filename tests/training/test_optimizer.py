@@ -117,7 +117,7 @@ def test_matrices_decay_and_norms_and_biases_do_not() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, r"optimizer\.learning_rate: expected more than 0, found 0\.0"),
+        ({"learning_rate": 0.0}, r"optimizer\.learning_rate: expected more than 0, or None, found 0\.0"),
         (
             {"schedule": "step"},
             r"optimizer\.schedule: expected one of constant, linear, cosine, wsd, found 'step'",
