@@ -23,7 +23,7 @@ from prb_jax.auditing.items import make_items
 from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.processes.agreement import differences
-from prb_jax.runs.folder import as_recorded, read_record
+from prb_jax.runs.kind import as_recorded, read_record
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.sources.reading import describe_source
 from prb_jax.version import __version__

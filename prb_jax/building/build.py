@@ -26,8 +26,7 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
 from prb_jax.judges.endpoint import REPLIES
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import SUMMARY
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
 

@@ -25,7 +25,7 @@ from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, t
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
-from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 

@@ -43,8 +43,7 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import SUMMARY
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows
 from prb_jax.scoring.controls import with_other_users

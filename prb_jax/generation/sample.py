@@ -20,8 +20,7 @@ from prb_jax.generation.policy import Policy, Sample, open_policy
 from prb_jax.generation.prompts import Prompt
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import SUMMARY
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs

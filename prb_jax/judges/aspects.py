@@ -19,7 +19,7 @@ from prb_jax.judges.endpoint import REPLIES, EndpointOptions
 from prb_jax.judges.scorer import shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs

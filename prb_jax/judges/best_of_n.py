@@ -30,8 +30,7 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import SUMMARY, as_recorded
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
 from prb_jax.scoring.inputs import Data, read_inputs

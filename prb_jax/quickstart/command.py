@@ -32,7 +32,7 @@ from prb_jax.quickstart.recipe import (
 )
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
 from prb_jax.reports.page import report as write_page
-from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.evaluate import evaluate

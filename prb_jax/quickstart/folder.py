@@ -21,7 +21,7 @@ from typing import Any
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError
-from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record
+from prb_jax.runs.kind import SUMMARY, as_recorded, check_same_inputs, read_record
 
 QUICKSTART = "quickstart.json"
 REPORT, PAGE = "report.md", "page.html"

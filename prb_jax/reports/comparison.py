@@ -14,7 +14,7 @@ from prb_jax.processes.agreement import differences
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
 from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.runs.folder import RUN
+from prb_jax.runs.kind import RUN
 from prb_jax.scoring.prompt_extras import told_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError, quote
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
-from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY
+from prb_jax.runs.folder import KIND, SCORES
+from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from prb_jax.reports.blocks import (
 )
 from prb_jax.reports.drawings import draw_curves
 from prb_jax.reports.evaluation import manifest
-from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import SUMMARY
 
 _SHOWN = 4
 """Rollouts of the last step with any that are shown."""

@@ -15,7 +15,7 @@ from prb_jax.errors import CheckpointError, RunError, quote, short_repr
 from prb_jax.reports.blocks import PageTable, headline, last_figures, scorers, visible
 from prb_jax.reports.tables import gains
 from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.runs.folder import RUN
+from prb_jax.runs.kind import RUN
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.training.folder import MODEL, TRAIN, is_finished, read_summary, read_training
 from prb_jax.version import __version__

@@ -37,7 +37,7 @@ from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.step_rows import ROLLOUTS, StepRows
 from prb_jax.rl.steps import PolicySteps
 from prb_jax.rl.watch import Watch
-from prb_jax.runs.folder import SUMMARY
+from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.batching import shape_options
 from prb_jax.scoring.inputs import read_inputs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +10,28 @@ import numpy as np
 
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
-from prb_jax.processes.sharing import process_count
 from prb_jax.rl.held_out import Rows, held_out_summary
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.rl.step_rows import ROLLOUTS
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import RunKind
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.training.config import flat_settings
 from prb_jax.training.curves import PANELS, Panels
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
-from prb_jax.training.options import keys_with
-from prb_jax.training.record import computing_versions
+from prb_jax.training.record import computing_versions, session_on, settings_with
 from prb_jax.training.splits import TrainingData
 
-KIND = "prb_jax policy training"
+POLICY_RUN = RunKind(
+    "prb_jax policy training",
+    "prb ppo",
+    file=TRAIN,
+    others=("run.json", CHECKPOINTS, MODEL, ROLLOUTS),
+)
 _PANELS: Panels = (
     ("reward", "Reward"), ("gold", "Gold"), ("kl", "KL to the reference"), ("entropy", "Entropy"), ("length", "Tokens")
 )  # fmt: skip
-
-_NAMES = keys_with(PpoSettings, "contents")
-_WITHOUT_EFFECT = keys_with(PpoSettings, "contents", "none")
 
 _DEFINITIONS = {
     "reward": "the reward's score of a rollout, scaled: its mean",
@@ -55,8 +52,8 @@ _DEFINITIONS = {
 
 def shared_settings(settings: PpoSettings) -> dict[str, Any]:
     """Return the settings that several processes must have in common before anything is read: all but names."""
-    values = flat_settings(settings).items()
-    shared = {name: value for name, value in values if name not in _NAMES and not name.startswith("log.")}
+    values = settings_with(settings, "result", "none").items()
+    shared = {name: value for name, value in values if not name.startswith("log.")}
     return {"verb": "ppo", "settings": shared}
 
 
@@ -69,8 +66,7 @@ def run_inputs(
     held_out: Inputs | None,
 ) -> dict[str, Any]:
     """Return everything that decides the result, JSON-ready."""
-    chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
-    chosen |= {
+    chosen = settings_with(settings, "result") | {
         "kl.place": "reward" if settings.kl_in_reward else "loss",
         "kl.estimator": settings.kl_estimator,
         "scoring.no_end_value": settings.scoring.value_of_no_end,
@@ -94,8 +90,7 @@ def read_ppo_run(path: Path) -> dict[str, Any] | None:
     Raises:
       RunError: it cannot be read or is of another kind, or the folder holds a run of another verb.
     """
-    others = ("run.json", CHECKPOINTS, MODEL, ROLLOUTS)
-    return read_record(path, TRAIN, kind=KIND, command="prb ppo", others=others)
+    return POLICY_RUN.read(path)
 
 
 def is_ppo_run(path: Path) -> bool:
@@ -105,7 +100,7 @@ def is_ppo_run(path: Path) -> bool:
       RunError: its ``train.json`` cannot be read.
     """
     found = read_json(path / TRAIN, error=RunError, optional=True)
-    return isinstance(found, dict) and found.get("kind") == KIND
+    return isinstance(found, dict) and found.get("kind") == POLICY_RUN.name
 
 
 def panels_of(rows: Sequence[Mapping[str, Any]]) -> Panels:
@@ -126,25 +121,9 @@ def open_ppo_run(
     Raises:
       RunError: the folder holds another run.
     """
-    wanted, found = as_recorded(inputs), read_ppo_run(path)
-    if found is not None:
-        check_same_inputs(path, found["inputs"], wanted, file=TRAIN)
-    devices = learner.mesh.devices.flatten().tolist()
-    session = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "settings": {name: flat_settings(learner.settings)[name] for name in _WITHOUT_EFFECT},
-        "mesh": dict(learner.mesh.shape),
-        "devices": {
-            "platform": devices[0].platform,
-            "kind": devices[0].device_kind,
-            "count": len(devices),
-            "processes": process_count(),
-        },
-    }
     names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}
-    notes = {"command": command_line(), **names}
-    record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
+    session = session_on(learner.mesh, learner.settings)
+    POLICY_RUN.start(path, inputs, session=session, notes={"command": command_line(), **names})
 
 
 def run_summary(

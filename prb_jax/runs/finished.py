@@ -12,7 +12,8 @@ from prb_jax.errors import RunError, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.runs.clusters import read_clusters
-from prb_jax.runs.folder import KIND, RUN, SCORES, SUMMARY, parse_scores, read_record
+from prb_jax.runs.folder import EVALUATION, SCORES, parse_scores
+from prb_jax.runs.kind import RUN, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def read_finished(folder: str | Path) -> FinishedRun:
         belong together.
     """
     path = Path(folder)
-    record = read_record(path, RUN, kind=KIND, command="prb evaluate", others=(SCORES, SUMMARY))
+    record = EVALUATION.read(path)
     if record is None:
         raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it")
     if not (path / SUMMARY).exists():

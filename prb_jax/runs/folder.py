@@ -25,23 +25,21 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prb_jax.data.reading import parse_json, read_json
+from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import held_folder, json_line, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.processes.agreement import differences
+from prb_jax.runs.kind import RUN, RunKind, as_recorded, check_same_inputs, record_session
 from prb_jax.runs.open_inputs import filled, is_open, read_blocks, remove_blocks
 
-RUN = "run.json"
 SCORES = "scores.jsonl"
-SUMMARY = "summary.json"
 COMPUTED = "computed.jsonl"
 COMPUTED_TOKENS = "computed_tokens"
 KIND = "prb_jax evaluation"
+EVALUATION = RunKind(KIND, "prb evaluate", rows=SCORES)
 _ROW = {item.name for item in fields(ScoredRow)}
 _SECONDS_BETWEEN_SYNCS = 1.0
-_LONGEST_DIFFERENCE = 20
 _LARGEST_COUNT = 1 << 62
 
 
@@ -86,7 +84,7 @@ def open_run(
     check_folder(path)
     with held_folder(path):
         wanted = as_recorded(inputs)
-        found = _read_run(path)
+        found = EVALUATION.read(path)
         rows = _read_scores(path / SCORES)
         blocks: list[list[bytes]] = []
         if found is not None and rows:
@@ -126,7 +124,7 @@ def is_settled(out: str | Path) -> bool:
         scored = (path / SCORES).stat().st_size > 0
     except OSError:
         return False
-    found = _read_run(path) if scored else None
+    found = EVALUATION.read(path) if scored else None
     return found is not None and not is_open(found["inputs"])
 
 
@@ -136,7 +134,7 @@ def settle_inputs(run: RunFolder, inputs: Mapping[str, Any]) -> None:
     Raises:
       RunError: it says something else already.
     """
-    found, wanted = _read_run(run.path) or {"inputs": {}}, as_recorded(inputs)
+    found, wanted = EVALUATION.read(run.path) or {"inputs": {}}, as_recorded(inputs)
     check_same_inputs(run.path, filled(found["inputs"], wanted), wanted)
     if found["inputs"] != wanted:
         write_json(run.path / RUN, {**found, "inputs": wanted})
@@ -152,7 +150,7 @@ def check_folder(out: str | Path) -> None:
     path = Path(out)
     refuse_file(out)
     if path.is_dir():
-        _read_run(path)
+        EVALUATION.read(path)
 
 
 def append_rows(run: RunFolder, rows: Iterable[ScoredRow]) -> None:
@@ -205,7 +203,7 @@ def computed_tokens(run: RunFolder) -> int | None:
     """
     path = run.path / COMPUTED
     if not path.exists():
-        return (_read_run(run.path) or {}).get(COMPUTED_TOKENS)
+        return (EVALUATION.read(run.path) or {}).get(COMPUTED_TOKENS)
     with writing(path):
         lines = path.read_bytes().split(b"\n")[:-1]
     found: dict[str, int] = {}
@@ -218,7 +216,7 @@ def computed_tokens(run: RunFolder) -> int | None:
 
 def settle_computed(run: RunFolder, tokens: int) -> None:
     """Keep the number of computed tokens in ``run.json``, and remove the file of :func:`append_computed`."""
-    write_json(run.path / RUN, {**(_read_run(run.path) or {}), COMPUTED_TOKENS: tokens})
+    write_json(run.path / RUN, {**(EVALUATION.read(run.path) or {}), COMPUTED_TOKENS: tokens})
     with writing(run.path / COMPUTED):
         (run.path / COMPUTED).unlink(missing_ok=True)
 
@@ -346,82 +344,3 @@ def _are_names(*values: Any) -> bool:
 def _are_counts(tokens: Any, truncated: Any) -> bool:
     cuts = truncated.values() if isinstance(truncated, dict) else (truncated,)
     return all(type(value) is int and 0 <= value < _LARGEST_COUNT for value in (tokens, *cuts))
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    return read_record(path, RUN, kind=KIND, command="prb evaluate", others=(SCORES, SUMMARY))
-
-
-def read_record(
-    folder: Path, name: str, *, kind: str, command: str, others: Sequence[str]
-) -> dict[str, Any] | None:
-    """Return what the file of a run folder says that tells what was run; None where there is no run.
-
-    Args:
-      folder: may be absent.
-      name: of the file.
-      kind: of the run, as the file has it.
-      command: that writes it, for messages.
-      others: files and folders that show, where the file is missing, that the folder holds something else.
-
-    Raises:
-      RunError: the file cannot be read or is of another kind, or the folder holds another run.
-    """
-    path, hint = folder / name, "give --out another folder"
-    run = read_json(path, error=RunError, hint=hint, optional=True)
-    if run is None and not path.exists():
-        for other in others:
-            if (folder / other).exists():
-                raise RunError(
-                    f"{folder} holds another run: it has {other} but no {name}, which `{command}` writes; {hint}"
-                )
-        return None
-    if not isinstance(run, dict) or run.get("kind") != kind or not isinstance(run.get("inputs"), dict):
-        raise RunError(f"{path}: not of `{command}`; {hint}")
-    return run
-
-
-def record_session(
-    file: Path,
-    run: Mapping[str, Any] | None,
-    *,
-    kind: str,
-    inputs: Mapping[str, Any],
-    session: Mapping[str, Any],
-    notes: Mapping[str, Any],
-) -> None:
-    """Write to ``file`` that ``run`` (a new one where it is None) is started once more, unless it is finished."""
-    if (file.parent / SUMMARY).exists():
-        return
-    known = run or {"kind": kind, "format": 1, "inputs": inputs, **notes, "sessions": []}
-    write_json(file, {**known, "sessions": [*known["sessions"], session]})
-
-
-def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a run through JSON once, so that what is compared is what will be read back."""
-    return json.loads(json.dumps(inputs, allow_nan=False))
-
-
-def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
-    """Refuses to continue a run with other inputs.
-
-    Args:
-      path: the run folder.
-      old: what its `file` says.
-      new: what is asked for now.
-      file: its name, for the message.
-
-    Raises:
-      RunError: naming each field that differs, with both values.
-    """
-    changed = differences(old, new)
-    if not changed:
-        return
-    lines = [f"  {name}: {before} -> {after}" for name, (before, after) in changed.items()]
-    if len(lines) > _LONGEST_DIFFERENCE:
-        lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
-    raise RunError(
-        f"{path} holds another run; these differ from its {file}:\n"
-        + "\n".join(lines)
-        + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
-    )

@@ -1,15 +1,23 @@
-"""Kinds of runs beside evaluation and training: ``run.json``, one growing file of rows, ``summary.json`` at the end."""
+"""What was run in a folder, for every verb: ``run.json`` (``train.json`` of training) with the inputs that decide the
+result, compared when the run is continued, and an entry for each start; and ``summary.json`` at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prb_jax.data.reading import read_json
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.folder import RUN, SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.processes.agreement import differences
+
+RUN = "run.json"
+SUMMARY = "summary.json"
+_LONGEST_DIFFERENCE = 20
 
 
 @dataclass(frozen=True)
@@ -19,12 +27,17 @@ class RunKind:
     Attributes:
       name: as ``run.json`` has it.
       command: that writes them, for messages.
-      rows: the file of rows, as :func:`prb_jax.runs.rows.open_rows` opens it.
+      rows: the file of rows, as :func:`prb_jax.runs.rows.open_rows` opens it: while it is empty, a run of other inputs
+        takes the place of this one. None where a run is never replaced.
+      file: that says what was run.
+      others: files and folders that, without that file, show that a folder holds something else.
     """
 
     name: str
     command: str
-    rows: str
+    rows: str | None = None
+    file: str = RUN
+    others: tuple[str, ...] = ()
 
     def read(self, folder: Path) -> dict[str, Any] | None:
         """Return what ``run.json`` says; None where there is no run.
@@ -32,7 +45,8 @@ class RunKind:
         Raises:
           RunError: the file cannot be read, or the folder holds another kind of run.
         """
-        return read_record(folder, RUN, kind=self.name, command=self.command, others=(self.rows, SUMMARY))
+        others = (*self.others, *([] if self.rows is None else [self.rows]), SUMMARY)
+        return read_record(folder, self.file, kind=self.name, command=self.command, others=others)
 
     def read_finished(self, folder: Path) -> dict[str, Any]:
         """Return what ``run.json`` of a finished run says.
@@ -42,7 +56,7 @@ class RunKind:
         """
         run = self.read(folder)
         if run is None:
-            raise RunError(f"{folder}: no run of `{self.command}`: it has no {RUN}")
+            raise RunError(f"{folder}: no run of `{self.command}`: it has no {self.file}")
         if not (folder / SUMMARY).exists():
             raise RunError(
                 f"{folder}: the run is not finished: repeat its command, {quote(' '.join(run['command']))}"
@@ -70,16 +84,91 @@ class RunKind:
         """
         wanted, found = as_recorded(inputs), self.read(folder)
         if found is not None and found["inputs"] != wanted:
-            rows = folder / self.rows
-            if rows.exists() and rows.stat().st_size:
-                check_same_inputs(folder, found["inputs"], wanted)
+            rows = None if self.rows is None else folder / self.rows
+            if rows is None or (rows.exists() and rows.stat().st_size):
+                check_same_inputs(folder, found["inputs"], wanted, file=self.file)
             found = None  # it stopped before its first row: there is nothing to keep
         now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
         record_session(
-            folder / RUN,
+            folder / self.file,
             found,
             kind=self.name,
             inputs=wanted,
             session=now if session is None else session,
             notes=notes,
         )
+
+
+def read_record(
+    folder: Path, name: str, *, kind: str, command: str, others: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return what the file of a run folder says that tells what was run; None where there is no run.
+
+    Args:
+      folder: may be absent.
+      name: of the file.
+      kind: of the run, as the file has it.
+      command: that writes it, for messages.
+      others: files and folders that show, where the file is missing, that the folder holds something else.
+
+    Raises:
+      RunError: the file cannot be read or is of another kind, or the folder holds another run.
+    """
+    path, hint = folder / name, "give --out another folder"
+    run = read_json(path, error=RunError, hint=hint, optional=True)
+    if run is None and not path.exists():
+        for other in others:
+            if (folder / other).exists():
+                raise RunError(
+                    f"{folder} holds another run: it has {other} but no {name}, which `{command}` writes; {hint}"
+                )
+        return None
+    if not isinstance(run, dict) or run.get("kind") != kind or not isinstance(run.get("inputs"), dict):
+        raise RunError(f"{path}: not of `{command}`; {hint}")
+    return run
+
+
+def record_session(
+    file: Path,
+    run: Mapping[str, Any] | None,
+    *,
+    kind: str,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+) -> None:
+    """Write to ``file`` that ``run`` (a new one where it is None) is started once more, unless it is finished."""
+    if (file.parent / SUMMARY).exists():
+        return
+    known = run or {"kind": kind, "format": 1, "inputs": inputs, **notes, "sessions": []}
+    write_json(file, {**known, "sessions": [*known["sessions"], session]})
+
+
+def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a run through JSON once, so that what is compared is what will be read back."""
+    return json.loads(json.dumps(inputs, allow_nan=False))
+
+
+def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:
+    """Refuses to continue a run with other inputs.
+
+    Args:
+      path: the run folder.
+      old: what its `file` says.
+      new: what is asked for now.
+      file: its name, for the message.
+
+    Raises:
+      RunError: naming each field that differs, with both values.
+    """
+    changed = differences(old, new)
+    if not changed:
+        return
+    lines = [f"  {name}: {before} -> {after}" for name, (before, after) in changed.items()]
+    if len(lines) > _LONGEST_DIFFERENCE:
+        lines[_LONGEST_DIFFERENCE:] = [f"  and {len(lines) - _LONGEST_DIFFERENCE} more"]
+    raise RunError(
+        f"{path} holds another run; these differ from its {file}:\n"
+        + "\n".join(lines)
+        + "\nTo continue that run, repeat its settings; for a new one, give --out another folder."
+    )

@@ -12,7 +12,8 @@ from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.folder import SUMMARY, computed_tokens, finish_scores, settle_computed
+from prb_jax.runs.folder import computed_tokens, finish_scores, settle_computed
+from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files

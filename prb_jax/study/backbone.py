@@ -17,7 +17,7 @@ from prb_jax.models.config.encoder import is_encoder
 from prb_jax.personal.features import FEATURES, FeatureStore, open_features
 from prb_jax.personal.few_shot.backbone import TRAINS, Backbone
 from prb_jax.personal.few_shot.protocol import Method
-from prb_jax.runs.folder import as_recorded
+from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.study.population import Population
 from prb_jax.study.write_features import FeatureOptions, is_of_features, write_features

@@ -23,7 +23,7 @@ from prb_jax.personal.fitted import Standard, save_fitted
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.states import UserStates, save_states
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions

@@ -35,7 +35,7 @@ from prb_jax.personal.features import (
 )
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs

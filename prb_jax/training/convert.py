@@ -27,13 +27,13 @@ from prb_jax.readouts.standard import (
     check_convertible,
     standard_tokenizer,
 )
-from prb_jax.runs.folder import check_same_inputs
+from prb_jax.runs.kind import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.rules import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
-from prb_jax.training.folder import CHECKPOINTS, KIND, TRAIN, read_training
+from prb_jax.training.folder import CHECKPOINTS, TRAIN, TRAINING, read_training
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import Trainer
@@ -80,7 +80,7 @@ def convert(
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")
-    if (path / TRAIN).is_file() and read_object(path / TRAIN, error=RunError).get("kind") == KIND:
+    if (path / TRAIN).is_file() and read_object(path / TRAIN, error=RunError).get("kind") == TRAINING.name:
         given = {
             "revision": revision,
             "tokenizer": tokenizer,

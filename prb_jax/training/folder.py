@@ -25,12 +25,12 @@ from typing import Any
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.folder import SUMMARY, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, record_session
 
 TRAIN = "train.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-KIND = "prb_jax training"
+TRAINING = RunKind("prb_jax training", "prb train", file=TRAIN, others=("run.json", CHECKPOINTS, MODEL))
 
 
 def check_training_folder(out: str | Path) -> None:
@@ -49,8 +49,7 @@ def read_training(out: str | Path) -> dict[str, Any] | None:
     Raises:
       RunError: it cannot be read or is of another kind, or the folder holds a run of another verb.
     """
-    others = ("run.json", CHECKPOINTS, MODEL)
-    return read_record(Path(out), TRAIN, kind=KIND, command="prb train", others=others)
+    return TRAINING.read(Path(out))
 
 
 def run_lengths(out: str | Path, steps: int) -> list[int]:
@@ -106,7 +105,7 @@ def open_training(
             if longer:
                 _remove_result(path)
                 found = {**found, "inputs": wanted}
-        record_session(path / TRAIN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
+        record_session(path / TRAIN, found, kind=TRAINING.name, inputs=wanted, session=session, notes=notes)
         yield path
 
 

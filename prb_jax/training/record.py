@@ -13,21 +13,19 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
 from prb_jax.processes.sharing import process_count
 from prb_jax.training.config import flat_settings
-from prb_jax.training.options import keys_with
+from prb_jax.training.options import Effect, keys_with
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
 
-_NAMES = keys_with(TrainSettings, "contents")
-_WITHOUT_EFFECT = keys_with(TrainSettings, "contents", "none")
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
 
 def shared_settings(settings: TrainSettings) -> dict[str, Any]:
     """The settings that several processes must have in common before anything is read: all but names of files."""
-    values = flat_settings(settings).items()
-    shared = {name: value for name, value in values if name not in _NAMES and not name.startswith("log.")}
+    values = settings_with(settings, "result", "none").items()
+    shared = {name: value for name, value in values if not name.startswith("log.")}
     from_scratch = {"model": settings.model == SCRATCH, "scratch.tokenizer": bool(settings.scratch.tokenizer)}
     return {"verb": "train", "settings": shared | from_scratch}
 
@@ -36,7 +34,7 @@ def run_inputs(
     settings: TrainSettings, data: TrainingData, start: Start, *, lengths: Sequence[int]
 ) -> dict[str, Any]:
     """Everything that decides the result, JSON-ready."""
-    chosen = {name: value for name, value in flat_settings(settings).items() if name not in _WITHOUT_EFFECT}
+    chosen = settings_with(settings, "result")
     if settings.model != SCRATCH:
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
     return {
@@ -56,14 +54,20 @@ def run_inputs(
 
 def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
     """How the run is done this time."""
-    devices, dtype = mesh.devices.flatten().tolist(), jnp.dtype(settings.dtype)
+    dtype = jnp.dtype(settings.dtype)
+    attention = trained_stream_attention(mesh, dtype, settings.attention)
+    attention = attention or choose_attention(mesh, dtype, settings.attention).name
+    return {**session_on(mesh, settings), "attention": attention}
+
+
+def session_on(mesh: Mesh, settings: Any) -> dict[str, Any]:
+    """When and on what a run is started, and those of its settings that have no effect on the result."""
+    devices = mesh.devices.flatten().tolist()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "settings": {name: flat_settings(settings)[name] for name in _WITHOUT_EFFECT},
+        "settings": settings_with(settings, "contents", "none"),
         "mesh": dict(mesh.shape),
-        "attention": trained_stream_attention(mesh, dtype, settings.attention)
-        or choose_attention(mesh, dtype, settings.attention).name,
         "devices": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
@@ -71,6 +75,12 @@ def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
             "processes": process_count(),
         },
     }
+
+
+def settings_with(settings: Any, *effects: Effect) -> dict[str, Any]:
+    """The options with one of these effects, by their keys."""
+    flat = flat_settings(settings)
+    return {name: flat[name] for name in keys_with(type(settings), *effects)}
 
 
 def computing_versions() -> dict[str, str | None]:

@@ -25,7 +25,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.rl.remote import open_remote
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.runs.folder import as_recorded
+from prb_jax.runs.kind import as_recorded
 from prb_jax.text.tokenizer import ChatTokenizer
 from tests.rl.tiny import BANDIT, comparisons, settings, write_tiny_policy
 from tests.scoring.records import write_model
