@@ -2,9 +2,10 @@
 
     prb ppo configs/rl/profile_in_prompt.py model=PATH data=FILE reward=REWARD_MODEL --out runs/policy
 
-`algorithm=grpo`, `rloo` and `reinforce++` run with the same settings. The settings are those that published
-re-implementations of PPO agree on: the KL in the reward with 0.05, gamma 1, lambda 0.95, four epochs, clip 0.2,
-temperature 0.7. Expected: the reward rises, and so does the KL; once it passes some tens of nats, read the rollouts.
+`algorithm=grpo` (with the KL in the loss), `rloo` and `reinforce++` run with the same settings. The settings are those
+that published re-implementations of PPO agree on: the KL in the reward with 0.05, gamma 1, lambda 0.95, four epochs,
+clip 0.2, temperature 0.7. Expected: the reward rises, and so does the KL; once it passes some tens of nats, read the
+rollouts.
 """
 
 from ml_collections import ConfigDict

@@ -34,9 +34,9 @@ def policy_chapter(folder: Path, title: str, name: str) -> Chapter:
       RunError: a file of the run cannot be read.
     """
     from prb_jax.rl.record import panels_of, read_ppo_run
-    from prb_jax.rl.step_rows import ROLLOUTS, read_step_rows
+    from prb_jax.rl.rollouts import ROLLOUTS
     from prb_jax.training.folder import TRAIN
-    from prb_jax.training.logs import METRICS, read_metrics
+    from prb_jax.training.logs import METRICS, read_metrics, read_steps
 
     record = read_ppo_run(folder)
     assert record is not None
@@ -53,7 +53,7 @@ def policy_chapter(folder: Path, title: str, name: str) -> Chapter:
             blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
         blocks.append(_figures(summary))
     sections = [Section("Learning curves", blocks)]
-    if kept := read_step_rows(folder / ROLLOUTS):
+    if kept := read_steps(folder / ROLLOUTS):
         sections.append(Section("Rollouts to read", _rollouts(kept)))
     made: list[Block] = []
     command = record.get("command")

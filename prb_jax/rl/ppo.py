@@ -31,10 +31,9 @@ from prb_jax.rl.held_out import Rows, check_held_out, write_held_out
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary, shared_settings
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
-from prb_jax.rl.rollouts import Sampler, encode_pairs, encode_preferred, lengths_of
+from prb_jax.rl.rollouts import ROLLOUTS, Sampler, encode_pairs, encode_preferred, lengths_of
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
-from prb_jax.rl.step_rows import ROLLOUTS, StepRows
 from prb_jax.rl.steps import PolicySteps
 from prb_jax.rl.watch import Watch
 from prb_jax.runs.kind import SUMMARY
@@ -44,6 +43,7 @@ from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import Model
 from prb_jax.training.curves import draw_learning_curves
 from prb_jax.training.folder import MODEL
+from prb_jax.training.logs import StepFile
 from prb_jax.training.loop import StepLoop, TrainResult, open_loop, run_steps
 from prb_jax.training.order import Order
 from prb_jax.training.settings import TrainSettings, ValidationSettings
@@ -163,7 +163,7 @@ def ppo(
             columns=columns,
             speed=loop.speed,
             watch=watch,
-            kept=StepRows(path / ROLLOUTS, step=loop.step) if first else None,
+            kept=StepFile(path / ROLLOUTS, step=loop.step) if first else None,
             coefficient=float(loop.facts.get("kl_coefficient", settings.kl.coefficient)),
         )
 

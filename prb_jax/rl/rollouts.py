@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +27,8 @@ from prb_jax.rl.sections import RolloutSettings
 from prb_jax.text.view import View
 from prb_jax.trees.encode import encode_comparisons
 from prb_jax.trees.tree import Tree, common_run
+
+ROLLOUTS = "rollouts.jsonl"
 
 
 def _no_array() -> np.ndarray:
@@ -246,3 +249,31 @@ def _ended(response: np.ndarray, policy: Policy) -> np.ndarray:
     if ends.size:
         return response[: ends[-1] + 1]
     return np.append(response, np.int32(policy.stops(SampleOptions())[0]))
+
+
+def rollout_rows(step: int, comparisons: Sequence[Comparison], batch: StepBatch) -> list[dict[str, Any]]:
+    """Return the rollouts of these comparisons, the first ones of a step, as rows.
+
+    Args:
+      step: number of the step, from 1.
+      comparisons: of the prompts.
+      batch: of the step, with scores and stats.
+    """
+    assert batch.stats is not None
+    ratios = (batch.stats.logprobs - batch.stats.reference).sum(axis=-1)
+    lengths = batch.lengths
+    return [
+        {
+            "step": step,
+            "id": comparison.id,
+            "user_id": comparison.user_id,
+            "rollout": k,
+            "text": text,
+            "reward": float(batch.scores[row, k]),
+            "kl": float(ratios[row, k]),
+            "tokens": int(lengths[row, k]),
+            "ended": bool(batch.ended[row, k]),
+        }
+        for row, comparison in enumerate(comparisons)
+        for k, text in enumerate(batch.texts[row])
+    ]

@@ -18,10 +18,10 @@ from prb_jax.rl.learner import Learner
 from prb_jax.rl.numbers import adapted_coefficient, token_weights
 from prb_jax.rl.objective import Pairs, Targets, Texts
 from prb_jax.rl.rewards import Reward
-from prb_jax.rl.rollouts import Sampler, StepBatch, TokenStats
-from prb_jax.rl.step_rows import StepRows, rollout_rows
+from prb_jax.rl.rollouts import Sampler, StepBatch, TokenStats, rollout_rows
 from prb_jax.rl.watch import Watch
 from prb_jax.runs.progress import Speed
+from prb_jax.training.logs import StepFile
 from prb_jax.training.order import Order, permutation
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import DealtBatch, Shapes
@@ -56,7 +56,7 @@ class PolicySteps:
     columns: int
     speed: Speed
     watch: Watch
-    kept: StepRows | None
+    kept: StepFile | None
     coefficient: float
 
     def make(self, step: int) -> dict[str, float]:
@@ -94,7 +94,7 @@ class PolicySteps:
         scored = self.reward.score(asked, batch.texts, step=number)
         times.append(time.perf_counter())
         stats = self._read(batch)
-        found = credit(
+        step_credit = credit(
             jnp.asarray(scored.values),
             jnp.asarray(batch.ended),
             jnp.asarray(batch.lengths),
@@ -105,12 +105,12 @@ class PolicySteps:
             settings=settings,
         )
         kl = 0.0 if settings.kl_in_reward else self.coefficient
-        batch = replace(batch, scores=scored.values, stats=stats, credit=found, kl=kl)
+        batch = replace(batch, scores=scored.values, stats=stats, credit=step_credit, kl=kl)
         updates = self._update(step, batch, members)
         times.append(time.perf_counter())
         if self.kept is not None and (number == 1 or number % settings.rollouts_every == 0):
             self.kept.write(rollout_rows(number, asked[: settings.rollout.keep], batch))
-        numbers = {name: float(np.asarray(value)) for name, value in found.numbers.items()}
+        numbers = {name: float(np.asarray(value)) for name, value in step_credit.numbers.items()}
         tokens = int(batch.mask.sum())
         row = {
             **updates,
@@ -146,14 +146,14 @@ class PolicySteps:
         logprobs, reference = np.zeros((2, count, responses, columns), np.float32)
         values = np.zeros((count, responses, columns + 1), np.float32)
         for dealt, trees in self._microbatches(batch, range(count)):
-            found = self.learner.look(trees)
+            part = self.learner.look(trees)
             rows, length = list(dealt.members), dealt.bucket.response_length
-            for whole, part, width in (
-                (logprobs, found.logprobs, length),
-                (reference, found.reference, length),
-                (values, found.values, length + 1),
+            for whole, array, width in (
+                (logprobs, part.logprobs, length),
+                (reference, part.reference, length),
+                (values, part.values, length + 1),
             ):
-                whole[rows, :, :width] = part[: len(rows), :responses]
+                whole[rows, :, :width] = array[: len(rows), :responses]
         return TokenStats(logprobs * batch.mask, reference * batch.mask, values)
 
     def _microbatches(self, batch: StepBatch, rows: Iterable[int]) -> Iterable[tuple[DealtBatch, TreeBatch]]:
@@ -167,7 +167,7 @@ class PolicySteps:
         """Make the updates of a step; the means of their numbers."""
         settings, count = self.learner.settings, len(batch.trees)
         epochs, size = settings.batch.epochs, settings.batch.minibatch or count
-        found: list[dict[str, float]] = []
+        updates: list[dict[str, float]] = []
         for epoch in range(epochs):
             # One epoch over everything needs no order; others have one that depends on (seed, step, epoch) alone.
             order = permutation(count, settings.seed, (step + 1) * epochs + epoch)
@@ -183,9 +183,9 @@ class PolicySteps:
                 if not metrics.pop("finite") or not all(map(math.isfinite, metrics.values())):
                     ids = [self.comparisons[members[row]].id for row in rows]
                     raise _not_finite(step + 1, metrics, ids)
-                found.append(metrics)
-        means = {name: float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
-        return {**means, "learning_rate": found[-1]["learning_rate"]}
+                updates.append(metrics)
+        means = {name: float(np.mean([metrics[name] for metrics in updates])) for name in updates[0]}
+        return {**means, "learning_rate": updates[-1]["learning_rate"]}
 
     def _targets(self, batch: StepBatch, rows: np.ndarray) -> Targets | Pairs | Texts:
         """What the loss of a whole minibatch needs, so that its weights are made for all of it."""

@@ -22,8 +22,8 @@ from prb_jax.processes.sharing import process_index
 from prb_jax.rl.held_out import Rows, held_out_parts
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.sections import WatchSettings
-from prb_jax.rl.step_rows import StepRows
 from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, write_behaviour
+from prb_jax.training.logs import StepFile
 
 GOLD = "gold.jsonl"
 PICTURE = "overoptimisation.png"
@@ -41,7 +41,7 @@ class Watch:
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
         self.out, self.settings, self.gold = out, settings, gold
-        self.rows = StepRows(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
+        self.rows = StepFile(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
 
     def measure(
         self,
