@@ -163,7 +163,7 @@ def reads_by_caches(model: Any) -> bool:
 
 @dataclass(eq=False)
 class _Held:
-    """What is known of one text: ids in the cache of prompts, those of each candidate, and the one that was chosen."""
+    """The tokens of one text that were read: those of the prompt, and of each candidate; which one was chosen."""
 
     ids: np.ndarray
     candidates: list[np.ndarray]
@@ -235,7 +235,7 @@ class RewardCaches:
         self._held = {}
 
     def _brought_up(self, places: Sequence[int], trees: Sequence[Tree]) -> list[list[np.ndarray]]:
-        """Bring the cache of prompts to what conversations begin with, and return what is left of each response."""
+        """Bring the cache of prompts to the beginning of the conversations, and return the rest of each response."""
         which, counts = np.zeros((2, self._shape.trees), np.int32)
         again: list[tuple[int, np.ndarray]] = []
         for place, tree in zip(places, trees, strict=True):

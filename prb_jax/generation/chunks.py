@@ -218,7 +218,7 @@ def _asked(
     tried: Sequence[Drawn],
     cut: Cut | None,
 ) -> tuple[Comparison, list[list[int]]]:
-    """What the reward model is shown of a text with each candidate, and the candidates of each response; none without
+    """A text with each candidate as the reward model is shown it, and the candidates of each response; none without
     a word."""
     worded: dict[str, list[int]] = {}
     for place, candidate in enumerate(tried):

@@ -70,7 +70,7 @@ def guide(
       chunk: tokens of a chunk; tokens are guided one by one if not given.
       options: how tokens are drawn; greedy, up to 128 tokens if not given. Guided tokens have no rule beside the
         temperature, and chunks are drawn at a temperature above 0.
-      profile_posts: that the policy sees; the reward model sees what it was trained with.
+      profile_posts: that the policy sees; the reward model sees as many as in its training.
       max_length, subset, limit, rows: as of `prb sample`.
       history: labelled comparisons of which a fitted method of personalisation as the reward learns the users.
       quality: a model whose score says how good a text is, as "baseline:persona-truth" of generated persons; its mean

@@ -77,7 +77,7 @@ class Policy:
       mesh: devices.
       dtype: of weights, activations and caches; logits and log-probabilities are float32.
       quantize: the form in which the layers' matrices are held, if they are quantised.
-      report: what was read from the checkpoint.
+      report: of the tensors of the checkpoint.
       source: revision and file fingerprints.
     """
 
@@ -256,7 +256,7 @@ class Policy:
         )
 
     def as_sample(self, prompt: Prompt, drawn: Drawn, options: SampleOptions) -> Sample:
-        """Return what was drawn, as text."""
+        """Return drawn tokens with their text."""
         text = self.decode(drawn.tokens)
         if drawn.finish == "text":
             text = text[: min(place for stop in options.stop if (place := text.find(stop)) >= 0)]

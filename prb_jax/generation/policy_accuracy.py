@@ -107,7 +107,7 @@ def policy_accuracy(
       candidates: most likely tokens of each step whose rewards are computed; 0 leaves out ``seq_logprob``.
       score: the headline, which `prb correlate` sees; ``seq_score`` for models that have not got it.
       validation: share of the users on whom lambda is chosen.
-      profile_posts: that the policy sees; a reward model sees what it was trained with.
+      profile_posts: that the policy sees; a reward model sees as many as in its training.
       max_length: of the policy's prompt and response; its context if not given.
       subset, limit: as of :func:`prb_jax.evaluate`.
       history: labelled comparisons of which fitted methods of personalisation among the models learn the users.

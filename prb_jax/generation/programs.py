@@ -122,7 +122,7 @@ def choose_shape(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Programs:
-    """What runs on the devices. Build with :func:`make_programs`.
+    """The compiled functions of a sampler. Build with :func:`make_programs`.
 
     Attributes:
       shape: static sizes.

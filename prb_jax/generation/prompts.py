@@ -1,4 +1,4 @@
-"""From what a user asks for to prompts: token ids that a policy continues."""
+"""Prompts of a policy: comparisons, conversations or texts become token ids, with as many posts as fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOGETHER = 64
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a policy continues.
+    """A text in token ids that a policy continues.
 
     Attributes:
       name: for messages: the id of the comparison, or the position.

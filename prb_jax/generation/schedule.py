@@ -58,7 +58,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is drawn.
+    """All that decides the samples of some prompts.
 
     Attributes:
       prompts: token ids of each prompt, at least one.
@@ -95,7 +95,7 @@ def draw(
     Args:
       programs: made for the task.
       params: of the policy.
-      task: what is drawn.
+      task: its prompts and rules.
       skip: tells of a unit that it is not wanted. The other units stay as they are.
     """
     for unit in units(len(task.prompts), programs.shape.trees):

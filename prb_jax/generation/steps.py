@@ -41,7 +41,7 @@ AnyRows = TypeVar("AnyRows", bound=Any)
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the programs of a policy have in common; static.
+    """The static settings that all programs of a policy share.
 
     Attributes:
       config: architecture, with a :class:`prb_jax.models.head.LanguageHead`.
@@ -114,7 +114,7 @@ class Rows:
       numbers: int32 [B, S], numbers of the samples, for the random keys.
       seen: bool [B, S, V], tokens that occurred.
       done: bool [B, S].
-      tokens: int32 [B, S, M], what was drawn; ``cache.lengths`` of them.
+      tokens: int32 [B, S, M], drawn so far; ``cache.lengths`` of them.
       logprobs, sampled_logprobs: float32 [B, S, M], see :class:`prb_jax.generation.choose.Chosen`.
     """
 

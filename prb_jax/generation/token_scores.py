@@ -47,7 +47,7 @@ STEPS_TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class PolicyTokens:
-    """What a policy says of the tokens of K responses.
+    """Log-probabilities of a policy for the tokens of K responses.
 
     Attributes:
       ids: int32 [T] of each response.
@@ -66,7 +66,7 @@ class PolicyTokens:
 
 @dataclass(frozen=True, eq=False)
 class RewardTokens:
-    """What a reward model says of the prefixes of K responses.
+    """Rewards of a reward model for the prefixes of K responses.
 
     Attributes:
       start: reward of the prompt.
@@ -155,7 +155,7 @@ def read_rewards(
       model: with a head that reads one token, and the policy's tokenizer.
       comparisons: with the user and the profile that the model is shown.
       tokens: of the policy, of the same comparisons.
-      view: what the model is shown.
+      view: how the model is shown a comparison.
     """
     batch = _batch(
         reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens], view=view), model.mesh
@@ -188,7 +188,7 @@ def reward_trees(
       model: whose prompts, posts, users and limit count.
       comparisons: that are shown.
       ids: of the responses of each.
-      view: what is shown.
+      view: how a comparison is shown.
       room: tokens that responses may have; the longest one's if not given.
 
     Raises:

@@ -60,7 +60,7 @@ def plan_aspects(
       model: folder or hub id of a causal language model; None for an endpoint.
       data, subset, limit, progress: as of :func:`prb_jax.evaluate`; responses and labels are not looked at.
       out: the run folder.
-      endpoint: what is asked instead of a model on this machine.
+      endpoint: asked instead of a model on this machine.
       loading: how a model on this machine is opened.
       profile_posts: at most this many posts of each profile are shown.
       max_new_tokens: of a text; it is the most probable one.

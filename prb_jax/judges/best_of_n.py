@@ -103,7 +103,7 @@ def best_of_n(
       history: labelled comparisons of which fitted methods of personalisation among the models learn the users.
       loading: how models are opened.
       judge: how judges are asked; the template and the scale are of those that are named `judge:` alone.
-      profile_posts, protocol, max_length: what the models are shown, as of :func:`prb_jax.evaluate`.
+      profile_posts, protocol, max_length: of the models' view, as of :func:`prb_jax.evaluate`.
       progress: shows progress on standard error.
 
     Raises:
@@ -257,7 +257,7 @@ def read_candidates(
 
 
 def _contents(data: Mapping[str, Any]) -> Any:
-    """What data is made of, without its names."""
+    """The contents of data, without its names."""
     files = [
         sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
     ]
@@ -332,7 +332,7 @@ def _score(
     view: Mapping[str, Any],
     progress: bool,
 ) -> None:
-    """Score what is missing; every batch is on disk before the next one is waited for."""
+    """Score the missing prompts; every batch is on disk before the next one is waited for."""
     known = [(name, prompt.id) in file.rows for prompt in prompts]
     with show_progress(name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress) as display:
         for batch in scorer.stream(
@@ -365,7 +365,7 @@ def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
 
 
 def quality_label(quality: str) -> str:
-    """Return what a picture or a table calls the quality of a sample."""
+    """Return the name of a quality in a picture or a table."""
     return "ROUGE-L F1 against the best labelled response (0 to 1)" if quality == REFERENCE else quality
 
 

@@ -34,7 +34,7 @@ class ChatModel(Protocol):
         max_new_tokens: int,
         alternatives: int | None = None,
     ) -> list[Reply]:
-        """Return the most probable reply to each conversation, or what the model makes of temperature 0.
+        """Return the most probable reply to each conversation: that of temperature 0.
 
         Args:
           conversations: to reply to.

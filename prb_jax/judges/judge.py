@@ -36,7 +36,7 @@ def judge(
       model: folder or hub id of a causal language model; None for an endpoint.
       data, out, subset, limit, name, progress: as of `prb_jax.evaluate`.
       options: how they are judged.
-      endpoint: what is asked instead of a model on this machine.
+      endpoint: asked instead of a model on this machine.
       loading: how a model on this machine is opened.
 
     Raises:
@@ -76,7 +76,7 @@ def judge(
 
 
 def _with_hints(inputs: Inputs, options: JudgeOptions) -> Inputs:
-    """The inputs with what the judge is told of the users; a rubric judge is told what no model could know."""
+    """The inputs with all that the judge is told of the users; a rubric judge knows more than any model could."""
     told = add_prompt_extras(inputs, options.hints)
     if options.protocol not in RUBRICS:
         return told

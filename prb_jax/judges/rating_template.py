@@ -41,7 +41,7 @@ ASPECT_AFTER_REASONING = (
 )
 
 PLACES = ("prompt", "answer", "low", "high")
-"""What a template may have places for: the question behind the profile, one response, and the ends of the scale."""
+"""All places that a template may have: the question behind the profile, one response, and the ends of the scale."""
 NEEDED_PLACES = ("prompt", "answer")
 """Those of them that a rating depends on."""
 

@@ -23,7 +23,7 @@ from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
 JUDGEMENTS = "judgements.jsonl"
-"""In the run folder: what the judge was shown first, and its verdicts or ratings, a row for each comparison."""
+"""In the run folder: a row for each comparison, with the first response A and the verdicts, or the ratings."""
 
 TOGETHER = 64
 """Comparisons that are judged at a time."""
