@@ -6,6 +6,7 @@ import os
 from prb_jax.commands.arguments import (
     Parser,
     add_devices,
+    add_history,
     add_model_options,
     device_options,
     model_options,
@@ -39,6 +40,7 @@ def add(sub: Parser) -> None:
     _add_limit(sub, "--max-waiting", 8192, "responses that may wait for their scores")
     _add_limit(sub, "--max-connections", 2048, "connections at a time")
     _add_limit(sub, "--timeout", 120, "seconds until a request is answered")
+    add_history(sub)
     add_devices(sub)
     add_model_options(sub)
 
@@ -68,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
                     max_length=options.max_length,
                 ),
                 batch_tokens=options.batch_tokens,
+                history=options.history,
                 limits=Limits(
                     bytes=options.max_bytes,
                     items=options.max_items,

@@ -27,6 +27,7 @@ from prb_jax.serving.http_server import (
     make_site,
     read_body,
 )
+from prb_jax.serving.item_scorer import ScorerEngine
 from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
 from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.trees.shorten import TooLongError
@@ -106,7 +107,7 @@ class Served:
     """
 
     name: str
-    engine: Engine
+    engine: Engine | ScorerEngine
     figures: Figures
     limits: Limits
     token: str | None = None

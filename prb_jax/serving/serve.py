@@ -8,14 +8,17 @@ from pathlib import Path
 
 from prb_jax.errors import PrbWarning, RunError
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
 from prb_jax.rl.remote import TOKEN
 from prb_jax.scoring.batching import lanes
-from prb_jax.scoring.reward_model import RewardModel, load_reward_model
+from prb_jax.scoring.inputs import Data
+from prb_jax.scoring.load import open_scorer, read_history
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.fixed_shapes import shapes_for
 from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
+from prb_jax.serving.item_scorer import ScorerEngine, comparison_scores
 from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
 from prb_jax.text.view import ViewOptions
 
@@ -30,6 +33,7 @@ class ServeOptions:
       token: that clients must send; None for none.
       view: what the model is shown of a request.
       batch_tokens: tokens computed at a time, about; of the device if not given.
+      history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
       limits: for clients.
     """
 
@@ -38,6 +42,7 @@ class ServeOptions:
     token: str | None = None
     view: ViewOptions = field(default_factory=ViewOptions)
     batch_tokens: int | None = None
+    history: Data | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -47,17 +52,16 @@ def serve(
     """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
 
     Args:
-      model: what `prb evaluate` takes, but for baselines.
+      model: what `prb evaluate` takes.
       options: where, to whom and how.
       loading: how the model is opened.
 
     Raises:
-      RunError: a baseline; the address cannot be used, or others could reach it and there is no token.
+      RunError: the address cannot be used, others could reach it and there is no token, or an option has no effect on
+        this model.
       CheckpointError, MeshError: the model cannot be loaded.
     """
     options, loading = options or ServeOptions(), loading or LoadOptions()
-    if str(model).startswith("baseline:"):
-        raise RunError(f"{model}: baselines are not served: expected a model")
     if options.token is None and not is_loopback(options.host):
         raise RunError(
             f"--host {options.host}: others than this machine could reach the server: set {TOKEN} to a token that "
@@ -65,7 +69,9 @@ def serve(
         )
     listening = bind(options.host, options.port)
     try:
-        engine, served = make_engine(load_reward_model(open_model(model, loading)), options=options)
+        engine, served = make_engine(
+            open_scorer(model, loading, history=read_history(options.history)), options=options
+        )
         line = f"serving {model} at {address(listening)}"
         try:
             run_app(make_app(served), listening, limits=options.limits, ready=lambda: print(line, flush=True))
@@ -75,29 +81,38 @@ def serve(
         listening.close()
 
 
-def make_engine(model: RewardModel, *, options: ServeOptions) -> tuple[Engine, Served]:
-    """Compile a model's programs, and return the engine that scores with them and what an application serves."""
-    view, figures = model.reader.view(options.view), Figures()
-    for remark in model.reader.remarks(view.protocol):
-        warnings.warn(remark, PrbWarning, stacklevel=2)
-    shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=options.batch_tokens)
-    shapes.compile(model)
-    engine = Engine(
-        TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES)),
-        shapes.batcher(),
-        model.dispatch,
-        tokens=shapes.tokens,
-        most=options.limits.waiting,
-        count=figures.count_batch,
-        lanes=lanes(model.mesh),
-    )
+def make_engine(scorer: Scorer, *, options: ServeOptions) -> tuple[Engine | ScorerEngine, Served]:
+    """Return the engine that scores, with the programs of a reward model compiled, and what an application serves.
+
+    Raises:
+      RunError: an option has no effect on this scorer.
+    """
+    figures, identity = Figures(), scorer.identity()
+    if isinstance(scorer, RewardModel):
+        view = scorer.reader.view(options.view)
+        for remark in scorer.reader.remarks(view.protocol):
+            warnings.warn(remark, PrbWarning, stacklevel=2)
+        shapes = shapes_for(scorer, longest=scorer.reader.limit(view), batch_tokens=options.batch_tokens)
+        shapes.compile(scorer)
+        engine = Engine(
+            TreeMaker(scorer.reader, view, min(shapes.responses, MOST_RESPONSES)),
+            shapes.batcher(),
+            scorer.dispatch,
+            tokens=shapes.tokens,
+            most=options.limits.waiting,
+            count=figures.count_batch,
+            lanes=lanes(scorer.mesh),
+        )
+    else:
+        score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
+        engine = ScorerEngine(score, most=options.limits.waiting)
     return engine, Served(
-        model.name,
+        scorer.name if isinstance(scorer, RewardModel) else str(identity["name"]),
         engine,
         figures,
         options.limits,
         token=options.token,
         hosts=local_names(options.host) if options.token is None else None,
-        identity=model.identity(),
+        identity=identity,
         view=asdict(view),
     )

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import fixed_shapes
 from prb_jax.serving import serve as serve_module
 from prb_jax.serving.app import Figures, Served, make_app
@@ -235,8 +236,12 @@ def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> 
             start(port=taken.getsockname()[1])
     with pytest.raises(RunError, match=r"cannot serve at 127\.0\.0\.1:70000"):
         start(port=70_000)
-    with pytest.raises(RunError, match="baselines are not served"):
-        serve("baseline:length", options=ServeOptions(port=0), loading=LoadOptions())
+    with pytest.raises(RunError, match="max_length: without effect on baseline:length"):
+        serve(
+            "baseline:length",
+            options=ServeOptions(port=0, view=ViewOptions(max_length=9)),
+            loading=LoadOptions(),
+        )
 
 
 def test_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,3 +351,33 @@ def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
             found = client.post("/score", json=GOOD | {name: "u"})
             expected = f"field '{name}': unknown; expected '{meant}'"
             assert (found.status_code, expected in found.json()["error"]["message"]) == (400, True)
+
+
+def test_whatever_scores_is_served() -> None:
+    """A baseline, and a function that fails for some: one request after another, with the same answers and errors."""
+
+    def score(comparison: prb.Comparison) -> list[float]:
+        if comparison.user_id == "stranger":
+            raise RunError("SECRET")
+        return [len(response) + len(comparison.profile) for response in comparison.responses]
+
+    for model, more in (("baseline:length", 0), (score, 1)):
+        engine, served = make_engine(open_scorer(model, LoadOptions()), options=ServeOptions())
+        with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
+            asked = {
+                "queries": "?",
+                "documents": ["a", "bcd"],
+                "profile": [{"text": "tea"}],
+                "user_id": ["u", None],
+            }
+            found = client.post("/score", json=asked).json()["data"]
+            assert [answer["score"] for answer in found] == [1 + more, 3 + more]
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ab"}]
+            assert client.post("/classify", json={"messages": messages}).json()["data"][0]["probs"] == [2]
+            found = client.post("/classify", json={"input": "a"})
+            assert (found.status_code, "send messages" in found.text) == (400, True)
+            assert client.get("/v1/models").json()["data"][0]["identity"]["name"]
+            if more:
+                found = client.post("/score", json=GOOD | {"user_id": "stranger"})
+                assert (found.status_code, "SECRET" in found.text) == (500, False)
+        engine.close()
