@@ -2,7 +2,8 @@
 
 A head names its tensors and computes float32 values [B, K, n] from `States`. What it is made of
 is declared in :mod:`prb_jax.readouts.registry` (the head of several objectives is in
-:mod:`prb_jax.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`)."""
+:mod:`prb_jax.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Scorers without a model, always shown beside one: length, chance, and word overlap with the profile.
 
 Each score but that of a vote is a pure function of its own comparison, so it does not depend on order, batch or what
-else is in the file. Responses with equal texts get equal scores, but for the first position."""
+else is in the file. Responses with equal texts get equal scores, but for the first position.
+"""
 
 from __future__ import annotations
 

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
 
-
 Batch = TreeBatch | StreamBatch
 
 SAMPLE = 512
 """Comparisons whose lengths decide the shapes of buckets."""
 
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
+# out of the cache; accelerators need some thousand tokens to be busy.
+TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
+MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
-def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes by which the programs of batches are told apart."""
-    if isinstance(batch, TreeBatch):
-        return np.shape(batch.prefix), np.shape(batch.responses)
-    return np.shape(batch.tokens), np.shape(batch.reads)
+MOST_LANES = 8
+"""Batches side by side; each holds activations of its own."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,13 @@ class PlannedBatch:
 
 Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
 """Gives the batches of a window of trees at these indices, the largest first."""
+
+
+def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes by which the programs of batches are told apart."""
+    if isinstance(batch, TreeBatch):
+        return np.shape(batch.prefix), np.shape(batch.responses)
+    return np.shape(batch.tokens), np.shape(batch.reads)
 
 
 def sampled(
@@ -151,15 +158,6 @@ def _bucket_batches(
 def sample_indices(count: int) -> list[int]:
     """Evenly spaced members of the input, at most :data:`SAMPLE`."""
     return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})
-
-
-# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
-# out of the cache; accelerators need some thousand tokens to be busy.
-TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
-MOST_LANES = 8
-"""Batches side by side; each holds activations of its own."""
-
-MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
 
 def shape_options(

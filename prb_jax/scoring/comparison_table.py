@@ -1,7 +1,8 @@
 """What a run needs of each comparison beside its text: its id, subset, user and labels, in compact columns.
 
 Comparisons of large files are read once, by the process that tokenises them; the columns are then shared by all. The
-scores of the baselines, which need the text, are taken on the same occasion."""
+scores of the baselines, which need the text, are taken on the same occasion.
+"""
 
 from __future__ import annotations
 

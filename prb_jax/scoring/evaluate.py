@@ -51,11 +51,10 @@ from prb_jax.scoring.scorer import (
     PlainScorer,
     ReadsTokens,
     Scorer,
-    refuse_options,
+    refuse_unused,
 )
 from prb_jax.scoring.summary import all_baselines, finish_run
 from prb_jax.sources.prepared import check_text
-from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
 
@@ -225,7 +224,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     scorer = open_scorer(
         model, options.loading, name=options.name, recorded=options.out is not None, history=history
     )
-    _refuse_unused(scorer, options)
+    refuse_unused(scorer, **asdict(options.view), batch_tokens=options.batch_tokens)
 
     # What the model is shown, and everything else that decides the result.
     model_identity = dict(scorer.identity())
@@ -371,20 +370,6 @@ def _check_outputs(options: EvaluateOptions) -> list[Any]:
         raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
     settings = {"command": shlex.join(command_line()), **asdict(options.view), "limit": options.limit}
     return [start_wandb(options.wandb, options.out, settings, option=f"--wandb {options.wandb}")]
-
-
-def _refuse_unused(scorer: Scorer, options: EvaluateOptions) -> None:
-    """Raise RunError for a choice that has no effect on this kind of model."""
-    asked = {**asdict(options.view), "batch_tokens": options.batch_tokens}
-    if isinstance(scorer, PlainScorer):
-        if asked["protocol"] == TextProtocol.DEFAULT:
-            asked["protocol"] = None
-        refuse_options(scorer.name, **asked)
-    unused = [name for name, value in asked.items() if value is not None]
-    if unused and isinstance(scorer, AdaptsToUsers):
-        raise RunError(
-            f"{', '.join(unused)}: what a fitted method reads was decided with its features: leave out here"
-        )
 
 
 def _check_processes(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:

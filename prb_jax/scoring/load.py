@@ -107,6 +107,8 @@ def load(
 def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | PlainScorer | PersonalisedModel:
     """As :func:`load`, with all choices in one object."""
     if _is_baseline(model):
+        if options.quantize is not None:
+            raise RunError(f"quantize: {model} has no weights; leave it out")
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
         from prb_jax.scoring.embedder import load_personalised  # the methods take long to import

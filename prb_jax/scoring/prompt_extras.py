@@ -1,7 +1,8 @@
 """What a model is told of a user beside the profile: a persona, earlier choices, aspects that a planner found.
 
 The true rubric and the narrative of the data may be shown too, as an upper bound that is marked as one: no model could
-know them."""
+know them.
+"""
 
 from __future__ import annotations
 

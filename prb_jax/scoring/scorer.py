@@ -16,6 +16,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
+from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
@@ -231,6 +232,19 @@ def refuse_options(name: str, **options: Any) -> None:
         raise RunError(
             f"{', '.join(unused)}: {name} reads the whole text of profile, prompt and responses, and computes on "
             "no device: leave out here"
+        )
+
+
+def refuse_unused(scorer: Scorer, *, protocol: str | None, **options: Any) -> None:
+    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
+    if isinstance(scorer, PlainScorer):
+        refuse_options(
+            scorer.name, protocol=None if protocol == TextProtocol.DEFAULT else protocol, **options
+        )
+    unused = [name for name, value in {"protocol": protocol, **options}.items() if value is not None]
+    if unused and isinstance(scorer, AdaptsToUsers):
+        raise RunError(
+            f"{', '.join(unused)}: what a fitted method reads was decided with its features: leave out here"
         )
 
 

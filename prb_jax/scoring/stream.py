@@ -1,9 +1,10 @@
-"""Scores a list of comparisons: tokenise, batch and dispatch ahead of the device.
+"""Score a list of comparisons: tokenise, batch and dispatch ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
 processes each tokenises a part of a window, and all get the whole, so that all deal the same batches. Windows
-and shapes depend on the whole input and on the options alone, not on what is already scored."""
+and shapes depend on the whole input and on the options alone, not on what is already scored.
+"""
 
 from __future__ import annotations
 
@@ -28,102 +29,6 @@ from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation
 
-Encode = Callable[[Sequence[Comparison]], list[Tree]]
-Gather = Callable[[], list[Tree]]
-"""Gives the trees of all processes, in the order of the indices; a collective."""
-
-_AT_A_TIME = 4096
-_HELD = 256
-_FACTS = 5
-_ERROR = -1
-
-
-def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
-    """Return the trees of the comparisons at ``indices``; of those that are read from a file few are held at a time."""
-    size = max(1, len(indices)) if isinstance(comparisons, list) else _HELD
-    trees: list[Tree] = []
-    for start in range(0, len(indices), size):
-        trees += encode([comparisons[index] for index in indices[start : start + size]])
-    return trees
-
-
-def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Gather:
-    """Tokenise this process's part of the comparisons at ``indices``; what is returned exchanges the parts.
-
-    An error of one process is raised in all of them when the parts are exchanged.
-    """
-    if process_count() == 1:
-        trees = encode_pieces(comparisons, indices, encode)
-        return lambda: trees
-    parts = shares(comparisons, indices)
-    try:
-        sent = _packed(encode_pieces(comparisons, parts[process_index()], encode))
-    except PrbError as error:
-        text = json.dumps([type(error).__name__, str(error)])
-        sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
-    return partial(_gather, sent, indices, parts)
-
-
-def _gather(sent: np.ndarray, indices: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Tree]:
-    trees: dict[int, Tree] = {}
-    for process, vector in enumerate(gather_int32(sent)):
-        if len(vector) and vector[0] == _ERROR:
-            kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
-            raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
-        trees.update(zip(parts[process], _unpacked(vector), strict=True))
-    return [trees[index] for index in indices]
-
-
-def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
-    """As ``encode``; of several processes each tokenises its part. A collective.
-
-    Raises:
-      PrbError: as ``encode``, in all processes.
-    """
-    if process_count() == 1:
-        return encode(comparisons)
-    trees: list[Tree] = []
-    for start in range(0, len(comparisons), _AT_A_TIME):
-        indices = range(start, min(start + _AT_A_TIME, len(comparisons)))
-        trees += encode_part(comparisons, indices, encode)()
-    return trees
-
-
-def _packed(trees: Sequence[Tree]) -> np.ndarray:
-    """int32: for each tree its sizes, what was cut, where it is read, and its tokens."""
-    parts: list[np.ndarray] = []
-    for tree in trees:
-        cut = tree.truncation
-        facts = [len(tree.prefix), len(tree.responses)]
-        facts += [cut.posts_dropped, cut.prompt_tokens_dropped, cut.response_tokens_dropped]
-        parts.append(np.asarray([*facts, *map(len, tree.responses), *tree.read], np.int32))
-        parts += [tree.prefix, *tree.responses]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def _unpacked(vector: np.ndarray) -> list[Tree]:
-    trees: list[Tree] = []
-    at = 0
-
-    def take(count: int) -> np.ndarray:
-        nonlocal at
-        at += count
-        return vector[at - count : at]
-
-    while at < len(vector):
-        prefix, responses, *cut = take(_FACTS).tolist()
-        lengths, read = take(responses).tolist(), take(responses).tolist()
-        trees.append(
-            Tree(
-                prefix=take(prefix),
-                responses=tuple(take(length) for length in lengths),
-                read=tuple(read),
-                truncation=Truncation(*cut),
-            )
-        )
-    return trees
-
-
 FIRST_WINDOW = 512
 """Comparisons of the first window: few, so that the device starts early."""
 
@@ -133,8 +38,16 @@ WINDOW = 4096
 WAITING = 1
 """Batches given to the device and not yet read back, besides those that run."""
 
+Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Dispatch = Callable[[Batch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]
+Gather = Callable[[], list[Tree]]
+"""Gives the trees of all processes, in the order of the indices; a collective."""
+
+_AT_A_TIME = 4096
+_HELD = 256
+_FACTS = 5
+_ERROR = -1
 
 
 def stream_scores(
@@ -147,7 +60,7 @@ def stream_scores(
     divide: bool = True,
     lanes: int = 1,
 ) -> Iterator[ScoredBatch]:
-    """Scores every comparison once; a window's batches come the largest shapes first.
+    """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
       comparisons: what to score.
@@ -261,3 +174,89 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
         truncation=[tree.truncation for tree in trees],
         computed=planned.computed,
     )
+
+
+def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
+    """Return the trees of the comparisons at ``indices``; of those that are read from a file few are held at a time."""
+    size = max(1, len(indices)) if isinstance(comparisons, list) else _HELD
+    trees: list[Tree] = []
+    for start in range(0, len(indices), size):
+        trees += encode([comparisons[index] for index in indices[start : start + size]])
+    return trees
+
+
+def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Gather:
+    """Tokenise this process's part of the comparisons at ``indices``; what is returned exchanges the parts.
+
+    An error of one process is raised in all of them when the parts are exchanged.
+    """
+    if process_count() == 1:
+        trees = encode_pieces(comparisons, indices, encode)
+        return lambda: trees
+    parts = shares(comparisons, indices)
+    try:
+        sent = _packed(encode_pieces(comparisons, parts[process_index()], encode))
+    except PrbError as error:
+        text = json.dumps([type(error).__name__, str(error)])
+        sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
+    return partial(_gather, sent, indices, parts)
+
+
+def _gather(sent: np.ndarray, indices: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Tree]:
+    trees: dict[int, Tree] = {}
+    for process, vector in enumerate(gather_int32(sent)):
+        if len(vector) and vector[0] == _ERROR:
+            kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
+            raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
+        trees.update(zip(parts[process], _unpacked(vector), strict=True))
+    return [trees[index] for index in indices]
+
+
+def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
+    """As ``encode``; of several processes each tokenises its part. A collective.
+
+    Raises:
+      PrbError: as ``encode``, in all processes.
+    """
+    if process_count() == 1:
+        return encode(comparisons)
+    trees: list[Tree] = []
+    for start in range(0, len(comparisons), _AT_A_TIME):
+        indices = range(start, min(start + _AT_A_TIME, len(comparisons)))
+        trees += encode_part(comparisons, indices, encode)()
+    return trees
+
+
+def _packed(trees: Sequence[Tree]) -> np.ndarray:
+    """int32: for each tree its sizes, what was cut, where it is read, and its tokens."""
+    parts: list[np.ndarray] = []
+    for tree in trees:
+        cut = tree.truncation
+        facts = [len(tree.prefix), len(tree.responses)]
+        facts += [cut.posts_dropped, cut.prompt_tokens_dropped, cut.response_tokens_dropped]
+        parts.append(np.asarray([*facts, *map(len, tree.responses), *tree.read], np.int32))
+        parts += [tree.prefix, *tree.responses]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _unpacked(vector: np.ndarray) -> list[Tree]:
+    trees: list[Tree] = []
+    at = 0
+
+    def take(count: int) -> np.ndarray:
+        nonlocal at
+        at += count
+        return vector[at - count : at]
+
+    while at < len(vector):
+        prefix, responses, *cut = take(_FACTS).tolist()
+        lengths, read = take(responses).tolist(), take(responses).tolist()
+        trees.append(
+            Tree(
+                prefix=take(prefix),
+                responses=tuple(take(length) for length in lengths),
+                read=tuple(read),
+                truncation=Truncation(*cut),
+            )
+        )
+    return trees

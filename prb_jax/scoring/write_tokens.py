@@ -2,7 +2,8 @@
 
 A part holds the trees of some thousand comparisons, one after another. Each is written whole, under a lock of its own,
 by the process that comes first, so that a killed command goes on with the parts that are missing. When all are there
-one process joins them: prefixes are cut into pages, equal pages are stored once, and equal ids are found."""
+one process joins them: prefixes are cut into pages, equal pages are stored once, and equal ids are found.
+"""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
         counts.held = max(counts.held, len(there))
         return found
 
-    def begun(self: JsonLines, path: Path) -> None:
-        begin(self, path)
+    def begun(self: JsonLines, path: Path, **options: Any) -> None:
+        begin(self, path, **options)
         counts.files.append(self)
 
     def gone(self: Comparison) -> None:
