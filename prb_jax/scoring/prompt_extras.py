@@ -75,29 +75,28 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
     if not options.given:
         return inputs
     comparisons = list(inputs.comparisons)
-    parts: list[tuple[str, list[str | None], dict[str, Any]]] = []
-    if options.persona:
-        texts, facts = _personas(options.persona, comparisons)
-        parts.append((PERSONA_HEADING, texts, {"persona": facts}))
-    if options.shots:
-        texts, facts = _choices(options, comparisons)
-        parts.append((HISTORY_HEADING, texts, {"shots": facts}))
-    if options.aspects:
-        texts, facts = _aspects(options.aspects, comparisons)
-        parts.append((ASPECTS_HEADING, texts, {"aspects": facts}))
+    kinds = {
+        "persona": (PERSONA_HEADING, lambda: _personas(options.persona or "", comparisons)),
+        "shots": (HISTORY_HEADING, lambda: _choices(options, comparisons)),
+        "aspects": (ASPECTS_HEADING, lambda: _aspects(options.aspects or "", comparisons)),
+    }
     hints: dict[str, Any] = {}
-    for _, texts, facts in parts:
-        (name,) = facts
+    sections: list[list[str]] = [[] for _ in comparisons]
+    for name in options.given:
+        heading, read = kinds[name]
+        texts, origin = read()
         missing = texts.count(None)
         if missing == len(texts):
             raise RunError(f"--{name}: there is nothing to tell of any of the {len(texts)} comparisons")
-        hints[name] = facts[name] | {"without": missing}
-    if bounds := [name for name, facts in hints.items() if facts["kind"] in (ORACLE, NARRATIVE)]:
+        hints[name] = origin | {"without": missing}
+        for section, text in zip(sections, texts, strict=True):
+            section += [] if text is None else [f"{heading}\n\n{text}"]
+    if bounds := [name for name, origin in hints.items() if origin["kind"] in (ORACLE, NARRATIVE)]:
         hints[UPPER_BOUND] = bounds
-    told = []
-    for row, comparison in enumerate(comparisons):
-        sections = [f"{heading}\n\n{texts[row]}" for heading, texts, _ in parts if texts[row] is not None]
-        told.append(replace(comparison, hints="\n\n".join(sections) or None))
+    told = [
+        replace(comparison, hints="\n\n".join(section) or None)
+        for comparison, section in zip(comparisons, sections, strict=True)
+    ]
     return replace(inputs, comparisons=told, prepared=None, hints=hints)
 
 
@@ -113,7 +112,7 @@ def asked_digest(comparison: Comparison) -> str:
 def told_of(hints: Mapping[str, Any]) -> str:
     """Return in words what a run was told beside the profile; empty for nothing."""
     bounds = hints.get(UPPER_BOUND, ())
-    kinds = [f"{facts['kind']} {name}" for name, facts in hints.items() if name != UPPER_BOUND]
+    kinds = [f"{origin['kind']} {name}" for name, origin in hints.items() if name != UPPER_BOUND]
     return ", ".join(kinds) + (", an upper bound" if bounds else "")
 
 
@@ -195,8 +194,8 @@ def _choices(
     texts = []
     for known in chosen_before(comparisons, most=options.shots, history=earlier):
         texts.append("\n\n".join(map(_choice, known)) or None)
-    facts = {"kind": f"{options.shots} earlier", "most": options.shots}
-    return texts, facts | ({} if sha256 is None else {"history": sha256})
+    origin = {"kind": f"{options.shots} earlier", "most": options.shots}
+    return texts, origin | ({} if sha256 is None else {"history": sha256})
 
 
 def _choice(comparison: Comparison) -> str:

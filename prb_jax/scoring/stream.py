@@ -2,7 +2,7 @@
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
-processes each tokenises a part of a window, and all get the whole, so that all deal the same batches. Windows
+processes each tokenises a part of a window, and all get the whole, so that all make the same batches. Windows
 and shapes depend on the whole input and on the options alone, not on what is already scored.
 """
 
@@ -46,7 +46,7 @@ Gather = Callable[[], list[Tree]]
 
 _AT_A_TIME = 4096
 _HELD = 256
-_FACTS = 5
+_SIZES = 5
 _ERROR = -1
 
 
@@ -232,9 +232,9 @@ def _packed(trees: Sequence[Tree]) -> np.ndarray:
     parts: list[np.ndarray] = []
     for tree in trees:
         cut = tree.truncation
-        facts = [len(tree.prefix), len(tree.responses)]
-        facts += [cut.posts_dropped, cut.prompt_tokens_dropped, cut.response_tokens_dropped]
-        parts.append(np.asarray([*facts, *map(len, tree.responses), *tree.read], np.int32))
+        sizes = [len(tree.prefix), len(tree.responses)]
+        sizes += [cut.posts_dropped, cut.prompt_tokens_dropped, cut.response_tokens_dropped]
+        parts.append(np.asarray([*sizes, *map(len, tree.responses), *tree.read], np.int32))
         parts += [tree.prefix, *tree.responses]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
@@ -249,7 +249,7 @@ def _unpacked(vector: np.ndarray) -> list[Tree]:
         return vector[at - count : at]
 
     while at < len(vector):
-        prefix, responses, *cut = take(_FACTS).tolist()
+        prefix, responses, *cut = take(_SIZES).tolist()
         lengths, read = take(responses).tolist(), take(responses).tolist()
         trees.append(
             Tree(
