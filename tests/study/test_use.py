@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prb_jax.reports.table import render_summary
 from rich.console import Console
 
 import prb_jax as prb
@@ -22,6 +21,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.model import PersonalisedModel
+from prb_jax.reports.tables import render_summary
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
