@@ -28,12 +28,12 @@ Rows = list[dict[str, Any]]
 
 def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]) -> None:
     """Raise RunError for a comparison that is trained on, too."""
-    known = {each.id for each in trained}
-    for each in held_out:
-        if each.id in known:
+    known = {comparison.id for comparison in trained}
+    for comparison in held_out:
+        if comparison.id in known:
             raise RunError(
-                f"config key 'watch.data': comparison {quote(each.id)} is in the training data too; expected prompts "
-                "that the policy does not train on"
+                f"config key 'watch.data': comparison {quote(comparison.id)} is in the training data too; expected "
+                "prompts that the policy does not train on"
             )
 
 
@@ -71,14 +71,14 @@ def write_held_out(
         }
         rows += [
             {
-                "id": one.id,
-                "user_id": one.user_id,
-                "subset": one.subset,
+                "id": comparison.id,
+                "user_id": comparison.user_id,
+                "subset": comparison.subset,
                 "rollout": k,
                 "text": text,
                 **{name: float(values[row, k]) for name, values in scores.items()},
             }
-            for row, one in enumerate(asked)
+            for row, comparison in enumerate(asked)
             for k, text in enumerate(drawn.texts[row])
         ]
     if process_index() == 0:
@@ -99,13 +99,13 @@ def held_out_parts(rows: Rows) -> Mapping[str, Rows]:
 
 def held_out_summary(rows: Rows) -> dict[str, Any]:
     """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
-    found = {}
-    for part, own in held_out_parts(rows).items():
-        clusters = [cluster_of(row["user_id"], row["id"]) for row in own]
-        names = [name for name in ("reward", "gold") if name in own[0]]
-        values = {name: np.asarray([row[name] for row in own]) for name in names}
-        found[part] = {"texts": len(own), "users": len(set(clusters))} | {
-            name: {"value": float(each.mean()), **mean_interval(each, clusters).to_json()}
-            for name, each in values.items()
+    summary = {}
+    for part, part_rows in held_out_parts(rows).items():
+        clusters = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
+        names = [name for name in ("reward", "gold") if name in part_rows[0]]
+        values = {name: np.asarray([row[name] for row in part_rows]) for name in names}
+        summary[part] = {"texts": len(part_rows), "users": len(set(clusters))} | {
+            name: {"value": float(column.mean()), **mean_interval(column, clusters).to_json()}
+            for name, column in values.items()
         }
-    return found
+    return summary

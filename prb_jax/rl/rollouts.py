@@ -144,22 +144,22 @@ class Sampler:
             tokens=self.settings.max_new_tokens,
             seed=step_seed(seed, step),
         )
-        found: list[list[Drawn | None]] = [[None] * self.settings.n for _ in members]
+        draws: list[list[Drawn | None]] = [[None] * self.settings.n for _ in members]
         for some in draw(self._programs, params, task):
-            for each in some:
-                found[each.prompt][each.sample] = each
+            for sample in some:
+                draws[sample.prompt][sample.sample] = sample
         trees, texts = [], []
         ended = np.zeros((len(members), self.settings.n), bool)
         sampled = np.zeros((len(members), self.settings.n, columns), np.float32)
-        for row, drawn in enumerate(found):
-            own = [each for each in drawn if each is not None]
-            assert len(own) == self.settings.n
-            tokens = tuple(each.tokens.astype(np.int32) for each in own)
-            trees.append(Tree(task.prompts[row], tokens, tuple(len(each) - 1 for each in tokens)))
-            texts.append([self.policy.decode(each) for each in tokens])
-            for k, each in enumerate(own):
-                ended[row, k] = each.finish == "stop"
-                sampled[row, k, : len(each.tokens)] = each.sampled_logprobs
+        for row, drawn in enumerate(draws):
+            samples = [sample for sample in drawn if sample is not None]
+            assert len(samples) == self.settings.n
+            tokens = tuple(sample.tokens.astype(np.int32) for sample in samples)
+            trees.append(Tree(task.prompts[row], tokens, tuple(len(ids) - 1 for ids in tokens)))
+            texts.append([self.policy.decode(ids) for ids in tokens])
+            for k, sample in enumerate(samples):
+                ended[row, k] = sample.finish == "stop"
+                sampled[row, k, : len(sample.tokens)] = sample.sampled_logprobs
         return StepBatch(trees, columns, texts, ended, sampled)
 
 
@@ -185,11 +185,15 @@ def encode_pairs(
     Raises:
       DataError: a comparison that is no pair of different labels, or does not fit; names it.
     """
-    for each in comparisons:
-        if len(each.responses) != 2 or each.labels is None or each.labels[0] == each.labels[1]:
+    for comparison in comparisons:
+        if (
+            len(comparison.responses) != 2
+            or comparison.labels is None
+            or comparison.labels[0] == comparison.labels[1]
+        ):
             raise DataError(
-                f"comparison {quote(each.id)}: dpo expects two responses with different labels, found "
-                f"{len(each.responses)} with the labels {quote(each.labels)}"
+                f"comparison {quote(comparison.id)}: dpo expects two responses with different labels, found "
+                f"{len(comparison.responses)} with the labels {quote(comparison.labels)}"
             )
     limit = policy.context if max_length is None else max_length
     whole = encode_comparisons(comparisons, policy.tokenizer, view=View(profile_posts, max_length=limit))
@@ -223,21 +227,23 @@ def encode_preferred(
     """
     limit = policy.context if max_length is None else max_length
     alone = []
-    for each in comparisons:
-        if each.labels is None:
-            raise DataError(f"comparison {quote(each.id)}: sft expects labelled responses, found no label")
-        best = each.responses[int(np.argmax(each.labels))]
-        alone.append(Comparison(id=each.id, prompt=each.prompt, responses=[best]))
+    for comparison in comparisons:
+        if comparison.labels is None:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: sft expects labelled responses, found no label"
+            )
+        best = comparison.responses[int(np.argmax(comparison.labels))]
+        alone.append(Comparison(id=comparison.id, prompt=comparison.prompt, responses=[best]))
     bare = policy.encode(alone, profile_posts=0, limit=limit)
     whole = encode_comparisons(alone, policy.tokenizer, view=View(0))
     prompts = policy.encode(comparisons, profile_posts=profile_posts, limit=limit)
     trees = []
-    for each, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
+    for comparison, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
         ids = conversation.sequence(0)
         shared = common_run([start.ids, ids])
         response = _ended(ids[shared:], policy)
         if len(prompt.ids) + len(response) > limit:
-            (prompt,) = policy.encode([each], profile_posts=profile_posts, limit=limit - len(response))
+            (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=limit - len(response))
         prefix = prompt.ids[: len(prompt.ids) - len(start.ids) + shared]
         trees.append(Tree(prefix, (response,), (len(response) - 1,)))
     return trees

@@ -61,14 +61,16 @@ class Watch:
           scores: float32 [B, K], of the reward.
           kl: of a rollout.
         """
-        found = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
+        words = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
         if self.gold is None or step % self.settings.every:
-            return found
+            return words
         gold = self.gold.score(comparisons, texts, step=step).values
         users = [comparison.user_id for comparison in comparisons]
         by_user: dict[str, list[float]] = {}
-        for comparison, own in zip(comparisons, gold.astype(np.float64), strict=True):
-            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(own.tolist())
+        for comparison, scores_of_row in zip(comparisons, gold.astype(np.float64), strict=True):
+            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(
+                scores_of_row.tolist()
+            )
         row = {
             "step": step,
             "kl": kl,
@@ -76,12 +78,12 @@ class Watch:
             **mean_interval(scores.mean(axis=1), users).to_json("reward_ci95"),
             "gold": float(gold.mean()),
             **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
-            **found,
-            "gold_by_user": {user: [math.fsum(own), len(own)] for user, own in by_user.items()},
+            **words,
+            "gold_by_user": {user: [math.fsum(golds), len(golds)] for user, golds in by_user.items()},
         }
         if self.rows is not None:
             self.rows.write([row])
-        return {**found, "gold": row["gold"]}
+        return {**words, "gold": row["gold"]}
 
     @property
     def may_stop(self) -> bool:
@@ -138,14 +140,14 @@ class Watch:
                 name=f"{algorithm} gold",
                 reward_model=identity,
                 clusters=list(sums),
-                sums=[math.fsum(own) for own in sums.values()],
+                sums=[math.fsum(totals) for totals in sums.values()],
                 counts=[counts[user] for user in sums],
                 **shared,
             )
             figures.append(whole)
-        for part, own in held_out_parts(held_out).items() if held_out else ():
-            users = [cluster_of(row["user_id"], row["id"]) for row in own]
-            values = [row["gold"] for row in own]
+        for part, part_rows in held_out_parts(held_out).items() if held_out else ():
+            users = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
+            values = [row["gold"] for row in part_rows]
             name = f"{algorithm} gold, {part}"
             figures.append(figure_of(values, users, name=name, identity=identity, **shared))
         write_behaviour(self.out, figures)
@@ -194,8 +196,8 @@ def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
     """Return the share of different runs of ``n`` words among all of them in these texts; 1 where there are none."""
     runs = [
         tuple(words[place : place + n])
-        for own in texts
-        for words in (text.split() for text in own)
+        for rollouts in texts
+        for words in (text.split() for text in rollouts)
         for place in range(len(words) - n + 1)
     ]
     return len(set(runs)) / len(runs) if runs else 1.0

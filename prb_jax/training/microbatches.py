@@ -104,17 +104,17 @@ def plan_microbatches(
     others = None
     if streams == SPLASH_STREAM_ATTENTION:
         others = _Padded(examples, Shapes({}, options), config, remat=remat)
-    found = stream_options(config, mesh)
+    packed = stream_options(config, mesh)
     if batch.tokens is not None:
         most = batch.tokens
     else:
         fits = int(_ACTIVATIONS / _bytes_per_token(config, remat))
-        most = min(max(fits, found.tokens // 2), found.tokens)
-    found = replace(found, tokens=most)
+        most = min(max(fits, packed.tokens // 2), packed.tokens)
+    packed = replace(packed, tokens=most)
     return _Packed(
         examples,
         order,
-        found,
+        packed,
         config=config,
         batch=batch,
         steps=steps,
@@ -129,12 +129,12 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     queries, keys = (
         heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
-    kept = {
+    numbers = {
         "none": 6 * config.hidden_size + 4 * queries + 6 * keys + 4 * config.intermediate_size,
         "dots": 4 * config.hidden_size + 2 * queries + 2 * keys + 2 * config.intermediate_size,
         "full": config.hidden_size,
     }
-    return 4 * config.num_hidden_layers * kept[remat]
+    return 4 * config.num_hidden_layers * numbers[remat]
 
 
 class _Padded:
@@ -146,16 +146,16 @@ class _Padded:
         self._flops: dict[int, float] = {}
 
     def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        named = dict(zip(members.tolist(), slots.tolist(), strict=True))
+        slot_of = dict(zip(members.tolist(), slots.tolist(), strict=True))
         lengths = [self._examples.trees[member].shape for member in members]
-        found = []
+        batches = []
         for dealt in self._shapes.deal(lengths, members.tolist()):
-            batch, extras = self._examples.batch(dealt, slots=named)
+            batch, extras = self._examples.batch(dealt, slots=slot_of)
             tokens = sum(self._examples.trees[member].tokens for member in dealt.members)
             flops = sum(self._flops_of(member) for member in dealt.members)
             activations = (batch.prefix.size + batch.responses.size) * self._bytes_per_token
-            found.append(Microbatch(batch, extras, tokens, flops, activations))
-        return found
+            batches.append(Microbatch(batch, extras, tokens, flops, activations))
+        return batches
 
     def _flops_of(self, member: int) -> float:
         if member not in self._flops:
@@ -208,13 +208,13 @@ class _Packed:
         )
 
     def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        found: list[Microbatch] = []
+        batches: list[Microbatch] = []
         options, kernel = self.options, self.options.kernel
         if kernel is not None and self._others is not None:
             fits = [_fits(self._examples.trees[member], kernel, self.shapes[-1]) for member in members]
             if not all(fits):
                 apart = ~np.asarray(fits)
-                found += self._others.of_step(members[apart], slots[apart])
+                batches += self._others.of_step(members[apart], slots[apart])
                 members, slots = members[~apart], slots[~apart]
         trees = [
             self._named(self._examples.trees[member], slot)
@@ -227,12 +227,12 @@ class _Packed:
             extras = self._extras(members, dealt)
             tokens = sum(stream.tokens for stream in dealt.streams)
             if kernel is not None:  # these are places
-                own = [trees[member] for stream in dealt.streams for member in stream.members]
-                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in own)
+                placed = [trees[member] for stream in dealt.streams for member in stream.members]
+                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in placed)
             flops = stream_flops(batch, self._config)
             activations = batch.tokens.size * self._bytes_per_token
-            found.append(Microbatch(batch, extras, tokens, flops, activations))
-        return found
+            batches.append(Microbatch(batch, extras, tokens, flops, activations))
+        return batches
 
     def _named(self, tree: Tree, slot: int) -> Tree:
         """The tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
@@ -245,11 +245,12 @@ class _Packed:
     def _extras(self, members: np.ndarray, dealt: DealtStreams) -> Extras:
         streams, rows = self.options.streams, dealt.shape.reads
         comparisons = [
-            [self._examples.comparisons[members[each]] for each in stream.members] for stream in dealt.streams
+            [self._examples.comparisons[members[place]] for place in stream.members]
+            for stream in dealt.streams
         ]
-        counts = [[len(comparison.labels or ()) for comparison in each] for each in comparisons]
+        counts = [[len(comparison.labels or ()) for comparison in of_stream] for of_stream in comparisons]
         responses = self._responses
-        while responses < max(max(each) for each in counts):
+        while responses < max(max(of_stream) for of_stream in counts):
             responses *= 2
         labels = np.zeros((streams, rows, responses), np.float32)
         mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)

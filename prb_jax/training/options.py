@@ -132,8 +132,10 @@ def options_of(
     for item in fields(kind):
         hint, key, known = hints[item.name], prefix + item.name, option_of(item)
         if inherited is not None:
-            own = {name: value for name, value in vars(known).items() if value != getattr(Option(), name)}
-            known = dataclasses.replace(inherited, **own)
+            said_here = {
+                name: value for name, value in vars(known).items() if value != getattr(Option(), name)
+            }
+            known = dataclasses.replace(inherited, **said_here)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from options_of(hint, f"{key}.", known)
         else:

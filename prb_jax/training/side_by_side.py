@@ -33,36 +33,36 @@ def add_gradients(
     these would fill the memory.
     """
     if lanes(step.mesh) == 1:
-        for each in batches:
-            placed = step.place(each.batch, each.extras)
-            with compiling(step.accumulate, *batch_sizes(each.batch)):
+        for microbatch in batches:
+            placed = step.place(microbatch.batch, microbatch.extras)
+            with compiling(step.accumulate, *batch_sizes(microbatch.batch)):
                 state = step.accumulate(state, frozen, *placed)
         return state
-    kept, sums = without_sums(state), sums_of(state)
+    rest, sums = without_sums(state), sums_of(state)
     # Gradients are held twice: one that is done may wait for its turn to be added.
     gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
-    held = 2 * gradients + max((each.activations for each in batches), default=0.0)
+    held = 2 * gradients + max((microbatch.activations for microbatch in batches), default=0.0)
     count = lanes(step.mesh, held=held)
     waiting: deque[Future[TrainState]] = deque()
     with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
-        for each in batches:
-            waiting.append(computing.submit(_gradients, step, kept, frozen, each))
+        for microbatch in batches:
+            waiting.append(computing.submit(_gradients, step, rest, frozen, microbatch))
             if len(waiting) > count:
                 sums = step.add(sums, waiting.popleft().result())
         while waiting:
             sums = step.add(sums, waiting.popleft().result())
-    return {**kept, **sums}
+    return {**rest, **sums}
 
 
-def _gradients(step: TrainStep, state: TrainState, frozen: Params, each: Microbatch) -> TrainState:
+def _gradients(step: TrainStep, state: TrainState, frozen: Params, microbatch: Microbatch) -> TrainState:
     """The sums of one microbatch, which are waited for: a thread computes one at a time."""
-    placed = step.place(each.batch, each.extras)
+    placed = step.place(microbatch.batch, microbatch.extras)
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(placed))
     with _compiling:  # by one thread alone
         known = _compiled.setdefault(step.gradients, set())
         sums = None
         if shapes not in known:
-            with compiling(step.gradients, *batch_sizes(each.batch)):
+            with compiling(step.gradients, *batch_sizes(microbatch.batch)):
                 sums = step.gradients(state, frozen, *placed)
             known.add(shapes)
     if sums is None:
