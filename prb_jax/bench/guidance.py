@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax import lax
 
 from prb_jax.bench.sampling import silent_policy
 from prb_jax.bench.scorer import bench_source
+from prb_jax.bench.table import shown
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.choose import Rules
 from prb_jax.generation.guided import GuidedPrompts, GuidedRows, reward_programs
@@ -25,7 +26,6 @@ from prb_jax.generation.token_scores import token_rewards
 from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, take_tried, try_tokens
 from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LINEAR
-from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import mesh_shape, parameter_shardings
 from prb_jax.trees.shapes import round_up
 
@@ -34,26 +34,21 @@ READOUT = "logit"
 
 @dataclass(frozen=True, kw_only=True)
 class GuidanceResult:
-    """Milliseconds of a token of every text, medians over rounds; prompts are read before.
+    """Milliseconds of a token of every text, medians over rounds; prompts are read before."""
 
-    Attributes:
-      dtype: of both models.
-      prompts, prompt_tokens, new_tokens, candidates: B texts, of prompts of so many tokens; tokens of each; C.
-      policy_ms: of the policy alone.
-      reward_ms: of the reward model that reads one token a text.
-      guided_ms: of a guided token, with both models.
-      ratio: ``guided_ms`` over the sum of the other two, the median of the rounds' ratios.
-    """
-
-    dtype: str
-    prompts: int
-    prompt_tokens: int
+    dtype: str = field(metadata=shown("dtype", meaning="of both models"))
+    prompts: int = field(metadata=shown("texts"))
+    prompt_tokens: int = field(metadata=shown("prompt tokens", "{v:,}"))
     new_tokens: int
-    candidates: int
-    policy_ms: float
-    reward_ms: float
-    guided_ms: float
-    ratio: float
+    candidates: int = field(metadata=shown("candidates"))
+    policy_ms: float = field(metadata=shown("policy ms/token", "{v:.2f}", "of the policy alone"))
+    reward_ms: float = field(
+        metadata=shown("reward model ms/token", "{v:.2f}", "of the reward model that reads one token a text")
+    )
+    guided_ms: float = field(metadata=shown("guided ms/token", "{v:.2f}", "with both models"))
+    ratio: float = field(
+        metadata=shown("guided / (policy + reward model)", "{v:.2f}", "median of the rounds' ratios")
+    )
 
 
 def bench_guidance(
@@ -70,15 +65,7 @@ def bench_guidance(
 ) -> GuidanceResult:
     """Time the loops over tokens of the policy, of the reward model and of both, in turn.
 
-    Args:
-      model: a folder of a causal language model; or a shape or ``config.json``, with random weights. The reward model
-        has the same architecture, a linear head and random weights.
-      prompts: texts that grow side by side.
-      prompt_tokens: of each prompt.
-      new_tokens: of each text.
-      candidates: C, tried for each token.
-      rounds: timed passes of each.
-      mesh, dtype, attention: as of :func:`prb_jax.load_policy`.
+    The arguments are the options of `prb bench guide`, whose help explains them.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -177,18 +164,3 @@ def _reward_loop(reward: Program, count: int) -> Callable[[Params, PrefixCache, 
         return lax.fori_loop(0, count, body, start)[1]
 
     return jax.jit(loop)
-
-
-def table(results: Sequence[GuidanceResult]) -> ResultsTable:
-    """Return all results, a column each."""
-    columns: list[tuple[str, Callable[[GuidanceResult], str]]] = [
-        ("dtype", lambda r: r.dtype),
-        ("texts", lambda r: f"{r.prompts}"),
-        ("prompt tokens", lambda r: f"{r.prompt_tokens:,}"),
-        ("candidates", lambda r: f"{r.candidates}"),
-        ("policy ms/token", lambda r: f"{r.policy_ms:.2f}"),
-        ("reward model ms/token", lambda r: f"{r.reward_ms:.2f}"),
-        ("guided ms/token", lambda r: f"{r.guided_ms:.2f}"),
-        ("guided / (policy + reward model)", lambda r: f"{r.ratio:.2f}"),
-    ]
-    return ResultsTable("guidance", [(name, [cell(each) for each in results]) for name, cell in columns])

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from prb_jax.bench.table import shown
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
@@ -28,32 +28,44 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingResult:
-    """Loading in one dtype, with the files in one state. Times are medians over rounds.
+    """Loading in one dtype, with the files in one state. Times are medians over rounds."""
 
-    Attributes:
-      dtype: of the arrays.
-      files_are: "cached" in the machine's memory, or "on disk": dropped from it before each reading.
-      file_bytes: of the weight files.
-      bytes_read: what this process read of them.
-      shard_bytes: of this process's arrays.
-      seconds, gb_per_second: until the arrays are on the devices; of the bytes read.
-      plain_seconds, plain_gb_per_second: one thread that reads all files from start to end, as ``cat`` does.
-      ratio: of the two rates, median over rounds.
-      peak_bytes_above_shards: the most host memory beyond before, without the arrays themselves where they are
-        host memory; None where the system does not tell.
-    """
-
-    dtype: str
-    files_are: str
+    dtype: str = field(metadata=shown("dtype", meaning="of the arrays"))
+    files_are: str = field(
+        metadata=shown(
+            "files are", meaning="cached in the machine's memory, or dropped from it before a reading"
+        )
+    )
     file_bytes: int
-    bytes_read: int
+    bytes_read: int = field(metadata=shown("read", "{r.read_of}", "of the weight files, by this process"))
     shard_bytes: int
-    seconds: float
-    gb_per_second: float
+    seconds: float = field(metadata=shown("seconds", "{v:.2f}", "until the arrays are on the devices"))
+    gb_per_second: float = field(metadata=shown("GB/s", "{v:.2f}", "of the bytes read"))
     plain_seconds: float
-    plain_gb_per_second: float
-    ratio: float
-    peak_bytes_above_shards: int | None
+    plain_gb_per_second: float = field(
+        metadata=shown(
+            "plain GB/s", "{v:.2f}", "one thread that reads all files from start to end, as cat does"
+        )
+    )
+    ratio: float = field(metadata=shown("of plain", "{v:.2f}", "median over rounds of the two rates' ratios"))
+    peak_bytes_above_shards: int | None = field(
+        metadata=shown(
+            "host memory above",
+            "{r.peak_megabytes:,.0f} MB",
+            "the most beyond before, without the arrays where they are host memory; none where nobody tells",
+        )
+    )
+
+    @property
+    def read_of(self) -> str:
+        """What was read, of all, and what the arrays take."""
+        read, whole, arrays = (size / 1e9 for size in (self.bytes_read, self.file_bytes, self.shard_bytes))
+        return f"{read:.2f} of {whole:.2f} GB, arrays {arrays:.2f} GB"
+
+    @property
+    def peak_megabytes(self) -> float:
+        """The most host memory above the arrays."""
+        return (self.peak_bytes_above_shards or 0) / 1e6
 
 
 class _Pass(NamedTuple):
@@ -85,26 +97,6 @@ def bench_loading(
         passes = [_round(folder.path, files, config, devices, chosen, prepare) for _ in range(rounds)]
         results.append(_result(passes, files, dtype=chosen, state=state))
     return results
-
-
-def table(results: Sequence[LoadingResult]) -> ResultsTable:
-    """Return all results, a column each."""
-    columns: list[tuple[str, Callable[[LoadingResult], str]]] = [
-        ("dtype", lambda r: r.dtype),
-        ("files are", lambda r: r.files_are),
-        ("read", lambda r: f"{r.bytes_read / 1e9:.2f} of {r.file_bytes / 1e9:.2f} GB"),
-        ("seconds", lambda r: f"{r.seconds:.2f}"),
-        ("GB/s", lambda r: f"{r.gb_per_second:.2f}"),
-        ("plain GB/s", lambda r: f"{r.plain_gb_per_second:.2f}"),
-        ("of plain", lambda r: f"{r.ratio:.2f}"),
-        ("arrays", lambda r: f"{r.shard_bytes / 1e9:.2f} GB"),
-        ("host memory above", lambda r: _megabytes(r.peak_bytes_above_shards)),
-    ]
-    return ResultsTable("loading", [(name, [cell(each) for each in results]) for name, cell in columns])
-
-
-def _megabytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 1e6:,.0f} MB"
 
 
 def _round(

@@ -11,17 +11,17 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from prb_jax.bench.table import shown
 from prb_jax.bench.workload import KL_COEFFICIENT, LEARNING_RATE
 from prb_jax.data.comparison import Comparison
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
-from prb_jax.reports.style import ResultsTable
 from prb_jax.rl.ppo import ppo
 from prb_jax.rl.sections import KlSettings, RolloutBatchSettings, RolloutSettings, UpdateSettings
 from prb_jax.rl.settings import PpoSettings
@@ -32,34 +32,25 @@ from prb_jax.trees.tree import Truncation
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyResult:
-    """Training of a policy in one dtype. Seconds are medians over steps; ratios are medians of ratios, side by side.
+    """Training of a policy in one dtype. Seconds are medians over steps; ratios are medians of ratios, side by side."""
 
-    Attributes:
-      dtype: of both sides.
-      prompts, samples, new_tokens: of a step; samples of each prompt, of at most so many tokens.
-      prompt_tokens: mean of a prompt.
-      length: mean tokens of a rollout; a rollout may end by itself.
-      rollout_seconds, update_seconds: of a step.
-      compile_seconds: what the first step took beyond another.
-      against_length, against_rollout_seconds, against_update_seconds: of TRL.
-      speedup, rollout_speedup, update_speedup: how many times faster ours is, whole and by part.
-    """
-
-    dtype: str
-    prompts: int
+    dtype: str = field(metadata=shown("dtype", meaning="of both sides"))
+    prompts: int = field(metadata=shown("prompts x rollouts", "{v} x {r.samples}", "of a step"))
     samples: int
     new_tokens: int
-    prompt_tokens: float
-    length: float
-    rollout_seconds: float
-    update_seconds: float
-    compile_seconds: float
-    against_length: float | None = None
-    against_rollout_seconds: float | None = None
-    against_update_seconds: float | None = None
-    speedup: float | None = None
-    rollout_speedup: float | None = None
-    update_speedup: float | None = None
+    prompt_tokens: float = field(metadata=shown("prompt tokens", "{v:,.0f}", "mean"))
+    length: float = field(
+        metadata=shown("rollout tokens", "{v:,.1f} of {r.new_tokens:,}", "mean; a rollout may end by itself")
+    )
+    rollout_seconds: float = field(metadata=shown("rollout s", "{v:.2f}", "of a step"))
+    update_seconds: float = field(metadata=shown("update s", "{v:.2f}", "of a step"))
+    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "of the first step beyond another"))
+    against_length: float | None = field(default=None, metadata=shown("TRL rollout tokens", "{v:,.1f}"))
+    against_rollout_seconds: float | None = field(default=None, metadata=shown("TRL rollout s", "{v:.2f}"))
+    against_update_seconds: float | None = field(default=None, metadata=shown("TRL update s", "{v:.2f}"))
+    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
+    rollout_speedup: float | None = field(default=None, metadata=shown("  of the rollout", "{v:.2f}x"))
+    update_speedup: float | None = field(default=None, metadata=shown("  of the update", "{v:.2f}x"))
 
 
 @dataclass(frozen=True)
@@ -94,16 +85,7 @@ def bench_policy(
 ) -> PolicyResult:
     """Time steps of ours and, where asked for, of TRL, in turn.
 
-    Args:
-      model: a folder of a causal language model; both sides start from it.
-      prompts: of a step.
-      samples: rollouts of each prompt.
-      prompt_tokens: of a prompt, about.
-      new_tokens: most tokens of a rollout.
-      rounds: timed steps of each side, after a first one.
-      against: "trl" or None.
-      against_rows: rollouts of a microbatch of TRL's.
-      mesh, dtype, attention: as of :func:`prb_jax.load_policy`.
+    The arguments are the options of `prb bench ppo`, whose help explains them.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -204,28 +186,3 @@ def _prompt_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return statistics.median(other / own for other, own in zip(theirs, ours, strict=True))
-
-
-def table(results: Sequence[PolicyResult]) -> ResultsTable:
-    """Return all results, a column each."""
-    columns: list[tuple[str, Any]] = [
-        ("dtype", lambda r: r.dtype),
-        ("prompts x rollouts", lambda r: f"{r.prompts} x {r.samples}"),
-        ("prompt tokens", lambda r: f"{r.prompt_tokens:,.0f}"),
-        ("rollout tokens", lambda r: f"{r.length:,.1f} of {r.new_tokens:,}"),
-        ("rollout s", lambda r: f"{r.rollout_seconds:.2f}"),
-        ("update s", lambda r: f"{r.update_seconds:.2f}"),
-        ("compile s", lambda r: f"{r.compile_seconds:.1f}"),
-    ]
-    if any(each.speedup is not None for each in results):
-        columns += [
-            ("TRL rollout tokens", lambda r: f"{r.against_length:,.1f}"),
-            ("TRL rollout s", lambda r: f"{r.against_rollout_seconds:.2f}"),
-            ("TRL update s", lambda r: f"{r.against_update_seconds:.2f}"),
-            ("speed-up", lambda r: f"{r.speedup:.2f}x"),
-            ("  of the rollout", lambda r: f"{r.rollout_speedup:.2f}x"),
-            ("  of the update", lambda r: f"{r.update_speedup:.2f}x"),
-        ]
-    return ResultsTable(
-        "training a policy", [(name, [cell(each) for each in results]) for name, cell in columns]
-    )

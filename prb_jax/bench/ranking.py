@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from prb_jax.bench.table import shown
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
-from prb_jax.reports.style import ResultsTable
 from prb_jax.retrieval.rank_profiles import read_queries
 from prb_jax.retrieval.rankers import Query, SimilarityRanking, rank_by_similarity
 
@@ -24,42 +24,38 @@ AGAINST_USERS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RankingResult:
-    """Ranking in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+    """Ranking in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios."""
 
-    Attributes:
-      dtype: of our side; the usual way is computed in float32.
-      users, posts: that our side ranks a round, each user by one question.
-      texts: distinct ones among these questions and posts, which is what our side embeds.
-      users_per_second, posts_per_second: ranked; a post counts each time that it is in a profile.
-      tokens_per_second: real tokens of the distinct texts.
-      padding_waste: share of the computed tokens that is padding.
-      compiles, compile_seconds: programs, and the time of the first pass beyond that of another; with a warm
-        compilation cache that is the time to load them.
-      against_users, against_posts: that the usual way ranked, over all rounds.
-      against_posts_per_second, speedup: the usual way, and how many times faster our side ranks a post.
-      against_padding_waste: its padding.
-      equal_orders: users of ``against_users`` whose posts are in the same order both ways.
-      largest_swap: how much better a post is, by the scores of the usual way, than one that our side puts
-        before it: at most; 0 where all orders are equal.
-    """
-
-    dtype: str
-    users: int
-    posts: int
-    texts: int
-    users_per_second: float
-    posts_per_second: float
-    tokens_per_second: float
-    padding_waste: float
-    compiles: int
-    compile_seconds: float
+    dtype: str = field(metadata=shown("dtype", meaning="of our side; the usual way is computed in float32"))
+    users: int = field(metadata=shown("users", meaning="ranked a round, each by one question"))
+    posts: int = field(metadata=shown("posts", "{v:,}", "each time that it is in a profile"))
+    texts: int = field(metadata=shown("distinct texts", "{v:,}", "questions and posts, embedded by our side"))
+    users_per_second: float = field(metadata=shown("users/s", "{v:.3f}"))
+    posts_per_second: float = field(metadata=shown("posts/s", "{v:.1f}"))
+    tokens_per_second: float = field(
+        metadata=shown("tokens/s", "{v:,.0f}", "real tokens of the distinct texts")
+    )
+    padding_waste: float = field(metadata=shown("padding", "{v:.0%}", "of the computed tokens"))
+    compiles: int = field(metadata=shown("compiles", meaning="programs"))
+    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "of the first pass beyond another"))
     against_users: int | None = None
     against_posts: int | None = None
-    against_posts_per_second: float | None = None
-    speedup: float | None = None
-    against_padding_waste: float | None = None
-    equal_orders: int | None = None
-    largest_swap: float | None = None
+    against_posts_per_second: float | None = field(
+        default=None, metadata=shown("transformers posts/s", "{v:.1f}")
+    )
+    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x", "for a post"))
+    against_padding_waste: float | None = field(default=None, metadata=shown("its padding", "{v:.0%}"))
+    equal_orders: int | None = field(
+        default=None, metadata=shown("equal orders", "{v} of {r.against_users}", "users ranked both ways")
+    )
+    largest_swap: float | None = field(
+        default=None,
+        metadata=shown(
+            "largest swap",
+            "{v:.1e}",
+            "how much better a post is, by the scores of the usual way, than one that our side puts before it",
+        ),
+    )
 
 
 def bench_ranking(
@@ -75,15 +71,7 @@ def bench_ranking(
 ) -> RankingResult:
     """Times rankings of ours and, where asked for, of transformers, in turn.
 
-    Args:
-      model: folder or hub id of an encoder.
-      data: a source of ``read_comparisons``. Each user with a profile is one query: the first record; records
-        without a ``user_id`` count as users of their own.
-      users: the first of them, for our side; all if None.
-      rounds: timed passes of each side, after one that is not.
-      against: "transformers" or None.
-      against_users: that the usual way ranks a round, others in the next one; its rate of posts is carried over.
-      mesh, dtype: for :func:`prb_jax.readouts.text_encoder.load_text_encoder`.
+    The arguments are the options of `prb bench rank`, whose help explains them.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -156,31 +144,6 @@ def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
     """
     ordered = scores[list(order)]
     return float((ordered - np.minimum.accumulate(ordered)).max())
-
-
-def table(results: Sequence[RankingResult]) -> ResultsTable:
-    """Return all results, a column each."""
-    columns: list[tuple[str, Callable[[RankingResult], str]]] = [
-        ("dtype", lambda r: r.dtype),
-        ("users", lambda r: str(r.users)),
-        ("posts", lambda r: f"{r.posts:,}"),
-        ("distinct texts", lambda r: f"{r.texts:,}"),
-        ("users/s", lambda r: f"{r.users_per_second:.3f}"),
-        ("posts/s", lambda r: f"{r.posts_per_second:.1f}"),
-        ("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),
-        ("padding", lambda r: f"{r.padding_waste:.0%}"),
-        ("compiles", lambda r: str(r.compiles)),
-        ("compile s", lambda r: f"{r.compile_seconds:.1f}"),
-    ]
-    if any(each.speedup is not None for each in results):
-        columns += [
-            ("transformers posts/s", lambda r: f"{r.against_posts_per_second:.1f}"),
-            ("its padding", lambda r: f"{r.against_padding_waste:.0%}"),
-            ("speed-up", lambda r: f"{r.speedup:.2f}x"),
-            ("equal orders", lambda r: f"{r.equal_orders} of {r.against_users}"),
-            ("largest swap", lambda r: f"{r.largest_swap:.1e}"),
-        ]
-    return ResultsTable("ranking", [(name, [cell(each) for each in results]) for name, cell in columns])
 
 
 def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.bench.scorer import bench_source
+from prb_jax.bench.table import shown
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.errors import DataError
@@ -24,37 +25,40 @@ from prb_jax.models.decoder import Params, init_params
 from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
-from prb_jax.reports.style import ResultsTable
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingResult:
-    """Sampling in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+    """Sampling in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios."""
 
-    Attributes:
-      dtype: of both sides.
-      prompts, samples, new_tokens: that a round draws: samples of each prompt, tokens of each sample.
-      prompt_tokens: of all prompts.
-      tokens_per_second: drawn tokens, reading the prompts included.
-      compile_seconds: the first pass beyond another; with a warm compilation cache that is the time to load programs.
-      against_prompts: that the usual way continued in a round.
-      against_tokens_per_second, speedup: the usual way, and how many times faster ours is.
-      equal_tokens: share of the greedy tokens that are the same both ways, up to the first difference of a text;
-        None where each has random weights of its own, or where tokens were drawn.
-    """
-
-    dtype: str
-    prompts: int
+    dtype: str = field(metadata=shown("dtype", meaning="of both sides"))
+    prompts: int = field(metadata=shown("prompts x samples", "{v} x {r.samples}", "of a round"))
     samples: int
-    new_tokens: int
-    prompt_tokens: int
-    tokens_per_second: float
-    compile_seconds: float
+    new_tokens: int = field(metadata=shown("new tokens", "{v:,}", "of each sample"))
+    prompt_tokens: int = field(metadata=shown("prompt tokens", "{r.mean_prompt:,.0f}", "mean"))
+    tokens_per_second: float = field(
+        metadata=shown("tokens/s", "{v:,.1f}", "drawn, reading the prompts included")
+    )
+    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "the first pass beyond another"))
     against_prompts: int | None = None
-    against_tokens_per_second: float | None = None
-    speedup: float | None = None
-    equal_tokens: float | None = None
+    against_tokens_per_second: float | None = field(
+        default=None, metadata=shown("transformers tokens/s", "{v:,.1f}")
+    )
+    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
+    equal_tokens: float | None = field(
+        default=None,
+        metadata=shown(
+            "equal tokens",
+            "{v:.1%}",
+            "of greedy texts, up to the first difference; none of random weights or of drawn tokens",
+        ),
+    )
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt."""
+        return self.prompt_tokens / self.prompts
 
 
 def bench_sampling(
@@ -74,17 +78,7 @@ def bench_sampling(
 ) -> SamplingResult:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
 
-    Args:
-      model: a folder of a causal language model; or a shape or ``config.json``, with random weights.
-      prompts: of a pass.
-      samples: of each prompt.
-      prompt_tokens: mean length of a prompt.
-      new_tokens: of each sample.
-      temperature: 0 is greedy, for one sample.
-      rounds: timed passes of each side.
-      against: "transformers" or None.
-      against_prompts: that the usual way continues in a round; its rate is compared.
-      mesh, dtype, attention: as of :func:`prb_jax.load_policy`.
+    The arguments are the options of `prb bench sample`, whose help explains them.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
@@ -206,22 +200,3 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
         different = np.flatnonzero(own != other)
         same.append(different[0] if len(different) else len(own))
     return float(np.sum(same) / (len(same) * theirs.shape[1]))
-
-
-def table(results: Sequence[SamplingResult]) -> ResultsTable:
-    """Return all results, a column each."""
-    columns: list[tuple[str, Any]] = [
-        ("dtype", lambda r: r.dtype),
-        ("prompts x samples", lambda r: f"{r.prompts} x {r.samples}"),
-        ("prompt tokens", lambda r: f"{r.prompt_tokens / r.prompts:,.0f}"),
-        ("new tokens", lambda r: f"{r.new_tokens:,}"),
-        ("tokens/s", lambda r: f"{r.tokens_per_second:,.1f}"),
-        ("compile s", lambda r: f"{r.compile_seconds:.1f}"),
-    ]
-    if any(each.speedup is not None for each in results):
-        columns += [
-            ("transformers tokens/s", lambda r: f"{r.against_tokens_per_second:,.1f}"),
-            ("speed-up", lambda r: f"{r.speedup:.2f}x"),
-            ("equal tokens", lambda r: "-" if r.equal_tokens is None else f"{r.equal_tokens:.1%}"),
-        ]
-    return ResultsTable("sampling", [(name, [cell(each) for each in results]) for name, cell in columns])

@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,10 @@ from prb_jax.bench.rivals.transformers import (
     trees_of_people,
 )
 from prb_jax.bench.scorer import TreePass, bench_source, load_for_bench, score_pass
-from prb_jax.bench.table import Column, rates_table
+from prb_jax.bench.table import shown
 from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import measured_peak
-from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.tree import build_tree
 
@@ -38,55 +37,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """One workload in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+    """One workload in one dtype. Rates are medians over rounds; ratios are medians of ratios, side by side."""
 
-    Attributes:
-      workload, dtype: what was timed.
-      quantize: how the matrices were quantised, if they were.
-      attention: the implementation of attention.
-      trees, responses: how many a pass scores.
-      pairs_per_second: comparisons a second.
-      tokens_per_second: real tokens a second (what is computed once counted once).
-      padding_waste: share of the computed tokens that is padding.
-      compiles, compile_seconds: programs of this workload and the time until they were ready; with a
-        warm compilation cache that is the time to load them.
-      peak_share: FLOPs without padding, over time, over the measured matmul peak of ``dtype``, also where
-        products are of eight-bit factors.
-      peak_gflops: that peak.
-      against_peak_gflops: the same of the other library, where it was measured.
-      against_pairs_per_second, speedup: the other way, and how many times faster ours is.
-      against_padding_waste: its padding.
-      against_people_pairs_per_second, people_speedup: the same of a script that computes a person's common beginning
-        once, where people have several questions.
-      largest_difference: between the two ways' scores, over the conversations both scored;
-        None where each has random weights of its own.
-    """
-
-    workload: str
-    dtype: str
+    workload: str = field(metadata=shown("workload"))
+    dtype: str = field(metadata=shown("dtype", "{r.kind}"))
     trees: int
     responses: int
-    pairs_per_second: float
-    tokens_per_second: float
-    padding_waste: float
-    compiles: int
-    compile_seconds: float
-    peak_share: float
+    pairs_per_second: float = field(metadata=shown("comparisons/s", "{v:.2f}"))
+    tokens_per_second: float = field(
+        metadata=shown("tokens/s", "{v:,.0f}", "real tokens; what is computed once counts once")
+    )
+    padding_waste: float = field(metadata=shown("padding", "{v:.0%}", "of the computed tokens"))
+    compiles: int = field(metadata=shown("compiles", meaning="programs of this workload"))
+    compile_seconds: float = field(
+        metadata=shown("compile s", "{v:.1f}", "until they are ready; to load them where the cache is warm")
+    )
+    peak_share: float = field(
+        metadata=shown(
+            "of matmul peak",
+            "{v:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
+            "FLOPs without padding, over time, over the measured peak of the dtype, also of eight-bit products",
+        )
+    )
     peak_gflops: float
-    against_pairs_per_second: float | None = None
-    speedup: float | None = None
-    against_padding_waste: float | None = None
-    largest_difference: float | None = None
+    against_pairs_per_second: float | None = field(
+        default=None, metadata=shown("{rival} comparisons/s", "{v:.3f}")
+    )
+    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
+    against_padding_waste: float | None = field(default=None, metadata=shown("its padding", "{v:.0%}"))
+    largest_difference: float | None = field(
+        default=None,
+        metadata=shown(
+            "score difference", "{v:.1e}", "over the conversations both scored; none of random weights"
+        ),
+    )
     quantize: str | None = None
     attention: str | None = None
     questions_per_user: int = 1
-    against_peak_gflops: float | None = None
+    against_peak_gflops: float | None = field(
+        default=None, metadata=shown("its matmul peak", "{v:,.0f} GFLOP/s")
+    )
     against_people_pairs_per_second: float | None = None
-    people_speedup: float | None = None
+    people_speedup: float | None = field(
+        default=None,
+        metadata=shown(
+            "speed-up, person by person", "{v:.2f}x", "against a common beginning once for each person"
+        ),
+    )
 
     @property
     def kind(self) -> str:
-        """Dtype and form, for a table."""
+        """Dtype and form."""
         return self.dtype if self.quantize is None else f"{self.dtype}, {self.quantize}"
 
 
@@ -110,19 +111,7 @@ def bench_scoring(
 ) -> Iterator[ScoringResult]:
     """Time passes of ours and, where asked for, of another way, in turn.
 
-    Args:
-      model: see :func:`prb_jax.bench.scorer.bench_source`.
-      responses: K of each workload.
-      pairs: comparisons of a pass; if None 64 / K, at least 2, and then so many more that all users are whole.
-      prefix_tokens, response_tokens: mean lengths.
-      rounds: timed passes of each side.
-      batch_tokens: padded tokens of a batch of ours.
-      against: "transformers" (padded batches), "transformers-cached" (a common prefix once, with its cache), "vllm" or
-        None.
-      against_sequences: conversations that the padded way scores a round.
-      against_responses: the most responses of a padded batch of "transformers-cached"; all of a comparison if None.
-      mesh, dtype, quantize, attention: as in :func:`prb_jax.scoring.load.load`.
-      questions_per_user: comparisons in a row that begin with the same profile, of each workload.
+    The arguments are the options of `prb bench score`, whose help explains them.
 
     Yields:
       A result for each of `responses` and `questions_per_user`.
@@ -266,29 +255,3 @@ def line(result: ScoringResult) -> str:
     if result.people_speedup is not None:
         text += f", {result.people_speedup:.2f}x of it person by person"
     return text
-
-
-def table(results: Sequence[ScoringResult], *, rival_name: str | None) -> ResultsTable:
-    """Return all results as a table."""
-
-    def difference(r: ScoringResult) -> str:
-        return "-" if r.largest_difference is None else f"{r.largest_difference:.1e}"
-
-    def by_person(r: ScoringResult) -> str:
-        return "-" if r.people_speedup is None else f"{r.people_speedup:.2f}x"
-
-    return rates_table(
-        results,
-        title="scoring",
-        kind=lambda r: r.kind,
-        workload=lambda r: r.workload,
-        rate=Column("comparisons/s", lambda r: f"{r.pairs_per_second:.2f}"),
-        more=[Column("its matmul peak", lambda r: f"{r.against_peak_gflops:,.0f} GFLOP/s")]
-        if rival_name
-        else [],
-        rival_name=rival_name,
-        difference=Column("score difference", difference),
-        last=[Column("speed-up, person by person", by_person)]
-        if any(r.people_speedup is not None for r in results)
-        else [],
-    )

@@ -11,15 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from prb_jax.bench.scorer import score_pass
+from prb_jax.bench.table import shown
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.errors import RunError
-from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.load import load
 
 _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
@@ -27,28 +27,26 @@ _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 
 @dataclass(frozen=True)
 class ServingResult:
-    """What was measured.
+    """The server under many clients, each of which asks again after its answer."""
 
-    Attributes:
-      clients: that asked at the same time, each its next request after the answer to the one before.
-      requests: answered, each with the scores of a pair.
-      lost: requests without an answer of status 200.
-      seconds: from the first request to the last answer.
-      scores_per_second: of the server.
-      offline_per_second: of the scorer of `prb evaluate`.
-      p50_seconds, p99_seconds: from a request to its answer.
-      max_difference: largest difference between a score of the server and the offline one.
-    """
-
-    clients: int
-    requests: int
-    lost: int
+    clients: int = field(metadata=shown("clients", "{v:,}", "that asked at the same time"))
+    requests: int = field(metadata=shown("requests (a pair each)", "{v:,}", "answered"))
+    lost: int = field(metadata=shown("lost", meaning="requests without an answer of status 200"))
     seconds: float
-    scores_per_second: float
-    offline_per_second: float
-    p50_seconds: float
-    p99_seconds: float
-    max_difference: float
+    scores_per_second: float = field(metadata=shown("scores/s", "{v:,.1f}", "of the server"))
+    offline_per_second: float = field(
+        metadata=shown(
+            "offline scores/s", "{v:,.1f} ({r.of_offline:.2f})", "of prb evaluate (server's share)"
+        )
+    )
+    p50_seconds: float = field(metadata=shown("p50", "{v:.3f} s", "from a request to its answer"))
+    p99_seconds: float = field(metadata=shown("p99", "{v:.3f} s"))
+    max_difference: float = field(metadata=shown("largest difference", "{v:.1e}", "of a score, to offline"))
+
+    @property
+    def of_offline(self) -> float:
+        """The server's rate, as a share of the offline one."""
+        return self.scores_per_second / self.offline_per_second
 
 
 def bench_serving(
@@ -64,12 +62,7 @@ def bench_serving(
 ) -> ServingResult:
     """Serve a model in a process of its own, and ask it from many clients for a while.
 
-    Args:
-      model: folder or hub id.
-      clients: that ask at the same time.
-      seconds: after which no client asks again.
-      prefix_tokens, response_tokens: mean lengths of the pairs, whose tokens are random.
-      batch_tokens, dtype, mesh: as of `prb serve`.
+    The arguments are the options of `prb bench serve`, whose help explains them.
 
     Raises:
       RunError: the server did not start.
@@ -169,19 +162,3 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     if answered.split()[1] != "200":
         raise ValueError(answered.splitlines()[0])
     return np.asarray([each["data"][0] for each in cast(Any, json.loads(data))["data"]])
-
-
-def table(results: Sequence[ServingResult]) -> ResultsTable:
-    """Return the results, a column each."""
-    columns = [
-        ("clients", lambda r: f"{r.clients:,}"),
-        ("requests (a pair each)", lambda r: f"{r.requests:,}"),
-        ("lost", lambda r: str(r.lost)),
-        ("scores/s", lambda r: f"{r.scores_per_second:,.1f}"),
-        ("offline scores/s", lambda r: f"{r.offline_per_second:,.1f}"),
-        ("of offline", lambda r: f"{r.scores_per_second / r.offline_per_second:.2f}"),
-        ("p50", lambda r: f"{r.p50_seconds:.3f} s"),
-        ("p99", lambda r: f"{r.p99_seconds:.3f} s"),
-        ("largest difference", lambda r: f"{r.max_difference:.1e}"),
-    ]
-    return ResultsTable("serving", [(name, [cell(each) for each in results]) for name, cell in columns])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jax
@@ -19,14 +19,13 @@ import numpy as np
 
 from prb_jax.bench.rivals.trl import TrlTrainer
 from prb_jax.bench.scorer import bench_source, load_for_bench
-from prb_jax.bench.table import Column, rates_table
+from prb_jax.bench.table import shown
 from prb_jax.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload, count_pairs, synthetic_workload
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
-from prb_jax.reports.style import ResultsTable
 from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import Tuning
@@ -44,41 +43,34 @@ from prb_jax.trees.batches import TreeBatch
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One workload in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios.
+    """One workload in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios."""
 
-    Attributes:
-      workload, dtype, pairs: what a step trains on.
-      tuning: what it trains.
-      pairs_per_second, tokens_per_second: of whole steps (real tokens, each prefix counted once where it is computed
-        once).
-      padding_waste: share of the computed tokens that is padding.
-      compiles, compile_seconds: programs of a step, and the time of the first step beyond that of another.
-      peak_share: FLOPs without padding, over time, over the measured matmul peak.
-      peak_gflops: that peak.
-      against_pairs_per_second, speedup, against_padding_waste: the padded way, and how many times faster
-        trees are.
-      attention: the implementation of attention.
-      loss, loss_difference: of the first step, and between the two ways, which start from the same
-        weights.
-      questions_per_user: pairs in a row that begin with the same profile.
-    """
-
-    workload: str
-    dtype: str
+    workload: str = field(metadata=shown("workload", "{r.tuning}, {r.pairs} pairs, {v}"))
+    dtype: str = field(metadata=shown("dtype"))
     pairs: int
     tuning: str
-    pairs_per_second: float
-    tokens_per_second: float
-    padding_waste: float
-    compiles: int
-    compile_seconds: float
-    peak_share: float
+    pairs_per_second: float = field(metadata=shown("pairs/s", "{v:.3f}", "of whole steps"))
+    tokens_per_second: float = field(
+        metadata=shown("tokens/s", "{v:,.0f}", "real tokens; what is computed once counts once")
+    )
+    padding_waste: float = field(metadata=shown("padding", "{v:.0%}", "of the computed tokens"))
+    compiles: int = field(metadata=shown("compiles", meaning="programs of a step"))
+    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "of the first step beyond another"))
+    peak_share: float = field(
+        metadata=shown(
+            "of matmul peak",
+            "{v:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
+            "FLOPs without padding, over time, over the measured peak",
+        )
+    )
     peak_gflops: float
-    loss: float
-    against_pairs_per_second: float | None = None
-    speedup: float | None = None
-    against_padding_waste: float | None = None
-    loss_difference: float | None = None
+    loss: float = field(metadata=shown("loss", "{v:.4f}", "of the first step"))
+    against_pairs_per_second: float | None = field(default=None, metadata=shown("{rival} pairs/s", "{v:.3f}"))
+    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
+    against_padding_waste: float | None = field(default=None, metadata=shown("its padding", "{v:.0%}"))
+    loss_difference: float | None = field(
+        default=None, metadata=shown("loss difference", "{v:.1e}", "both ways start from the same weights")
+    )
     attention: str | None = None
     questions_per_user: int = 1
 
@@ -176,18 +168,7 @@ def bench_training(
 ) -> Iterator[TrainingResult]:
     """Times steps of ours and, where asked for, of TRL, in turn.
 
-    Args:
-      model: see :func:`prb_jax.bench.scorer.bench_source`; both sides start from its weights.
-      pairs: of a step; if None 8, and then so many more that all users are whole.
-      tuning: what is trained: "head", "lora" (of rank 16 on every matrix) or "full".
-      prefix_tokens, response_tokens: mean lengths.
-      rounds: steps of each side after the first.
-      batch_tokens: padded tokens of a microbatch of ours.
-      remat: see :func:`prb_jax.models.decoder_layer.rematerialised`.
-      against: "trl" or None.
-      against_pairs: pairs of a microbatch of theirs.
-      mesh, dtype, attention: as in :func:`prb_jax.scoring.load.load`.
-      questions_per_user: pairs in a row that begin with the same profile, of each workload.
+    The arguments are the options of `prb bench train`, whose help explains them.
 
     Yields:
       A result for each of `questions_per_user`.
@@ -271,16 +252,3 @@ def line(result: TrainingResult) -> str:
     if result.speedup is not None:
         text += f", {result.speedup:.2f}x of TRL"
     return text
-
-
-def table(results: Sequence[TrainingResult], *, rival_name: str | None) -> ResultsTable:
-    """Return all results as a table."""
-    return rates_table(
-        results,
-        title="training",
-        workload=lambda r: f"{r.tuning}, {r.pairs} pairs, {r.workload}",
-        rate=Column("pairs/s", lambda r: f"{r.pairs_per_second:.3f}"),
-        more=[Column("loss", lambda r: f"{r.loss:.4f}")],
-        rival_name=rival_name,
-        difference=Column("loss difference", lambda r: f"{r.loss_difference:.1e}"),
-    )

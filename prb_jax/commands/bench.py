@@ -188,7 +188,8 @@ def run(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> list[Any]:
     if options.against_responses is not None and options.against != "transformers-cached":
         raise RunError("--against-responses needs --against transformers-cached")
-    from prb_jax.bench.scoring import bench_scoring, line, table
+    from prb_jax.bench.scoring import bench_scoring, line
+    from prb_jax.bench.table import bench_table
 
     results = []
     for dtype in options.dtype:
@@ -203,14 +204,15 @@ def _score(options: argparse.Namespace) -> list[Any]:
             ):
                 results.append(result)
                 print(line(result), flush=True)
-    print_table(table(results, rival_name=options.against))
+    print_table(bench_table("scoring", results, rival=options.against))
     return results
 
 
 def _train(options: argparse.Namespace) -> list[Any]:
     if options.against and options.tuning != "full":
         raise RunError(f"--against trl trains all weights: leave out --tuning {options.tuning}")
-    from prb_jax.bench.training import bench_training, line, table
+    from prb_jax.bench.table import bench_table
+    from prb_jax.bench.training import bench_training, line
 
     results = []
     for dtype in options.dtype:
@@ -223,14 +225,15 @@ def _train(options: argparse.Namespace) -> list[Any]:
         ):
             results.append(result)
             print(line(result), flush=True)
-    print_table(table(results, rival_name=options.against))
+    print_table(bench_table("training", results, rival=options.against))
     return results
 
 
 def _sample(options: argparse.Namespace) -> list[Any]:
     if options.against_prompts is not None and options.against is None:
         raise RunError("--against-prompts needs --against transformers")
-    from prb_jax.bench.sampling import bench_sampling, table
+    from prb_jax.bench.sampling import bench_sampling
+    from prb_jax.bench.table import bench_table
 
     names = (
         "prompts", "prompt_tokens", "new_tokens", "temperature", "rounds", "against", "against_prompts", "mesh",
@@ -242,24 +245,26 @@ def _sample(options: argparse.Namespace) -> list[Any]:
         for dtype in options.dtype
         for samples in options.samples
     ]
-    print_table(table(results))
+    print_table(bench_table("sampling", results))
     return results
 
 
 def _guide(options: argparse.Namespace) -> list[Any]:
-    from prb_jax.bench.guidance import bench_guidance, table
+    from prb_jax.bench.guidance import bench_guidance
+    from prb_jax.bench.table import bench_table
 
     names = ("prompts", "prompt_tokens", "new_tokens", "candidates", "rounds", "mesh", "attention")
     chosen = {name: getattr(options, name) for name in names}
     results = [bench_guidance(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
-    print_table(table(results))
+    print_table(bench_table("guidance", results))
     return results
 
 
 def _ppo(options: argparse.Namespace) -> list[Any]:
     if options.against_rows is not None and options.against is None:
         raise RunError("--against-rows needs --against trl")
-    from prb_jax.bench.policy import bench_policy, table
+    from prb_jax.bench.policy import bench_policy
+    from prb_jax.bench.table import bench_table
 
     _check_weights(options)
     names = (
@@ -271,7 +276,7 @@ def _ppo(options: argparse.Namespace) -> list[Any]:
         for dtype in options.dtype
         for samples in options.samples
     ]
-    print_table(table(results))
+    print_table(bench_table("training a policy", results))
     return results
 
 
@@ -284,31 +289,34 @@ def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> list[Any]:
-    from prb_jax.bench.serving import bench_serving, table
+    from prb_jax.bench.serving import bench_serving
+    from prb_jax.bench.table import bench_table
 
     _check_weights(options)
     names = ("clients", "seconds", "prefix_tokens", "response_tokens", "batch_tokens", "mesh")
     chosen = {name: getattr(options, name) for name in names}
     results = [bench_serving(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
-    print_table(table(results))
+    print_table(bench_table("serving", results))
     return results
 
 
 def _load(options: argparse.Namespace) -> list[Any]:
-    from prb_jax.bench.loading import bench_loading, table
+    from prb_jax.bench.loading import bench_loading
+    from prb_jax.bench.table import bench_table
 
     _check_weights(options)
     results = []
     for dtype in options.dtype:
         results += bench_loading(options.model, mesh=options.mesh, dtype=dtype, rounds=options.rounds)
-    print_table(table(results))
+    print_table(bench_table("loading", results))
     return results
 
 
 def _rank(options: argparse.Namespace) -> list[Any]:
     if options.against_users is not None and options.against is None:
         raise RunError("--against-users needs --against transformers")
-    from prb_jax.bench.ranking import bench_ranking, table
+    from prb_jax.bench.ranking import bench_ranking
+    from prb_jax.bench.table import bench_table
 
     _check_weights(options)
     results = [
@@ -324,7 +332,7 @@ def _rank(options: argparse.Namespace) -> list[Any]:
         )
         for dtype in options.dtype
     ]
-    print_table(table(results))
+    print_table(bench_table("ranking", results))
     return results
 
 

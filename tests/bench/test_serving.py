@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from prb_jax.bench.serving import bench_serving, table
+from prb_jax.bench.serving import bench_serving
+from prb_jax.bench.table import bench_table
 from tests.scoring.records import write_model
 
 
@@ -18,4 +19,4 @@ def test_many_clients_lose_nothing(tmp_path: Path) -> None:
     assert found.requests >= 40
     assert found.max_difference < 1e-5
     assert found.p50_seconds <= found.p99_seconds
-    assert table([found]) is not None
+    assert {"scores/s", "p99"} <= {head for head, _ in bench_table("serving", [found]).figures}

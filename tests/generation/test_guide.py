@@ -140,6 +140,7 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "ROUGE-L F1, stemmed (0 to 1)" in done.stdout
+    assert "BLEU of all texts together (0 to 100)" in done.stdout
     assert "quality: baseline:length" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
