@@ -168,7 +168,7 @@ def _bench(
     compile_seconds = time.perf_counter() - start
     peak = measured_peak(model.dtype)
 
-    theirs_run = None if rival is None else _way_of(rival, workload, sequences=sequences)
+    theirs_run = None if rival is None else _timed_rival(rival, workload, sequences=sequences)
     passes: list[TreePass] = []
     ratios: list[float] = []
     rates: list[float] = []
@@ -224,7 +224,7 @@ def _bench(
 
 
 @dataclass(frozen=True)
-class _Way:
+class _TimedRival:
     """How a rival scores a workload: a timed pass, the conversations in its order, and a pass person by person."""
 
     run: Callable[[], PaddedRun]
@@ -232,19 +232,19 @@ class _Way:
     by_person: Callable[[], PaddedRun] | None = None
 
 
-def _way_of(rival: Rival, workload: Workload, *, sequences: int) -> _Way:
+def _timed_rival(rival: Rival, workload: Workload, *, sequences: int) -> _TimedRival:
     if isinstance(rival, CachedScorer):
         trees = workload.trees
         people = trees_of_people(trees, workload.questions_per_user)
         rival.run([build_tree([trees[0].sequence(0)[:64]])])  # starts its threads
-        return _Way(
+        return _TimedRival(
             run=lambda: rival.run(trees),
             order=[tree.sequence(k) for tree in trees for k in range(len(tree.responses))],
             by_person=(lambda: rival.run(people)) if workload.questions_per_user > 1 else None,
         )
     batches = padded_batches(workload.trees)[: max(1, sequences // BATCH)]
     rival.run([[ids[:64] for ids in batches[0]]])  # starts its threads
-    return _Way(run=lambda: rival.run(batches), order=[ids for batch in batches for ids in batch])
+    return _TimedRival(run=lambda: rival.run(batches), order=[ids for batch in batches for ids in batch])
 
 
 def line(result: ScoringResult) -> str:

@@ -220,28 +220,27 @@ def _benchmarks(run: FinishedRun) -> Iterator[Block]:
 
 
 def _made(run: FinishedRun) -> Iterator[Block]:
-    command = run.record.get("command")
-    if isinstance(command, list) and command:
-        text = shlex.join(map(str, command))
-        yield Preformatted("The command that repeats it", text)
-    else:
+    if not run.record.get("command"):
         yield Paragraph("The run was made by a call from Python; no command line is recorded.", True)
-    yield from manifest(run.record, "run.json")
+    yield from how_made(run.record, "run.json")
     definitions = run.summary.get("definitions")
     if isinstance(definitions, Mapping):
         rows = [[Cell(str(key)), Cell(str(value))] for key, value in definitions.items()]
         yield PageTable("Definitions", ("figure", "meaning"), rows, words=2)
 
 
-def manifest(record: Mapping[str, Any], name: str) -> Iterator[Block]:
-    """Yield what a run says of itself, as it is in its file."""
+def how_made(record: Mapping[str, Any], file: str) -> Iterator[Block]:
+    """Yield the command of a run, where one is recorded, and what its file says of it."""
+    command = record.get("command")
+    if isinstance(command, list) and command:
+        yield Preformatted("The command that repeats it", shlex.join(map(str, command)))
     text = json.dumps(record, indent=2)
     if len(text) > _LONGEST_MANIFEST:
         yield Paragraph(
-            f"The first {_LONGEST_MANIFEST:,} of the {len(text):,} characters of {name}; the folder has them all.",
+            f"The first {_LONGEST_MANIFEST:,} of the {len(text):,} characters of {file}; the folder has them all.",
             True,
         )
-    yield Preformatted(f"Manifest: {name}", text[:_LONGEST_MANIFEST], folded=True)
+    yield Preformatted(f"Manifest: {file}", text[:_LONGEST_MANIFEST], folded=True)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
@@ -21,20 +20,18 @@ from prb_jax.reports.blocks import (
     Chapter,
     PageTable,
     Paragraph,
-    Preformatted,
     Section,
     figure_cell,
     headline,
-    last_figures,
     visible,
 )
 from prb_jax.reports.comparison import named_runs, what_differs
-from prb_jax.reports.drawings import draw_curves, draw_points
-from prb_jax.reports.evaluation import evaluation_chapter, manifest, model_name
+from prb_jax.reports.drawings import draw_points
+from prb_jax.reports.evaluation import evaluation_chapter, model_name
 from prb_jax.reports.pairs import TextReader
-from prb_jax.reports.policy import policy_chapter
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
+from prb_jax.reports.training import training_chapter
 from prb_jax.runs.finished import FinishedRun, read_finished
 
 _TRAINING = "train.json"
@@ -80,20 +77,16 @@ def report(
     named_runs(folders)
     places = [data] if isinstance(data, str | Path) else list(data)
     reader = TextReader([str(place) for place in places])
-    given = folders
-    studies = [folder for folder in folders if (folder / STUDY).is_file()]
-    sweeps = [folder for folder in folders if (folder / _SWEEP).is_file()]
-    folders = [
+    studies, sweeps = ([f for f in folders if (f / file).is_file()] for file in (STUDY, _SWEEP))
+    trainings = [folder for folder in folders if (folder / _TRAINING).is_file()]
+    evaluations = [
         part
         for folder in folders
-        if folder not in studies
+        if folder not in [*studies, *trainings]
         for part in ([folder] if folder not in sweeps else _of_sweep(folder))
     ]
-    policies = [folder for folder in folders if _is_policy(folder)]
-    trainings = [folder for folder in folders if (folder / _TRAINING).is_file() and folder not in policies]
-    finished = [read_finished(folder) for folder in folders if folder not in [*trainings, *policies]]
-    paths = named_runs([*studies, *trainings, *policies, *(run.path for run in finished)])
-    names = {path: name for name, path in paths.items()}
+    finished = [read_finished(folder) for folder in evaluations]
+    names = {path: name for name, path in named_runs([*studies, *trainings, *evaluations]).items()}
     differing = what_differs({names[run.path]: run for run in finished})
     titles = {
         run.path: ", ".join(filter(None, (model_name(run.record), differing[names[run.path]])))
@@ -111,16 +104,13 @@ def report(
                 room=_ROOM // len(finished),
             )
         )
-    chapters += [_training(folder, names[folder], number) for number, folder in enumerate(trainings, start=1)]
-    chapters += [
-        policy_chapter(folder, f"{names[folder]}: a policy in training", f"policy-{number}")
-        for number, folder in enumerate(policies, start=1)
-    ]
-    chapters += [
-        study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
-        for number, folder in enumerate(studies, start=1)
-    ]
-    shown = [names.get(folder, folder.resolve().name) for folder in given]
+    for number, folder in enumerate(trainings, start=1):
+        chapters.append(training_chapter(folder, names[folder], f"training-{number}"))
+    for number, folder in enumerate(studies, start=1):
+        chapters.append(
+            study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
+        )
+    shown = [names.get(folder, folder.resolve().name) for folder in folders]
     page = _render(chapters, title=title or f"Report: {', '.join(shown)}")
     with writing(target), whole_file(target) as file:
         file.write(page.encode("utf-8"))
@@ -224,39 +214,6 @@ def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Bl
             note=f"[..] {meanings['ci95']}. p: {meanings['p']}. p, Holm: {meanings['p_holm']}.",
         ),
     ]
-
-
-def _is_policy(folder: Path) -> bool:
-    if not (folder / _TRAINING).is_file():
-        return False
-    from prb_jax.rl.record import is_ppo_run
-
-    return is_ppo_run(folder)
-
-
-def _training(folder: Path, name: str, number: int) -> Chapter:
-    from prb_jax.training.folder import is_finished, read_summary, read_training
-    from prb_jax.training.logs import METRICS, read_metrics
-
-    record = read_training(folder)
-    assert record is not None
-    rows = read_metrics(folder / METRICS)
-    blocks: list[Block] = []
-    if not is_finished(folder):
-        blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
-    if rows:
-        blocks.append(draw_curves(rows))
-    else:
-        blocks.append(Paragraph("No step is recorded yet.", True))
-    if is_finished(folder):
-        blocks.append(last_figures(read_summary(folder)))
-    made: list[Block] = []
-    command = record.get("command")
-    if isinstance(command, list) and command:
-        made.append(Preformatted("The command that repeats it", shlex.join(map(str, command))))
-    made += manifest(record, _TRAINING)
-    sections = [Section("Learning curves", blocks), Section("How it was made", made)]
-    return Chapter(f"{name}: training", f"training-{number}", sections)
 
 
 def _render(chapters: Sequence[Chapter], *, title: str) -> str:

@@ -1,8 +1,7 @@
-"""The chapter of a page about a run of `prb ppo`."""
+"""The chapters of a page about runs in training: of `prb train` and of `prb ppo`."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,52 +17,51 @@ from prb_jax.reports.blocks import (
     Preformatted,
     Section,
     figure_cell,
+    last_figures,
 )
 from prb_jax.reports.drawings import draw_curves
-from prb_jax.reports.evaluation import manifest
+from prb_jax.reports.evaluation import how_made
 from prb_jax.runs.kind import SUMMARY
 
 _SHOWN = 4
-"""Rollouts of the last step with any that are shown."""
+"""Rollouts of the first and of the last step with any that are shown."""
 
 
-def policy_chapter(folder: Path, title: str, name: str) -> Chapter:
-    """Return the chapter of a policy run, finished or not: curves, first and last figures, rollouts to read.
+def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
+    """Return the chapter of a training run, finished or not: curves, last figures; of a policy rollouts to read.
 
     Raises:
       RunError: a file of the run cannot be read.
     """
-    from prb_jax.rl.record import panels_of, read_ppo_run
+    from prb_jax.rl.record import is_ppo_run, panels_of, read_ppo_run
     from prb_jax.rl.rollouts import ROLLOUTS
-    from prb_jax.training.folder import TRAIN
+    from prb_jax.training.folder import TRAIN, read_summary, read_training
     from prb_jax.training.logs import METRICS, read_metrics, read_steps
 
-    record = read_ppo_run(folder)
+    is_policy, finished = is_ppo_run(folder), (folder / SUMMARY).is_file()
+    record = read_ppo_run(folder) if is_policy else read_training(folder)
     assert record is not None
     rows = read_metrics(folder / METRICS)
     blocks: list[Block] = []
-    if not (folder / SUMMARY).is_file():
-        blocks.append(Paragraph("The run is not finished: the curves end where it stands.", True))
-    blocks.append(
-        draw_curves(rows, panels=panels_of(rows)) if rows else Paragraph("No step is recorded yet.", True)
-    )
-    if (folder / SUMMARY).is_file():
+    if not finished:
+        blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
+    panels = panels_of(rows) if is_policy else None
+    blocks.append(draw_curves(rows, panels=panels) if rows else Paragraph("No step is recorded yet.", True))
+    sections = [Section("Learning curves", blocks)]
+    if is_policy and finished:
         summary = read_object(folder / SUMMARY, error=RunError)
         if summary.get("ended_by_watch"):
             blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
-        blocks.append(_figures(summary))
-    sections = [Section("Learning curves", blocks)]
-    if kept := read_steps(folder / ROLLOUTS):
+        blocks.append(_policy_figures(summary))
+    elif finished:
+        blocks.append(last_figures(read_summary(folder)))
+    if is_policy and (kept := read_steps(folder / ROLLOUTS)):
         sections.append(Section("Rollouts to read", _rollouts(kept)))
-    made: list[Block] = []
-    command = record.get("command")
-    if isinstance(command, list) and command:
-        made.append(Preformatted("The command that repeats it", shlex.join(map(str, command))))
-    sections.append(Section("How it was made", [*made, *manifest(record, TRAIN)]))
-    return Chapter(title, name, sections)
+    sections.append(Section("How it was made", list(how_made(record, TRAIN))))
+    return Chapter(f"{run_name}: {'a policy in training' if is_policy else 'training'}", anchor, sections)
 
 
-def _figures(summary: dict[str, Any]) -> PageTable:
+def _policy_figures(summary: dict[str, Any]) -> PageTable:
     first, last, definitions = (summary.get(key) or {} for key in ("first", "last_tenth", "definitions"))
     rows = [
         [
