@@ -93,7 +93,7 @@ class Plan:
 def plan(
     model: str | Path | DecoderConfig,
     *,
-    topology: str,
+    topology: str | Slice,
     slices: int = 1,
     mesh: str | None = None,
     train: bool = False,
@@ -114,7 +114,7 @@ def plan(
     Args:
       model: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration. No
         weights are read.
-      topology: as in "v5e:4x4".
+      topology: as in "v5e:4x4", or what :func:`prb_jax.plan.chips.describe_slice` gave of it.
       slices: how many such slices, joined by their hosts' network.
       mesh: as in "fsdp=4,tensor=4"; parameters split over all chips of a slice if not given.
       train: training instead of scoring.
@@ -136,33 +136,8 @@ def plan(
       MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
       CheckpointError: a configuration that cannot be used, or an attention that cannot be.
     """
-    return plan_on(
-        describe_slice(topology, slices=slices), read_model(model), mesh=mesh, train=train, tuning=tuning,
-        prefix=prefix, responses=responses, response_length=response_length,
-        questions_per_user=questions_per_user, spread=spread, batch=batch, dtype=dtype, remat=remat, quantize=quantize,
-        attention=attention,
-    )  # fmt: skip
-
-
-def plan_on(
-    place: Slice,
-    config: DecoderConfig,
-    *,
-    mesh: str | None,
-    train: bool,
-    tuning: Tuning,
-    prefix: int,
-    responses: int,
-    response_length: int,
-    questions_per_user: int,
-    spread: float,
-    batch: int | None,
-    dtype: str,
-    remat: str,
-    quantize: str | None,
-    attention: str,
-) -> Plan:
-    """As :func:`plan`, on devices that are already described."""
+    place = topology if isinstance(topology, Slice) else describe_slice(topology, slices=slices)
+    config = read_model(model)
     if tuning not in TUNINGS:
         raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {quote(tuning)}")
     if remat not in REMAT_POLICIES:

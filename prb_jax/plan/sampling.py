@@ -56,7 +56,7 @@ class SamplingPlan:
 def plan_sampling(
     model: str | Path | DecoderConfig,
     *,
-    topology: str,
+    topology: str | Slice,
     slices: int = 1,
     mesh: str | None = None,
     prompt: int = 3840,
@@ -80,25 +80,8 @@ def plan_sampling(
     Raises:
       RunError, MeshError, CheckpointError: as of :func:`prb_jax.plan.plan`.
     """
-    return plan_sampling_on(
-        describe_slice(topology, slices=slices), read_model(model), mesh=mesh, prompt=prompt, samples=samples,
-        new_tokens=new_tokens, batch=batch, dtype=dtype, quantize=quantize,
-    )  # fmt: skip
-
-
-def plan_sampling_on(
-    place: Slice,
-    config: DecoderConfig,
-    *,
-    mesh: str | None,
-    prompt: int,
-    samples: int,
-    new_tokens: int,
-    batch: int | None,
-    dtype: str,
-    quantize: str | None,
-) -> SamplingPlan:
-    """As :func:`plan_sampling`, on devices that are already described."""
+    place = topology if isinstance(topology, Slice) else describe_slice(topology, slices=slices)
+    config = read_model(model)
     devices = make_mesh(mesh, devices=place.devices)
     trees = batch or devices.shape["data"] * devices.shape["fsdp"]
     shape = BatchShape(batch=trees, prefix=prompt, responses=samples, response_length=new_tokens)

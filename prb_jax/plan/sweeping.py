@@ -12,7 +12,7 @@ from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
-from prb_jax.plan.planner import Plan, plan_on
+from prb_jax.plan.planner import Plan, plan
 from prb_jax.training import Tuning
 
 LONG_TOKENS = 8192
@@ -92,7 +92,7 @@ def sweep(
         mesh = mesh if slices == 1 else f"data={slices},{mesh}"
         for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
             try:
-                found = plan_on(place, config, mesh=mesh, batch=batch, **options)
+                found = plan(config, topology=place, mesh=mesh, batch=batch, **options)
             except MeshError as error:
                 refused[f"{mesh} batch={batch}"] = str(error)
                 continue

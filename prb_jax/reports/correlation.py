@@ -197,10 +197,14 @@ def _standard_intervals(runs: Iterable[FinishedRun], figure: str) -> list[dict[s
     """The intervals of accuracies as every other verb gives them; None for other figures."""
     if figure not in ("accuracy", "user_accuracy"):
         return None
-    per_user = figure == "user_accuracy"
-    return [
-        accuracy_interval(outcomes(run.rows).wins, run.clusters, per_user=per_user).to_json() for run in runs
-    ]
+    intervals = []
+    for run in runs:
+        wins, clusters, per_user = outcomes(run.rows).wins, run.clusters, figure == "user_accuracy"
+        if per_user:
+            with_user = [place for place, user in enumerate(clusters.users) if user is not None]
+            wins, clusters = wins[with_user], clusters.take(with_user)
+        intervals.append(accuracy_interval(wins, clusters, per_user=per_user).to_json())
+    return intervals
 
 
 def _intervals(sample: Sample, clusters: int) -> list[dict[str, Any]]:

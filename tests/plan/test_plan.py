@@ -259,7 +259,7 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
     """Of 4 chips: fsdp=4 up to a batch that does not fit; tensor=2 slower; tensor=4 refused."""
     asked: list[tuple[str, int]] = []
 
-    def planned(place: Any, config: Any, *, mesh: str, batch: int, **_: Any) -> Plan:
+    def planned(config: Any, *, mesh: str, batch: int, **_: Any) -> Plan:
         asked.append((mesh, batch))
         if mesh == "fsdp=1,tensor=4":
             raise MeshError("heads")
@@ -267,7 +267,7 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
         fits = not (mesh == "fsdp=4,tensor=1" and batch > 4)
         return made(mesh, batch, fits=fits, seconds=slow if fits else None, peak=batch)
 
-    monkeypatch.setattr("prb_jax.plan.sweeping.plan_on", planned)
+    monkeypatch.setattr("prb_jax.plan.sweeping.plan", planned)
     monkeypatch.setattr(
         "prb_jax.plan.sweeping.describe_slice", lambda name, slices: Slice(name, CHIPS["v5e"], [None] * 4)
     )

@@ -15,7 +15,7 @@ from prb_jax.models.config.decoder import parse_config
 from prb_jax.plan import plan_sampling
 from prb_jax.plan.chips import CHIPS, Slice
 from prb_jax.plan.program import executed_flops
-from prb_jax.plan.sampling import plan_sampling_on, sampling_program, step_flops
+from prb_jax.plan.sampling import sampling_program, step_flops
 from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh
 from tests.plan.test_plan import TINY
@@ -36,9 +36,9 @@ def test_the_program_and_its_caches() -> None:
     windowed = replace(config, sliding_window=16, layer_windows=(True, False, True))
     attention = 4 * 4 * 64 * 2 * 3 * (64 + 32 - 16) * 2
     assert step_flops(config, SHAPE) - step_flops(windowed, SHAPE) == attention
-    found = plan_sampling_on(
-        Slice("cpu", CHIPS["v5e"], jax.devices()[:1]), config, mesh=None, prompt=64, samples=3, new_tokens=32, batch=2,
-        dtype="float32", quantize=None,
+    found = plan_sampling(
+        config, topology=Slice("cpu", CHIPS["v5e"], jax.devices()[:1]), prompt=64, samples=3, new_tokens=32, batch=2,
+        dtype="float32",
     )  # fmt: skip
     assert found.plan.fits
     assert found.plan.argument_bytes_per_chip > sum(caches)
