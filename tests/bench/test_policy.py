@@ -1,35 +1,58 @@
-"""`prb bench ppo`: both sides train the same model by the same prompts, and the split is printed."""
+"""`prb bench sample`, `guide` and `ppo`: both sides get the same prompts, and each says what it ran."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prb_jax.cli import main as prb
 from tests.tiny_policies import write_policy
 
-SMALL = (
-    "--prompts", "2", "--samples", "2", "--prompt-tokens", "40", "--new-tokens", "8", "--rounds", "1",
-)  # fmt: skip
+SMALL = ("--prompts", "2", "--prompt-tokens", "40", "--rounds", "1")
 
 
-def test_rollout_and_update_beside_trl(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def bench(verb: str, folder: Path, *more: str) -> dict[str, Any]:
+    report = folder / "bench.json"
+    assert prb(["bench", verb, str(folder / "model"), "--json", str(report), *SMALL, *more]) == 0
+    (row,) = json.loads(report.read_text())
+    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+    return row
+
+
+def test_both_ways_draw_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(tmp_path / "model", "qwen3", num_hidden_layers=2)
+    row = bench("sample", tmp_path, "--new-tokens", "8", "--temperature", "0", "--against", "transformers")
+    assert row["equal_tokens"] == 1
+    assert (row["prompts"], row["samples"], row["new_tokens"]) == (2, 1, 8)
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("tokens/s", "speed-up", "equal tokens"))
+    assert prb(["bench", "sample", str(tmp_path / "model"), "--against-prompts", "1", *SMALL]) == 2
+
+
+def test_a_guided_token_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    row = bench("guide", tmp_path, "--new-tokens", "4", "--candidates", "3")
+    assert (row["prompts"], row["prompt_tokens"], row["new_tokens"], row["candidates"]) == (2, 40, 4, 3)
+    assert all(row[name] > 0 for name in ("policy_ms", "reward_ms", "guided_ms", "ratio"))
+    assert "guided / (policy + reward model)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rollout_and_update_beside_trl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
-    from prb_jax.bench.rivals import trl_policy
+    from prb_jax.bench.rivals import trl
 
     steps = []
-    run = trl_policy.TrlPolicyTrainer.run
-    monkeypatch.setattr(trl_policy.TrlPolicyTrainer, "run", lambda self: steps.append(run(self)) or steps[-1])
+    run = trl.TrlPolicyTrainer.run
+    monkeypatch.setattr(trl.TrlPolicyTrainer, "run", lambda self: steps.append(run(self)) or steps[-1])
     write_policy(tmp_path / "model", "qwen3", num_hidden_layers=1, eos=3)
-    report = tmp_path / "bench.json"
-    arguments = [str(tmp_path / "model"), "--against", "trl", "--json", str(report), *SMALL]
-    assert prb(["bench", "ppo", *arguments]) == 0
-    (row,) = json.loads(report.read_text())
+    row = bench("ppo", tmp_path, "--new-tokens", "8", "--samples", "2", "--against", "trl")
     assert (row["prompts"], row["samples"], row["new_tokens"]) == (2, 2, 8)
-    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
     assert len(steps) == 2
     assert steps[1].prompt_tokens == 2 * row["prompt_tokens"]  # their prompts are ours
     assert 0 < row["length"] <= 8
@@ -37,7 +60,6 @@ def test_rollout_and_update_beside_trl(tmp_path: Path, capsys, monkeypatch: pyte
     whole = row["against_rollout_seconds"] + row["against_update_seconds"]
     assert row["speedup"] == pytest.approx(whole / (row["rollout_seconds"] + row["update_seconds"]))
     shown = capsys.readouterr().out
-    for word in ("rollout s", "update s", "speed-up"):
-        assert word in shown
+    assert all(word in shown for word in ("rollout s", "update s", "speed-up"))
     assert prb(["bench", "ppo", str(tmp_path / "model"), "--against-rows", "1", *SMALL]) == 2
     assert prb(["bench", "ppo", "qwen3-40m", *SMALL]) == 2
