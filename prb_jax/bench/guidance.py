@@ -115,7 +115,7 @@ def bench_guidance(
         rows = plain.restart(plain.empty()[1], held, every, np.zeros((trees, 1), np.int32))
         pair = GuidedRows(rows, both.empty(columns)[1])
         prompts = GuidedPrompts(held, before)
-        return lambda: both.run((policy.params, judge, weight), prompts, pair, **drawing).tokens
+        return lambda: both.run((policy.params, judge, weight), prompts, pair, **drawing).policy.tokens
 
     times: list[tuple[float, ...]] = []
     for number in range(rounds + 1):
