@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
         start(options)
         from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.study import render_people, render_study
+        from prb_jax.study.methods import read_settings
         from prb_jax.study.personalise import people_of_study, personalise
-        from prb_jax.study.settings import read_settings
         from prb_jax.study.write_features import FeatureOptions
 
         if options.dry_run:

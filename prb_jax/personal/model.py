@@ -16,14 +16,20 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.personal.adapting import BATCH, adapt_rows, in_batches, rounded, score_rows, score_table
 from prb_jax.personal.embedder import Embedder
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
-from prb_jax.personal.fitted import FittedMethod
+from prb_jax.personal.few_shot.protocol import (
+    BATCH,
+    adapt_rows,
+    in_batches,
+    next_power,
+    score_rows,
+    score_table,
+)
 from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import by_user, refuse_told, that_tell, without_told
-from prb_jax.personal.states import UserStates, read_states, save_states
+from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.tree import Truncation
 
@@ -334,7 +340,7 @@ class PersonalisedModel:
             pairs = [pair for one in context for pair in _pairs(one)][-MOST:]
             chosen.append([better for better, _ in pairs])
             rejected.append([worse for _, worse in pairs])
-        width = rounded(max(1, *map(len, chosen)))
+        width = next_power(max(1, *map(len, chosen)))
         mask = np.array([[place < len(row) for place in range(width)] for row in chosen])
         filler = next((row[0] for row in chosen if row), None)
         posts = self._posts([posts for _, posts in known])
@@ -363,7 +369,7 @@ class PersonalisedModel:
         most = max(map(len, profiles))
         if not most:
             return None
-        shape = (len(profiles), rounded(most))
+        shape = (len(profiles), next_power(most))
         features = np.zeros((*shape, self.embedder.width), np.float32)
         mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
         for row, posts in enumerate(profiles):

@@ -25,8 +25,8 @@ from prb_jax.models.config.encoder import is_encoder
 from prb_jax.models.lora import merge_lora
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.backbone import TRAINS, Adapter, unstacked
-from prb_jax.personal.fitted import read_fitted
 from prb_jax.personal.model import PersonalisedModel
+from prb_jax.personal.saved import read_fitted
 from prb_jax.processes.agreement import differences
 from prb_jax.readouts.heads import Pooled
 from prb_jax.readouts.load_options import LoadOptions

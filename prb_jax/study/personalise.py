@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,28 +15,27 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FeatureStore
 from prb_jax.personal.few_shot.backbone import Backbone
-from prb_jax.personal.few_shot.choices import Choices
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.personal.few_shot.registry import METHODS
-from prb_jax.personal.fitted import Standard, save_fitted
 from prb_jax.personal.folder import FITTED, SPLITS
-from prb_jax.personal.states import UserStates, save_states
+from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs, read_record, record_session
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
-from prb_jax.study.asked import ALL, Asked, asked_methods
 from prb_jax.study.backbone import check_backbone, features_of, trainable
-from prb_jax.study.baselines import baselines_of, run_baseline
 from prb_jax.study.checks import check_norms, check_wrappers
+from prb_jax.study.methods import ALL, StudyMethods, choose_methods
 from prb_jax.study.outcomes import (
     Outcome,
     Part,
+    baselines_of,
     fit_method,
     make_part,
     read_outcome,
+    run_baseline,
     run_method,
     standardised,
 )
@@ -120,12 +118,12 @@ def personalise(
     folder, shown = Path(out), tuple(shots)
     refuse_file(out)
     _check_shots(shown)
-    asked = asked_methods(methods)
-    given = dict(settings or {})
-    for name in given.keys() - {method.name for method in asked.methods}:
+    chosen = choose_methods(methods)
+    settings = dict(settings or {})
+    for name in settings.keys() - {method.name for method in chosen.methods}:
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
     _read_record(folder)
-    check_backbone(backbone, asked.methods, features)
+    check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
@@ -143,15 +141,15 @@ def personalise(
         }
     )
     with held_folder(folder):
-        found = _read_record(folder)
-        if found is not None:
-            check_same_inputs(folder, found["inputs"], decided)
+        record = _read_record(folder)
+        if record is not None:
+            check_same_inputs(folder, record["inputs"], decided)
         else:
             notes = {"command": command_line(), "data": list(inputs.sources), "backbone": str(backbone)}
             record_session(folder / RUN, None, kind=KIND, inputs=decided, session={}, notes=notes)
         saved = saved_splits(population, splits, by=split)
-        for each in saved["splits"]:
-            check_split(each, where=str(folder / SPLITS))
+        for one_split in saved["splits"]:
+            check_split(one_split, where=str(folder / SPLITS))
         write_json(folder / SPLITS, saved, indent=0)
         for name in (OUTCOMES, FITTED, STATES):
             with writing(folder / name):
@@ -159,8 +157,8 @@ def personalise(
         return _run(
             population,
             splits,
-            asked,
-            given,
+            chosen,
+            settings,
             folder,
             store=store,
             backbone=trainable(backbone, population, features, mesh=devices),
@@ -210,7 +208,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 def _run(
     population: Population,
     splits: Sequence[Split],
-    asked: Asked,
+    chosen: StudyMethods,
     settings: Mapping[str, Any],
     folder: Path,
     *,
@@ -221,61 +219,55 @@ def _run(
     mesh: Mesh,
     progress: bool,
 ) -> Study:
-    baselines, methods = baselines_of(population), asked.methods
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in (*baselines, *(m.name for m in methods))}
-    left_out = dict(asked.left_out)
-    checks, removed = [], 0
-    count = Count(len(splits) * len(methods), unit="fits")
+    baselines = baselines_of(population)
+    outcomes: dict[str, list[Outcome]] = {
+        name: [] for name in (*baselines, *(method.name for method in chosen.methods))
+    }
+    left_out, checks, removed = dict(chosen.left_out), [], 0
+    count = Count(len(splits) * len(chosen.methods), unit="fits")
     with show_progress("personalise", count, enabled=progress) as display:
         for split in splits:
-            posts, gone = posts_of_split(population, split)
-            removed = max(removed, gone)
+            posts, telling = posts_of_split(population, split)
+            removed = max(removed, telling)
             known = replace(population.choices, posts=posts, backbone=backbone)
-            told = _without_telling_profiles(known, gone)
-            choices, standard = standardised(told, split)
-            checks.append(
-                {
-                    "seed": split.seed,
-                    "wrapper_accuracy": check_wrappers(population, split),
-                    "norm_ratio": check_norms(population, split, choices.features),
-                }
+            if telling:  # the rewards of a backbone that saw posts that tell how the person chose
+                known = replace(known, in_context=None)
+            choices, standard = standardised(known, split)
+            wrapper, norm_ratio = (
+                check_wrappers(population, split),
+                check_norms(population, split, choices.features),
             )
+            checks.append({"seed": split.seed, "wrapper_accuracy": wrapper, "norm_ratio": norm_ratio})
             part = make_part(choices, split)
             for name in baselines:
                 outcomes[name].append(run_baseline(name, population, part))
-            for method in methods:
+            for method in chosen.methods:
                 if method.name not in left_out:
-                    own = settings.get(method.name, None) or method.settings()
                     try:
                         part.choices.require(method.name, method.needs)
                     except DataError as error:
-                        if method.name in asked.named:
+                        if method.name in chosen.named:
                             raise
-                        left_out[method.name] = (
-                            f"{gone:,} posts judge a response of the same person's comparisons, and the backbone that "
-                            "saw the profile saw them"
-                            if gone and store.shown is not None and "in_context" in method.needs
-                            else str(error)
-                        )
                         outcomes.pop(method.name)
-                    else:
-                        outcomes[method.name].append(
-                            _outcome(
-                                method,
-                                own,
-                                part,
-                                folder,
-                                standard=standard,
-                                save=functools.partial(
-                                    save_fitted,
-                                    items=population.item_keys,
-                                    features=store.facts,
-                                ),
-                                users=population.users,
-                                shots=shots,
-                                mesh=mesh,
+                        left_out[method.name] = str(error)
+                        if telling and store.shown is not None and "in_context" in method.needs:
+                            left_out[method.name] = (
+                                f"{telling:,} posts judge a response of the same person's comparisons, and the "
+                                "backbone that saw the profile saw them"
                             )
+                    else:
+                        outcome = _outcome(
+                            method,
+                            settings.get(method.name) or method.settings(),
+                            part,
+                            folder,
+                            standard=standard,
+                            population=population,
+                            features=store.facts,
+                            shots=shots,
+                            mesh=mesh,
                         )
+                        outcomes[method.name].append(outcome)
                 display.advance(1)
     for name in METHODS:  # of an earlier call with the same folder
         paths = [_outcome_file(folder, name, split) for split in splits]
@@ -283,17 +275,16 @@ def _run(
             outcomes[name] = [read_outcome(path) for path in paths]
     check_unchanged(inputs)
     rows = results(population, splits, outcomes)
-    sizes = {
-        name: [int((split.part == number).sum()) for split in splits]
-        for number, name in enumerate(("seen", "validation", "unseen"))
-    }
     counts = population.choices
     summary = {
         "users": len(population.users),
         "choices": len(counts),
         "questions": int(counts.questions.max()) + 1,
         "responses": len(counts.features),
-        "users_in_splits": sizes,
+        "users_in_splits": {
+            name: [int((split.part == number).sum()) for split in splits]
+            for number, name in enumerate(("seen", "validation", "unseen"))
+        },
         "users_with_one_choice": int((np.bincount(counts.users) == 1).sum()),
         "excluded": dict(population.excluded),
         "left_out_methods": left_out,
@@ -301,13 +292,13 @@ def _run(
         "posts_that_judge_a_candidate": removed,
         "checks": checks,
         "numbers": {
-            name: [outcome.figures.get("numbers", {}) for outcome in found]
-            for name, found in outcomes.items()
+            name: [outcome.figures.get("numbers", {}) for outcome in of_splits]
+            for name, of_splits in outcomes.items()
         },
         "controls": {
-            name: [outcome.figures["controls"] for outcome in found]
-            for name, found in outcomes.items()
-            if found[0].figures.get("controls")
+            name: [outcome.figures["controls"] for outcome in of_splits]
+            for name, of_splits in outcomes.items()
+            if of_splits[0].figures.get("controls")
         },
         "not_above_offset": _not_above(rows),
         "definitions": dict(DEFINITIONS),
@@ -320,11 +311,6 @@ def _run(
     return Study(folder, rows, summary)
 
 
-def _without_telling_profiles(choices: Choices, told: int) -> Choices:
-    """The choices without the rewards of a backbone that saw posts that tell how the person chose."""
-    return replace(choices, in_context=None) if told else choices
-
-
 def _outcome(
     method: Method,
     settings: Any,
@@ -332,20 +318,20 @@ def _outcome(
     folder: Path,
     *,
     standard: Standard,
-    save: Callable[..., str],
-    users: Sequence[str],
+    population: Population,
+    features: Mapping[str, Any],
     shots: Sequence[int],
     mesh: Mesh,
 ) -> Outcome:
     """The outcome of a method on a split: read where it is there, with the same settings."""
     path = _outcome_file(folder, method.name, part.split)
-    own = as_recorded({"settings": asdict(settings)})["settings"]
+    recorded = as_recorded({"settings": asdict(settings)})["settings"]
     if path.exists():
         outcome = read_outcome(path)
-        if outcome.figures["settings"] != own:
+        if outcome.figures["settings"] != recorded:
             raise RunError(
-                f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(own)}; give --out "
-                "another folder, or remove the file"
+                f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(recorded)}; give "
+                "--out another folder, or remove the file"
             )
         return outcome
     start = time.perf_counter()
@@ -356,20 +342,23 @@ def _outcome(
     seconds = time.perf_counter() - start
     keep: Callable[[np.ndarray, Any], int] | None = None
     if part.split.seed == 0:
-        digest = save(folder / FITTED / method.name, method, fitted, standard=standard)
-        keep = functools.partial(_keep, folder / STATES / method.name, method.name, digest, users)
+        digest = save_fitted(
+            folder / FITTED / method.name,
+            method,
+            fitted,
+            standard=standard,
+            items=population.item_keys,
+            features=features,
+        )
+
+        def keep(users: np.ndarray, states: Any) -> int:
+            people = UserStates(tuple(population.users[user] for user in users.tolist()), states)
+            return save_states(folder / STATES / method.name, people, method=method.name, fitted=digest)
+
     outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
-    outcome = replace(outcome, figures={**outcome.figures, "settings": own})
+    outcome = replace(outcome, figures={**outcome.figures, "settings": recorded})
     outcome.save(path)
     return outcome
-
-
-def _keep(
-    folder: Path, method: str, digest: str, names: Sequence[str], asked: np.ndarray, states: Any
-) -> int:
-    """Write the states of the people who were asked; return the bytes on the disk."""
-    found = UserStates(tuple(names[user] for user in map(int, asked)), states)
-    return save_states(folder, found, method=method, fitted=digest)
 
 
 def _outcome_file(folder: Path, method: str, split: Split) -> Path:
@@ -378,10 +367,8 @@ def _outcome_file(folder: Path, method: str, split: Split) -> Path:
 
 def _not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods that beat pooled with an offset for no number of shots, on unseen people."""
-    here = [
-        row
-        for row in rows
-        if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]
-    ]
-    names = list(dict.fromkeys(row["method"] for row in here))
-    return [name for name in names if not any(row["above_offset"] for row in here if row["method"] == name)]
+    above: dict[str, bool] = {}
+    for row in rows:
+        if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
+            above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
+    return [name for name, beaten in above.items() if not beaten]

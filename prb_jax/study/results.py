@@ -11,8 +11,17 @@ import numpy as np
 from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.paired import holm
 from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval
-from prb_jax.study.baselines import BASELINES
-from prb_jax.study.outcomes import CONTROLS, NO_PROFILE, NO_USER, PLAIN, SHUFFLED, TIED, WON, Outcome
+from prb_jax.study.outcomes import (
+    BASELINES,
+    CONTROLS,
+    NO_PROFILE,
+    NO_USER,
+    PLAIN,
+    SHUFFLED,
+    TIED,
+    WON,
+    Outcome,
+)
 from prb_jax.study.population import Population
 from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, Split
 

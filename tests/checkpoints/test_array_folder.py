@@ -6,7 +6,7 @@ import pytest
 
 from prb_jax.checkpoints.array_folder import bytes_on_disk, read_arrays, write_arrays
 from prb_jax.errors import RunError
-from prb_jax.personal.trees import read_tree, write_tree
+from prb_jax.personal.saved import read_tree, write_tree
 
 
 def test_a_tree_of_any_dtype_comes_back_as_it_was(tmp_path):

@@ -10,7 +10,7 @@ import jax
 
 import prb_jax as prb
 from prb_jax.sharding import make_mesh
-from prb_jax.study.settings import read_settings
+from prb_jax.study.methods import read_settings
 from prb_jax.study.write_features import write_features
 from tests.study.people import PlantedFeatures, planted_people
 

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.personal.fitted import read_fitted
-from prb_jax.personal.states import read_states
+from prb_jax.personal.saved import read_fitted, read_states
 from tests.plain_process import plain_environment
 from tests.study.mesh_studies import MESHES
 

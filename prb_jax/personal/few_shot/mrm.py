@@ -23,10 +23,9 @@ import optax
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
-from prb_jax.personal.few_shot.controls import accuracy_of, without_user
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
 from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State, accuracy_of, adapt_users, without_user
 from prb_jax.personal.few_shot.settings import check_numbers
 
 

@@ -19,8 +19,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Validation, descend, numpy_rng
-from prb_jax.personal.few_shot.joint import JointSettings, fit_joint
+from prb_jax.personal.few_shot.fitting import JointSettings, Validation, descend, fit_joint, numpy_rng
 from prb_jax.personal.few_shot.layers import init_mlp, mlp
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers

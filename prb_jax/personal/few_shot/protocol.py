@@ -1,4 +1,4 @@
-"""The protocol of every few-shot method, and the functions that run one over many users.
+"""The protocol of every few-shot method, the functions that run one over many users, and its controls.
 
 A method is a `Method`: pure functions and their settings. It is fitted on people who are seen; every choice (such
 as the strength of a penalty) is made on people of a validation part. It is adapted to a new person from k
@@ -115,7 +115,7 @@ def adapt_users(
     Raises:
       DataError: the data lack a thing that the method needs.
     """
-    _check(method, choices)
+    choices.require(method.name, method.needs)
     tables = _tables(choices, mesh)
 
     def run(users: Array, chosen: Array, rejected: Array, mask: Array) -> State:
@@ -123,7 +123,7 @@ def adapt_users(
 
     places = contexts.places
     rows = (contexts.users, choices.chosen[places], choices.rejected[places], contexts.mask)
-    return _in_chunks(run, rows, mesh)
+    return _over_users(run, rows, mesh)
 
 
 def score_users(
@@ -155,7 +155,7 @@ def score_users(
     def run(states: State, pairs: Array, shown: Array | None) -> Array:
         return _score(method, fitted, table, states, pairs, shown)
 
-    scores = _in_chunks(run, (states, pairs, shown), mesh)
+    scores = _over_users(run, (states, pairs, shown), mesh)
     return np.where(queries.mask[:, :, None], scores, np.nan)
 
 
@@ -177,10 +177,6 @@ def accuracy(scores: np.ndarray) -> float:
     return float(np.mean((known[:, 0] > known[:, 1]) + 0.5 * (known[:, 0] == known[:, 1])))
 
 
-def _check(method: Method, choices: Choices) -> None:
-    choices.require(method.name, method.needs)
-
-
 def _tables(choices: Choices, mesh: Mesh | None) -> tuple[Responses, Posts | None]:
     tables = (choices.table, choices.posts)
     if mesh is None:
@@ -188,23 +184,26 @@ def _tables(choices: Choices, mesh: Mesh | None) -> tuple[Responses, Posts | Non
     return jax.tree.map(lambda leaf: to_global(np.asarray(leaf), replicated(mesh)), tables)
 
 
-def _in_chunks(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
-    """The results of ``run`` over users, chunk by chunk, all of one size."""
+def _over_users(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
+    """The results of ``run`` over users, a part of them at a time."""
     users = len(jax.tree.leaves(rows)[0])
     shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
     size = min(USERS_AT_ONCE, users + -users % shards)
-    size += -size % shards
-    found = []
-    for start in range(0, users, size):
-        part = jax.tree.map(lambda leaf, s=start: _padded(np.asarray(leaf)[s : s + size], size), rows)
+    return _in_chunks(run, rows, size + -size % shards, mesh)
+
+
+def _in_chunks(run: Callable[..., Any], rows: tuple[Any, ...], size: int, mesh: Mesh | None) -> Any:
+    count, results = len(jax.tree.leaves(rows)[0]), []
+    for start in range(0, count, size):
+        chunk = jax.tree.map(lambda leaf, s=start: _padded(np.asarray(leaf)[s : s + size], size), rows)
         if mesh is not None:
-            part = jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), part)
-        found.append(jax.tree.map(np.asarray, run(*part)))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:users], *found)
+            chunk = jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), chunk)
+        results.append(jax.tree.map(np.asarray, run(*chunk)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *results)
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """The rows and copies of the first one: a padded user is computed like any other, and dropped."""
+    """The rows and copies of the first one, which are computed like any other and dropped."""
     return rows if len(rows) == size else np.concatenate([rows, np.repeat(rows[:1], size - len(rows), 0)])
 
 
@@ -244,3 +243,73 @@ def _score(
         return one(state, *flat).reshape(pairs.shape)
 
     return jax.vmap(of_user)(states, pairs, shown)
+
+
+def accuracy_of(method: Method, fitted: Fitted, states: State, choices: Choices, queries: UserRows) -> float:
+    """Return the share of queries whose chosen response has the higher score under ``states``."""
+    return accuracy(score_users(method, fitted, states, choices, queries))
+
+
+def without_user(method: Method, fitted: Fitted, choices: Choices, queries: UserRows) -> float:
+    """Return the accuracy when nothing is known of anybody."""
+    states = repeated(method.empty_state(fitted), len(queries.users))
+    return accuracy_of(method, fitted, states, choices, queries)
+
+
+def shuffled_users(
+    method: Method, fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
+) -> float:
+    """Return the accuracy when every person has the comparisons and the profile of another person."""
+    order = np.roll(np.arange(len(contexts.users)), 1)
+    states = adapt_users(method, fitted, choices, contexts, key=key)
+    other = jax.tree.map(lambda leaf: leaf[order], states)
+    return accuracy_of(method, fitted, other, choices, queries)
+
+
+def swapped_labels(
+    method: Method, fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
+) -> float:
+    """Return the accuracy when the person is said to have chosen the response that they rejected."""
+    states = adapt_users(method, fitted, choices.turned_round(), contexts, key=key)
+    return accuracy_of(method, fitted, states, choices, queries)
+
+
+BATCH = 256
+"""Rows of a compiled call for people who come one after another."""
+
+
+def next_power(number: int) -> int:
+    """Return the next power of two: few sizes, and so few programs."""
+    return 1 << (number - 1).bit_length()
+
+
+def in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
+    """Return the results of a compiled function over rows, in batches of few sizes."""
+    return _in_chunks(run, rows, min(BATCH, next_power(len(jax.tree.leaves(rows)[0]))), None)
+
+
+@partial(jax.jit, static_argnums=0)
+def adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> Any:
+    """Return the states of people, each leaf with a leading axis as that of the contexts."""
+    return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
+
+
+@partial(jax.jit, static_argnums=0)
+def score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
+    """Return float32 [n, K]: the scores of each row of responses under its own state."""
+    return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
+
+
+@partial(jax.jit, static_argnums=0)
+def score_table(
+    method: Method, fitted: Fitted, states: Any, people: jax.Array, responses: Responses
+) -> jax.Array:
+    """Return float32 [people, n, K]: the scores of every row of responses under every state.
+
+    ``people`` [people] are any numbers: the states of a method that knows no person have no axis to tell how many.
+    """
+
+    def of_person(state: Any, person: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
+
+    return jax.vmap(of_person)(states, people)

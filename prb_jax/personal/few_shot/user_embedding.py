@@ -23,8 +23,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Validation, descend, numpy_rng, pooled_direction
-from prb_jax.personal.few_shot.joint import JointSettings, fit_joint
+from prb_jax.personal.few_shot.fitting import (
+    JointSettings,
+    Validation,
+    descend,
+    fit_joint,
+    numpy_rng,
+    pooled_direction,
+)
 from prb_jax.personal.few_shot.layers import init_mlp, mlp
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers

@@ -22,11 +22,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
-from prb_jax.personal.few_shot.controls import accuracy_of, shuffled_users, swapped_labels, without_user
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
 from prb_jax.personal.few_shot.fitting import numpy_rng
 from prb_jax.personal.few_shot.layers import attend, init_linear, init_mlp, linear, mlp
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
+from prb_jax.personal.few_shot.protocol import (
+    Fitted,
+    Method,
+    State,
+    accuracy_of,
+    adapt_users,
+    shuffled_users,
+    swapped_labels,
+    without_user,
+)
 from prb_jax.personal.few_shot.settings import check_numbers
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prb_jax.personal.few_shot.protocol import adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
-from prb_jax.personal.states import UserStates, read_states, save_states
+from prb_jax.personal.saved import UserStates, read_states, save_states
 from prb_jax.sharding import batch_sharding, make_mesh
 from tests.personal.few_shot.planted import world
 

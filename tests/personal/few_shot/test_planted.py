@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from prb_jax.personal.few_shot.choices import Posts
-from prb_jax.personal.few_shot.controls import shuffled_users, swapped_labels
-from prb_jax.personal.few_shot.protocol import adapt_users, bytes_per_user, score_users
+from prb_jax.personal.few_shot.protocol import (
+    adapt_users,
+    bytes_per_user,
+    score_users,
+    shuffled_users,
+    swapped_labels,
+)
 from prb_jax.personal.few_shot.registry import METHODS, method_named
 from tests.personal.few_shot.planted import LinearBackbone, World, with_posts, world
 

@@ -1,0 +1,293 @@
+"""Fitted methods and the states of people in folders: arrays of Orbax, and a JSON file that says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from prb_jax.checkpoints.array_folder import bytes_on_disk, flat_arrays, read_arrays, write_arrays
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import write_json, writing
+from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal.few_shot.protocol import Fitted, Method
+from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.folder import PERSONALISED, STATES
+from prb_jax.sharding import batch_sharding, mesh_shape, replicated
+
+ARRAYS: Final = "arrays"
+FITTED_FORMAT: Final = {"kind": "prb_jax personalised", "format": 2}
+STATES_FORMAT: Final = {"kind": "prb_jax states", "format": 1}
+
+
+@dataclass(frozen=True)
+class Standard:
+    """How features are made comparable: (features - mean) / scale, both float32 [D]."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def none(cls, width: int) -> Standard:
+        """Return the one that leaves features of this width as they are."""
+        return cls(np.zeros(width, np.float32), np.ones(width, np.float32))
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Return standardised features, float32."""
+        return ((features - self.mean) / self.scale).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class FittedMethod:
+    """A method ready to be adapted to people.
+
+    Attributes:
+      path: its folder.
+      method: the method.
+      fitted: its arrays and numbers.
+      standard: of the features on which it was fitted.
+      items: the number of each text that was judged, by the text's digest (``post_key``).
+      facts: what ``personalised.json`` holds.
+    """
+
+    path: Path
+    method: Method
+    fitted: Fitted
+    standard: Standard
+    items: Mapping[bytes, int]
+    facts: Mapping[str, Any]
+
+    __repr__ = short_repr
+
+
+def save_fitted(
+    folder: Path,
+    method: Method,
+    fitted: Fitted,
+    *,
+    standard: Standard,
+    items: np.ndarray,
+    features: Mapping[str, Any],
+) -> str:
+    """Write a fitted method as a folder, whole or not at all: ``personalised.json`` is written last.
+
+    Args:
+      folder: made where there is none.
+      method, fitted: the method.
+      standard: of the features on which it was fitted.
+      items: uint8 [I, 16], the digest of each text that was judged, in the order of their numbers.
+      features: what ``features.json`` holds of these features.
+
+    Returns:
+      the digest of its arrays, by which states of people know what they are of.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    tree = {
+        "arrays": fitted.arrays,
+        "numbers": fitted.numbers,
+        "mean": standard.mean,
+        "scale": standard.scale,
+        "items": items,
+    }
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PERSONALISED).unlink(missing_ok=True)
+    known = ("model", "opened_with", "width")
+    facts = {
+        **FITTED_FORMAT,
+        "method": method.name,
+        "settings": asdict(fitted.settings),
+        **write_tree(folder / ARRAYS, tree),
+        "backbone": {name: features[name] for name in known} | {"identity": features["inputs"]["model"]},
+    }
+    write_json(folder / PERSONALISED, facts)
+    return facts["digest"]
+
+
+def read_fitted(folder: str | Path) -> FittedMethod:
+    """Read a fitted method.
+
+    Raises:
+      RunError: there is none, a file is damaged, or it is of a method that there is not.
+    """
+    path = Path(folder)
+    facts = read_object(path / PERSONALISED, error=RunError)
+    _check_format(facts, FITTED_FORMAT, where=path / PERSONALISED)
+    if facts["method"] not in METHODS:
+        raise RunError(
+            f"{path / PERSONALISED}: method {quote(facts['method'])}: expected one of {', '.join(METHODS)}"
+        )
+    method = method_named(facts["method"])
+    names = {field.name for field in fields(method.settings)}
+    if odd := facts["settings"].keys() ^ names:
+        raise RunError(
+            f"{path / PERSONALISED}: settings: {quote(min(odd))}: is not of this version of the method"
+        )
+    settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
+    tree = read_tree(path / ARRAYS, facts)
+    standard = Standard(tree["mean"], tree["scale"])
+    items = {row.tobytes(): number for number, row in enumerate(tree["items"])}
+    return FittedMethod(
+        path, method, Fitted(tree["arrays"], tree["numbers"], settings), standard, items, facts
+    )
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class UserStates:
+    """The states of U people.
+
+    Attributes:
+      users: their names, in the order of the rows.
+      states: a tree whose arrays have the leading axis U.
+      digest: of the arrays, where they were read.
+      rows: the row of each person.
+    """
+
+    users: tuple[str, ...]
+    states: Any
+    digest: str | None = None
+    rows: Mapping[str, int] = field(init=False)
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        rows = {user: row for row, user in enumerate(self.users)}
+        if len(rows) < len(self.users):
+            twice = next(user for row, user in enumerate(self.users) if rows[user] != row)
+            raise DataError(f"states: user {quote(twice)} is given twice")
+        for leaf in jax.tree.leaves(self.states):
+            if len(leaf) != len(self.users):
+                raise DataError(f"states: expected {len(self.users)} rows, found {len(leaf)}")
+        object.__setattr__(self, "rows", rows)
+
+    def of(self, users: Sequence[str]) -> Any:
+        """Return the states of some of the users, each array with a leading axis of them."""
+        rows = np.array([self.rows[user] for user in users], np.int64)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.states)
+
+
+def save_states(folder: str | Path, found: UserStates, *, method: str, fitted: str) -> int:
+    """Write the states of people as a folder of Orbax; arrays on devices are written part by part.
+
+    Args:
+      folder: made where there is none; what it held is replaced.
+      found: the people and their states.
+      method: its name.
+      fitted: digest of the fitted method (``personalised.json``): to any other one these states mean nothing.
+
+    Returns:
+      the bytes on the disk.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    path = Path(folder)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / STATES).unlink(missing_ok=True)
+    facts = STATES_FORMAT | {"method": method, "fitted": fitted, "users": list(found.users)}
+    write_json(path / STATES, facts | write_tree(path / ARRAYS, found.states), indent=0)
+    return bytes_on_disk(path)
+
+
+def read_states(
+    folder: str | Path, *, method: str, fitted: str | None = None, mesh: Mesh | None = None
+) -> UserStates:
+    """Read the states of people.
+
+    Args:
+      folder: of :func:`save_states`.
+      method: that they must be of.
+      fitted: digest of the fitted method that they must be of; None for any of this name.
+      mesh: devices over which the people are split, where their number can be; numpy arrays if not given.
+
+    Raises:
+      RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
+    """
+    path = Path(folder)
+    facts = read_object(path / STATES, error=RunError)
+    _check_format(facts, STATES_FORMAT, where=path / STATES)
+    for name, expected in (("method", method), ("fitted", fitted)):
+        if expected is not None and facts.get(name) != expected:
+            raise RunError(
+                f"{path / STATES}: {name}: expected {quote(expected)}, found {quote(facts.get(name))}: these are "
+                f"states of another {'method' if name == 'method' else f'fit of {method}'}"
+            )
+
+    def split(shape: tuple[int, ...]) -> NamedSharding:
+        assert mesh is not None
+        even = shape[0] % mesh_shape(mesh).batch_shards == 0
+        return batch_sharding(mesh, len(shape)) if even else replicated(mesh)
+
+    states = read_tree(path / ARRAYS, facts, sharding=None if mesh is None else split)
+    return UserStates(tuple(facts["users"]), states, facts["digest"])
+
+
+def write_tree(folder: Path, tree: Any) -> dict[str, Any]:
+    """Write a tree of nested dicts and lists of arrays.
+
+    Returns:
+      what `read_tree` needs to know, JSON-ready: "tree", the names of the arrays in their places; "arrays", the shape,
+      dtype and checksum of each; "digest", of all of them.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    flat = flat_arrays(tree)
+    names = jax.tree.unflatten(jax.tree.structure(tree), list(flat))
+    return {"tree": names, "arrays": write_arrays(folder, flat), "digest": _digest(flat)}
+
+
+def read_tree(
+    folder: Path,
+    facts: Mapping[str, Any],
+    *,
+    sharding: Callable[[tuple[int, ...]], NamedSharding] | None = None,
+) -> Any:
+    """Read what `write_tree` wrote.
+
+    Args:
+      folder: of the arrays.
+      facts: with what it returned.
+      sharding: of an array of this shape on devices; numpy arrays if not given.
+
+    Raises:
+      RunError: it is missing, damaged, or not what the facts say.
+    """
+    try:
+        described = facts["arrays"]
+        shardings = None
+        if sharding is not None:
+            shardings = {name: sharding(tuple(one["shape"])) for name, one in described.items()}
+        found = read_arrays(folder, described, shardings=shardings)
+        return jax.tree.map(lambda name: found[name], facts["tree"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{folder}: is not described by the file beside it: {error}") from error
+
+
+def _check_format(facts: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
+    """Refuse a description of another kind of folder or of another format."""
+    for name, expected in wanted.items():
+        if (found := facts.get(name)) != expected:
+            raise RunError(f"{where}: {name}: expected {quote(expected)}, found {quote(found)}")
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    found = sha256()
+    for name, leaf in sorted(arrays.items()):
+        held = np.asarray(leaf)
+        found.update(f"{name} {held.dtype} {held.shape}\n".encode())
+        found.update(np.ascontiguousarray(held).tobytes())
+    return f"sha256:{found.hexdigest()}"
