@@ -46,12 +46,6 @@ class Planted:
         """Return the rows of the texts."""
         return Embedded(TABLE[[int(text[1:]) for text in texts]], 0)
 
-    def shown(
-        self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        """Refused: there are no rewards."""
-        raise NotImplementedError
-
 
 def choices(user: str, taste: np.ndarray, count: int, rng: np.random.Generator) -> list[prb.Comparison]:
     """Return comparisons of one person, the preferred response as "chosen"."""

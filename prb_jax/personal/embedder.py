@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError
+from prb_jax.data.comparison import Comparison, Post
+from prb_jax.personal.features import answer_key, post_key, read_post
+from prb_jax.personal.few_shot.choices import Context, Posts, Responses
+from prb_jax.personal.few_shot.protocol import next_power
 from prb_jax.readouts.text_encoder import TextEncoder
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
@@ -64,8 +66,12 @@ class Embedder(Protocol):
 
     @property
     def gives_rewards(self) -> bool:
-        """Whether the model is a reward model, so that :meth:`answers` and :meth:`shown` know rewards."""
+        """Whether the model is a reward model, a :class:`RewardEmbedder`, whose :meth:`answers` have rewards."""
         ...
+
+
+class RewardEmbedder(Embedder, Protocol):
+    """A source of features that is a reward model."""
 
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
@@ -79,6 +85,97 @@ class Embedder(Protocol):
           advance: as of :meth:`answers`.
         """
         ...
+
+
+NEW_ITEM: Final = 1 << 30
+"""The number of a text that nobody judged when a method was fitted."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedTexts:
+    """The standardised features of comparisons and posts as a method reads them, each text computed once.
+
+    Attributes:
+      embedder: the source of the features.
+      standard: of the features on which the method was fitted.
+      items: the number of each text that was judged then, by its digest.
+      features: float32 [D] of each text, by its digest.
+    """
+
+    embedder: Embedder
+    standard: Callable[[np.ndarray], np.ndarray]
+    items: Mapping[bytes, int]
+    features: dict[bytes, np.ndarray] = field(default_factory=dict)
+
+    def embed(self, comparisons: Sequence[Comparison]) -> None:
+        """Compute the features of texts that are not known yet."""
+        answers: dict[bytes, Comparison] = {}
+        posts: dict[bytes, str] = {}
+        for comparison in {id(one): one for one in comparisons}.values():
+            for text in comparison.responses:
+                if (key := answer_key(comparison.prompt, text)) not in self.features:
+                    answers[key] = Comparison(id=comparison.id, prompt=comparison.prompt, responses=[text])
+            for post in comparison.profile:
+                text = read_post(post).text
+                if (key := b"post" + post_key(text)) not in self.features:
+                    posts[key] = text
+        for texts, compute in ((answers, self.embedder.answers), (posts, self.embedder.posts)):
+            if texts:
+                rows = compute(list(texts.values()), advance=lambda done, tokens: None).features  # pyright: ignore[reportArgumentType]
+                self.features.update(zip(texts, self.standard(rows), strict=True))
+
+    def responses(self, rows: Sequence[Sequence[tuple[Comparison, int]]]) -> Responses:
+        """Return the responses at these places of comparisons, [n, K]."""
+        keys = [[answer_key(one.prompt, one.responses[k]) for one, k in row] for row in rows]
+        features = np.stack([np.stack([self.features[key] for key in row]) for row in keys])
+        items = [[self.items.get(post_key(one.responses[k]), NEW_ITEM) for one, k in row] for row in rows]
+        return Responses(features, np.array(items, np.int32))
+
+    def posts(self, profiles: Sequence[tuple[Post, ...]]) -> Posts | None:
+        """Return the posts of profiles, padded; None where there are none."""
+        most = max(map(len, profiles))
+        if not most:
+            return None
+        shape = (len(profiles), next_power(most))
+        features = np.zeros((*shape, self.embedder.width), np.float32)
+        mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
+        for row, posts in enumerate(profiles):
+            for place, post in enumerate(posts):
+                judged = read_post(post)
+                features[row, place] = self.features[b"post" + post_key(judged.text)]
+                mask[row, place], signs[row, place] = True, judged.sign
+                items[row, place] = self.items.get(post_key(judged.text), -1)
+        return Posts(features, mask, signs, items)
+
+    def contexts(
+        self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]], *, most: int
+    ) -> Context:
+        """Return what is known of people, comparisons (the latest ``most`` pairs of them) and posts, padded."""
+        pairs = [[pair for one in context for pair in _pairs(one)][-most:] for context, _ in known]
+        width = next_power(max(1, *map(len, pairs)))
+        mask = np.array([[place < len(row) for place in range(width)] for row in pairs])
+        filler = next((row[0] for row in pairs if row), None)
+        posts = self.posts([posts for _, posts in known])
+        if filler is None:
+            none = np.zeros((*mask.shape, self.embedder.width), np.float32)
+            nothing = Responses(none, np.full(mask.shape, NEW_ITEM, np.int32))
+            return Context(nothing, nothing, mask, posts)
+        full = [[*row, *([filler] * (width - len(row)))] for row in pairs]
+        chosen, rejected = (self.responses([[pair[side] for pair in row] for row in full]) for side in (0, 1))
+        return Context(chosen, rejected, mask, posts)
+
+
+def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:
+    """Each response with the highest label, and each with a lower one; equal texts say nothing."""
+    labels = comparison.labels or ()
+    top = max(labels, default=0)
+    best = [k for k, label in enumerate(labels) if label == top]
+    return [
+        ((comparison, k), (comparison, other))
+        for k in best
+        for other, label in enumerate(labels)
+        if label < top and comparison.responses[k] != comparison.responses[other]
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +220,3 @@ class TextFeatures:
         return Embedded(found.vectors, int(found.truncated.sum()))
 
     gives_rewards = False
-
-    def shown(
-        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        """Refused: an encoder of texts gives no reward."""
-        raise RunError(f"{self.name}: an encoder of single texts gives no reward, with or without a profile")

@@ -16,14 +16,11 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.personal.embedder import Embedder
-from prb_jax.personal.features import answer_key, post_key, read_post
-from prb_jax.personal.few_shot.choices import Context, Posts, Responses
+from prb_jax.personal.embedder import EmbeddedTexts, Embedder
 from prb_jax.personal.few_shot.protocol import (
     BATCH,
     adapt_rows,
     in_batches,
-    next_power,
     score_rows,
     score_table,
 )
@@ -35,9 +32,6 @@ from prb_jax.trees.tree import Truncation
 
 MOST: Final = 64
 """Comparisons that a person is adapted on, the latest ones."""
-
-NEW_ITEM: Final = 1 << 30
-"""The number of a text that nobody judged when the method was fitted."""
 
 
 @dataclass(eq=False)
@@ -64,8 +58,12 @@ class PersonalisedModel:
     saved: UserStates | None = field(default=None, repr=False)
     swapped: Sequence[Comparison] | None = field(default=None, repr=False)
     _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
+    _texts: EmbeddedTexts = field(init=False, repr=False)
 
     __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        self._texts = EmbeddedTexts(self.embedder, self.fitted.standard, self.fitted.items, self._features)
 
     @property
     def name(self) -> str:
@@ -92,7 +90,7 @@ class PersonalisedModel:
                     f"comparison {quote(comparison.id)}: user {quote(comparison.user_id)}, expected {quote(user)}"
                 )
         self.contexts[user] = given
-        self._embed(given)
+        self._texts.embed(given)
         return jax.tree.map(lambda leaf: leaf[0], self._states([(given, _profile(given))]))
 
     def score(self, comparisons: Records, *, user: str | None = None) -> np.ndarray | list[np.ndarray]:
@@ -122,7 +120,7 @@ class PersonalisedModel:
         """
         if not self.contexts:
             raise RunError("states: nobody is known: adapt to people first")
-        self._embed([one for own in self.contexts.values() for one in own])
+        self._texts.embed([one for own in self.contexts.values() for one in own])
         states = self._states([(own, _profile(own)) for own in self.contexts.values()])
         found = UserStates(tuple(self.contexts), states)
         facts = self.fitted.facts
@@ -147,9 +145,9 @@ class PersonalisedModel:
           contexts: what a person chose, one person each.
           queries: comparisons of two responses; their profiles are not looked at.
         """
-        self._embed([*(one for context in contexts for one in context), *queries])
+        self._texts.embed([*(one for context in contexts for one in context), *queries])
         states = self._states([(context, _profile(context)) for context in contexts])
-        pairs = self._responses([[(query, 0), (query, 1)] for query in queries])
+        pairs = self._texts.responses([[(query, 0), (query, 1)] for query in queries])
         found = in_batches(
             lambda *people: score_table(self.fitted.method, self.fitted.fitted, *people, pairs),
             (states, np.arange(len(contexts))),
@@ -162,13 +160,12 @@ class PersonalisedModel:
             return None
         from prb_jax.personal.few_shot.pref import next_question
 
-        self._embed([*context, *queries])
-        known = self._contexts([(context, ())])
+        self._texts.embed([*context, *queries])
         first, second = (
-            self._responses([[(query, k)] for query in queries]).take((slice(None), 0)) for k in (0, 1)
+            self._texts.responses([[(query, k)] for query in queries]).take((slice(None), 0)) for k in (0, 1)
         )
-        state = jax.tree.map(lambda leaf: leaf[0], self._states([(context, ())]))
-        own = jax.tree.map(lambda leaf: leaf[0], known)
+        known = self._texts.contexts([(context, ())], most=MOST)
+        state, own = jax.tree.map(lambda leaf: leaf[0], (self._states([(context, ())]), known))
         return np.asarray(next_question(self.fitted.fitted, state, own, first, second))
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
@@ -227,6 +224,7 @@ class PersonalisedModel:
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the scores, JSON-ready."""
         facts, known = self.fitted.facts, [c for own in self.contexts.values() for c in own]
+        alone = "the history alone" if self.saved is None else "saved states alone"
         return {
             "name": self.name,
             "method": facts["method"],
@@ -235,14 +233,8 @@ class PersonalisedModel:
             "backbone": facts["backbone"]["identity"],
             "history": digest(known) if known else None,
             **({} if self.saved is None else {"states": self.saved.digest}),
-            "adapts_on": self._known_by(),
+            "adapts_on": "earlier comparisons of the data" if self.earlier else alone,
         }
-
-    def _known_by(self) -> str:
-        """What an evaluation knows people by, in words."""
-        if self.earlier:
-            return "earlier comparisons of the data"
-        return "the history alone" if self.saved is None else "saved states alone"
 
     def stream(
         self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any
@@ -275,142 +267,55 @@ class PersonalisedModel:
 
     def _score(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
         """The scores of comparisons, each with its user and what this user chose before."""
-        self._embed([one for _, context, query in shown for one in (*context, query)])
+        self._texts.embed([one for _, context, query in shown for one in (*context, query)])
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
-        rows = {} if self.saved is None else self.saved.rows
-        known = [place for place, (user, context, _) in enumerate(shown) if not context and user in rows]
-        others = sorted(set(range(len(shown))) - set(known))
-        for places, states_of in ((known, self._saved_states), (others, self._adapted_states)):
-            if places:
-                here = [shown[place] for place in places]
-                found = self._score_with(states_of(here), [query for *_, query in here])
-                for place, row in zip(places, found, strict=True):
-                    scores[place] = row
+        is_saved = [
+            self.saved is not None and user in self.saved.rows and not context for user, context, _ in shown
+        ]
+        for kind in (True, False):
+            places = [place for place, saved in enumerate(is_saved) if saved is kind]
+            if not places:
+                continue
+            rows = [shown[place] for place in places]
+            if kind and self.saved is not None:
+                states = self.saved.of([user for user, *_ in rows])
+            else:
+                states = self._adapted_states(rows)
+            for size in sorted({len(query.responses) for *_, query in rows}):
+                members = [row for row, (*_, query) in enumerate(rows) if len(query.responses) == size]
+                responses = self._texts.responses([[(rows[m][2], k) for k in range(size)] for m in members])
+                of_members = jax.tree.map(lambda leaf, m=members: leaf[m], states)
+                run = functools.partial(score_rows, self.fitted.method, self.fitted.fitted)
+                for member, row in zip(members, in_batches(run, (of_members, responses)), strict=True):
+                    scores[places[member]] = np.asarray(row, np.float32)
         return scores
-
-    def _saved_states(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> Any:
-        """The states of comparisons whose users were adapted before, each leaf with a leading axis."""
-        assert self.saved is not None
-        return self.saved.of([user for user, *_ in shown])
 
     def _adapted_states(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> Any:
         """The states of comparisons from what their users chose before, each computed once."""
-        asked = [(context[-MOST:], query.profile or _profile(context)) for _, context, query in shown]
-        keys = [(tuple(map(id, context)), posts) for context, posts in asked]
-        distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        states = self._states([asked[keys.index(key)] for key in distinct])
-        rows = np.array([distinct[key] for key in keys])
-        return jax.tree.map(lambda leaf: leaf[rows], states)
-
-    def _score_with(self, states: Any, queries: Sequence[Comparison]) -> list[np.ndarray]:
-        """The scores of comparisons, each with its own state."""
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(queries)
-        for size in sorted({len(query.responses) for query in queries}):
-            members = [place for place, query in enumerate(queries) if len(query.responses) == size]
-            responses = self._responses([[(queries[m], k) for k in range(size)] for m in members])
-            own = jax.tree.map(lambda leaf, rows=members: leaf[rows], states)
-            method, fitted = self.fitted.method, self.fitted.fitted
-            found = in_batches(functools.partial(score_rows, method, fitted), (own, responses))
-            for place, row in zip(members, found, strict=True):
-                scores[place] = np.asarray(row, np.float32)
-        return scores
+        known: dict[Any, tuple[tuple[Comparison, ...], tuple[Post, ...]]] = {}
+        keys = []
+        for _, context, query in shown:
+            latest, posts = context[-MOST:], query.profile or _profile(context)
+            keys.append((tuple(map(id, latest)), posts))
+            known.setdefault(keys[-1], (latest, posts))
+        numbers = {key: number for number, key in enumerate(known)}
+        rows = np.array([numbers[key] for key in keys])
+        return jax.tree.map(lambda leaf: leaf[rows], self._states(list(known.values())))
 
     def _states(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Any:
         """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
-        contexts = self._contexts(known)
+        contexts = self._texts.contexts(known, most=MOST)
         method, fitted = self.fitted.method, self.fitted.fitted
         states = in_batches(functools.partial(adapt_rows, method, fitted), (contexts,))
         unknown = ~contexts.mask.any(1)
         if contexts.posts is not None:
             unknown &= ~contexts.posts.mask.any(1)
-        if unknown.any():
-            states = jax.tree.map(
-                lambda leaf, none: np.where(
-                    unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(none), leaf
-                ),
-                states,
-                method.empty_state(fitted),
-            )
-        return states
 
-    def _contexts(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Context:
-        """What is known of people, padded, with a leading axis."""
-        chosen, rejected = [], []
-        for context, _ in known:
-            pairs = [pair for one in context for pair in _pairs(one)][-MOST:]
-            chosen.append([better for better, _ in pairs])
-            rejected.append([worse for _, worse in pairs])
-        width = next_power(max(1, *map(len, chosen)))
-        mask = np.array([[place < len(row) for place in range(width)] for row in chosen])
-        filler = next((row[0] for row in chosen if row), None)
-        posts = self._posts([posts for _, posts in known])
-        if filler is None:
-            empty = self._empty_responses(len(known), width)
-            return Context(empty, empty, mask, posts)
-        sides = [
-            self._responses([[*row, *([filler] * (width - len(row)))] for row in side])
-            for side in (chosen, rejected)
-        ]
-        return Context(sides[0], sides[1], mask, posts)
+        def or_empty(leaf: np.ndarray, empty: Any) -> np.ndarray:
+            return np.where(unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(empty), leaf)
 
-    def _responses(self, rows: Sequence[Sequence[tuple[Comparison, int]]]) -> Responses:
-        keys = [[answer_key(one.prompt, one.responses[k]) for one, k in row] for row in rows]
-        features = np.stack([np.stack([self._features[key] for key in row]) for row in keys])
-        known = self.fitted.items
-        items = [[known.get(post_key(one.responses[k]), NEW_ITEM) for one, k in row] for row in rows]
-        return Responses(features, np.array(items, np.int32))
-
-    def _empty_responses(self, rows: int, width: int) -> Responses:
-        shape = (rows, width)
-        features = np.zeros((*shape, self.embedder.width), np.float32)
-        return Responses(features, np.full(shape, NEW_ITEM, np.int32))
-
-    def _posts(self, profiles: Sequence[tuple[Post, ...]]) -> Posts | None:
-        most = max(map(len, profiles))
-        if not most:
-            return None
-        shape = (len(profiles), next_power(most))
-        features = np.zeros((*shape, self.embedder.width), np.float32)
-        mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
-        for row, posts in enumerate(profiles):
-            for place, post in enumerate(posts):
-                read = read_post(post)
-                features[row, place] = self._features[b"post" + post_key(read.text)]
-                mask[row, place], signs[row, place] = True, read.sign
-                items[row, place] = self.fitted.items.get(post_key(read.text), -1)
-        return Posts(features, mask, signs, items)
-
-    def _embed(self, comparisons: Sequence[Comparison]) -> None:
-        """Compute the features of texts that are not known yet, each once."""
-        answers: dict[bytes, Comparison] = {}
-        posts: dict[bytes, str] = {}
-        for comparison in {id(one): one for one in comparisons}.values():
-            for text in comparison.responses:
-                key = answer_key(comparison.prompt, text)
-                if key not in self._features:
-                    answers[key] = Comparison(id=comparison.id, prompt=comparison.prompt, responses=[text])
-            for post in comparison.profile:
-                text = read_post(post).text
-                if (key := b"post" + post_key(text)) not in self._features:
-                    posts[key] = text
-        for texts, compute in ((answers, self.embedder.answers), (posts, self.embedder.posts)):
-            if texts:
-                found = compute(list(texts.values()), advance=lambda done, tokens: None)  # pyright: ignore[reportArgumentType]
-                self._features.update(zip(texts, self.fitted.standard(found.features), strict=True))
+        return jax.tree.map(or_empty, states, method.empty_state(fitted)) if unknown.any() else states
 
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:
     return next((one.profile for one in reversed(context) if one.profile), ())
-
-
-def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:
-    """Each response with the highest label, and each with a lower one; equal texts say nothing."""
-    labels = comparison.labels or ()
-    top = max(labels, default=0)
-    best = [k for k, label in enumerate(labels) if label == top]
-    return [
-        ((comparison, k), (comparison, other))
-        for k in best
-        for other, label in enumerate(labels)
-        if label < top and comparison.responses[k] != comparison.responses[other]
-    ]

@@ -131,11 +131,7 @@ class StateFeatures:
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
     ) -> tuple[np.ndarray, int]:
-        """As of :class:`Embedder`."""
-        if not self.gives_rewards:
-            raise RunError(
-                f"{self.name}: gives no reward; features of rewards with a profile need a reward model"
-            )
+        """As of :class:`prb_jax.personal.embedder.RewardEmbedder`."""
         found, truncated = np.empty(len(comparisons), np.float32), 0
         view = ViewOptions(
             profile_posts=profile_posts, protocol=self.view.protocol.value, max_length=self.view.max_length
@@ -201,12 +197,6 @@ class AdaptedRewards:
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         """As of :class:`Embedder`: zeros, since methods on adapters read no posts."""
         return Embedded(np.zeros((len(texts), self.width), np.float32), 0)
-
-    def shown(
-        self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        """Refused: adapters are trained without profiles."""
-        raise RunError(f"{self.name}: adapters of people were trained without profiles")
 
     def _adapted(self) -> Iterator[tuple[np.ndarray, StateFeatures]]:
         """The head, float32 [D], and the backbone with the weights of each adapter."""

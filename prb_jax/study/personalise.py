@@ -26,7 +26,6 @@ from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import check_backbone, features_of, trainable
-from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.methods import ALL, StudyMethods, choose_methods
 from prb_jax.study.outcomes import (
     Outcome,
@@ -42,7 +41,16 @@ from prb_jax.study.outcomes import (
 from prb_jax.study.picture import draw_curves
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import DEFINITIONS, results, subset_results
-from prb_jax.study.splits import UNSEEN_PART, Split, check_split, make_splits, posts_of_split, saved_splits
+from prb_jax.study.splits import (
+    UNSEEN_PART,
+    Split,
+    check_norms,
+    check_split,
+    check_wrappers,
+    make_splits,
+    posts_of_split,
+    saved_splits,
+)
 from prb_jax.study.write_features import FeatureOptions, blank_features
 
 RESULTS: Final = "results.json"

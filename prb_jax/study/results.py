@@ -10,7 +10,7 @@ import numpy as np
 
 from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.paired import holm
-from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 from prb_jax.study.outcomes import (
     BASELINES,
     CONTROLS,
@@ -75,11 +75,11 @@ class _Verdicts:
 
     places: np.ndarray
     short: np.ndarray
-    found: np.ndarray
+    verdicts: np.ndarray
 
     @property
     def wins(self) -> np.ndarray:
-        return self.found == WON
+        return self.verdicts == WON
 
 
 def results(
@@ -93,23 +93,11 @@ def results(
       outcomes: of each method or baseline, one for each split, in their order.
     """
     rows: list[dict[str, Any]] = []
-    for name_of_part, part in (("unseen", UNSEEN_PART), ("seen", SEEN_PART)):
-        gathered = {
-            name: {
-                key: _gather(population, splits, found, part, key)
-                for key in found[0].verdicts
-                if all(key in outcome.verdicts for outcome in found)
-            }
-            for name, found in outcomes.items()
-        }
-        here = [
-            _row(population, name, outcomes[name], gathered, name_of_part, key)
-            for name, found in gathered.items()
-            for key in _ordered(found)
-            if len(found[key].places)
-        ]
-        _adjust([row for row in here if row["control"] is None and row["method"] not in (POOLED, *BASELINES)])
-        rows += here
+    for part in (UNSEEN_PART, SEEN_PART):
+        of_part = _rows_of(population, splits, outcomes, part)
+        baselines = (POOLED, *BASELINES)
+        _adjust([row for row in of_part if row["control"] is None and row["method"] not in baselines])
+        rows += of_part
     return rows
 
 
@@ -122,33 +110,44 @@ def subset_results(
     Arguments as of :func:`results`.
     """
     names = np.array([name or "" for name in population.subsets])
-    rows: list[dict[str, Any]] = []
-    for subset in dict.fromkeys(names.tolist()) if len(set(names.tolist())) > 1 else ():
-        gathered = {
-            name: {
-                key: _among(_gather(population, splits, found, UNSEEN_PART, key), names == subset)
-                for key in found[0].verdicts
-                if key[0] in (PLAIN, SHUFFLED) and all(key in outcome.verdicts for outcome in found)
-            }
-            for name, found in outcomes.items()
+    subsets = list(dict.fromkeys(names.tolist()))
+    return [
+        {"subset": subset or None, **row}
+        for subset in (subsets if len(subsets) > 1 else ())
+        for row in _rows_of(
+            population, splits, outcomes, UNSEEN_PART, among=names == subset, controls=(PLAIN, SHUFFLED)
+        )
+        if row["control"] is None
+    ]
+
+
+def _rows_of(
+    population: Population,
+    splits: Sequence[Split],
+    outcomes: Mapping[str, Sequence[Outcome]],
+    part: int,
+    *,
+    among: np.ndarray | None = None,
+    controls: Sequence[str] = (PLAIN, *CONTROLS),
+) -> list[dict[str, Any]]:
+    """The rows of a part of the people; with ``among``, bool [n], of these choices alone."""
+    gathered = {
+        name: {
+            key: _gather(population, splits, of_splits, part, key, among)
+            for key in sorted(
+                of_splits[0].verdicts, key=lambda key: ((PLAIN, *CONTROLS).index(key[0]), key[1])
+            )
+            if key[0] in controls and all(key in outcome.verdicts for outcome in of_splits)
         }
-        rows += [
-            {"subset": subset or None, **_row(population, name, outcomes[name], gathered, "unseen", key)}
-            for name, found in gathered.items()
-            for key in _ordered(found)
-            if key[0] == PLAIN and len(found[key].places)
-        ]
-    return rows
-
-
-def _among(verdicts: _Verdicts, chosen: np.ndarray) -> _Verdicts:
-    kept = chosen[verdicts.places]
-    return _Verdicts(verdicts.places[kept], verdicts.short[kept], verdicts.found[kept])
-
-
-def _ordered(found: Mapping[tuple[str, int], _Verdicts]) -> list[tuple[str, int]]:
-    order = [PLAIN, *CONTROLS]
-    return sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+        for name, of_splits in outcomes.items()
+    }
+    name_of_part = "unseen" if part == UNSEEN_PART else "seen"
+    return [
+        _row(population, name, outcomes[name], gathered, name_of_part, key)
+        for name, by_key in gathered.items()
+        for key, verdicts in by_key.items()
+        if len(verdicts.places)
+    ]
 
 
 def _gather(
@@ -157,15 +156,18 @@ def _gather(
     outcomes: Sequence[Outcome],
     part: int,
     key: tuple[str, int],
+    among: np.ndarray | None,
 ) -> _Verdicts:
-    places, short, found = [], [], []
+    """The verdicts of all splits, each choice in the first one that asks for it."""
+    columns = []
     for split, outcome in zip(splits, outcomes, strict=True):
-        own = split.part[population.choices.users[outcome.places]] == part
-        places.append(outcome.places[own])
-        short.append(outcome.short[own])
-        found.append(outcome.verdicts[key][own])
-    once, first = np.unique(np.concatenate(places), return_index=True)
-    return _Verdicts(once, np.concatenate(short)[first], np.concatenate(found)[first])
+        chosen = split.part[population.choices.users[outcome.places]] == part
+        if among is not None:
+            chosen &= among[outcome.places]
+        columns.append([column[chosen] for column in (outcome.places, outcome.short, outcome.verdicts[key])])
+    places, short, verdicts = (np.concatenate(column) for column in zip(*columns, strict=True))
+    once, first = np.unique(places, return_index=True)
+    return _Verdicts(once, short[first], verdicts[first])
 
 
 def _row(
@@ -193,19 +195,11 @@ def _row(
         "accuracy_ci95": accuracy_interval(wins, clusters).bounds,
         "user_accuracy": float(np.mean(counts.accuracy)),
         "user_accuracy_ci95": accuracy_interval(wins, clusters, per_user=True).bounds,
-        "ties": int((verdicts.found == TIED).sum()),
+        "ties": int((verdicts.verdicts == TIED).sum()),
         "short": few,
         "reached": len(counts.rows) - few,
         "reason": None,
     }
-
-    def against(other: _Verdicts | None) -> Interval | None:
-        if other is None:
-            return None
-        return difference_interval(wins.astype(np.int64) - other.wins.astype(np.int64), clusters)
-
-    def difference(other: _Verdicts | None) -> float | None:
-        return None if other is None else float(wins.mean() - other.wins.mean())
 
     pooled = _same(gathered, POOLED, shots, name)
     strong = _same(gathered, STRONG, shots, name) if name not in (POOLED, *BASELINES) else None
@@ -215,11 +209,14 @@ def _row(
         ("diff_to_offset", strong),
         ("gain_from_user", shuffled),
     ):
-        found = against(other)
-        row[field] = difference(other)
-        row[f"{field}_ci95"] = None if found is None else found.bounds
+        difference, interval = None, None
+        if other is not None:
+            difference = float(wins.mean() - other.wins.mean())
+            interval = difference_interval(wins.astype(np.int64) - other.wins.astype(np.int64), clusters)
+        row[field] = difference
+        row[f"{field}_ci95"] = None if interval is None else interval.bounds
         if field == "diff_to_pooled":
-            row["p"] = None if found is None else found.p_value(float(row[field]))
+            row["p"] = None if interval is None else interval.p_value(float(difference or 0.0))
     row["p_holm"] = None
     bounds = row["diff_to_offset_ci95"]
     row["above_offset"] = None if bounds is None else bounds[0] > 0
@@ -240,10 +237,9 @@ def _same(
     gathered: Mapping[str, Mapping[tuple[str, int], _Verdicts]], other: str, shots: int, name: str
 ) -> _Verdicts | None:
     """The verdicts of another method with the same shots, on the same choices."""
-    found = gathered.get(other)
-    if found is None or other == name:
+    if other == name or other not in gathered:
         return None
-    return found.get((PLAIN, shots)) or found.get((NO_USER, 0))
+    return gathered[other].get((PLAIN, shots)) or gathered[other].get((NO_USER, 0))
 
 
 def _adjust(rows: Sequence[dict[str, Any]]) -> None:

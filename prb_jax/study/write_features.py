@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.personal.embedder import Advance, Embedded, Embedder
+from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
     DTYPES,
     FEATURES,
@@ -221,7 +221,9 @@ def _write_tables(
         write("posts", texts.posts, lambda part, advance: embedder.posts(part, advance=advance))
 
         def with_profile(part: Sequence[Comparison], advance: Advance) -> Embedded:
-            rewards, cut = embedder.shown(part, profile_posts=options.profile_posts, advance=advance)
+            rewards, cut = cast(RewardEmbedder, embedder).shown(
+                part, profile_posts=options.profile_posts, advance=advance
+            )
             return Embedded(rewards[:, None], cut)
 
         write(SHOWN, texts.shown, with_profile)

@@ -39,11 +39,6 @@ class PlantedFeatures:
         """The features of texts, float32 [n, WIDTH]."""
         return self.table[[int(text.split()[0][1:]) for text in texts]]
 
-    def shown(
-        self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance
-    ) -> tuple[np.ndarray, int]:
-        raise AssertionError("no rewards")
-
 
 class PlantedRewards(PlantedFeatures):
     """The same with rewards: without a profile those of a linear head, with one 1 for what this person chose.

@@ -25,12 +25,19 @@ from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.style import NONE
 from prb_jax.study import personalise as module
-from prb_jax.study.checks import check_norms, check_wrappers
 from prb_jax.study.methods import read_settings
 from prb_jax.study.outcomes import PLAIN, WON, make_part, read_outcome
 from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
-from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, check_split, make_splits, posts_of_split
+from prb_jax.study.splits import (
+    SEEN_PART,
+    UNSEEN_PART,
+    check_norms,
+    check_split,
+    check_wrappers,
+    make_splits,
+    posts_of_split,
+)
 from prb_jax.study.write_features import FeatureOptions, write_features
 from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
 
