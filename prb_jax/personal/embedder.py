@@ -12,6 +12,7 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.few_shot.protocol import next_power
+from prb_jax.personal.history import preferred_pairs
 from prb_jax.readouts.text_encoder import TextEncoder
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
@@ -166,15 +167,12 @@ class EmbeddedTexts:
 
 
 def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:
-    """Each response with the highest label, and each with a lower one; equal texts say nothing."""
-    labels = comparison.labels or ()
-    top = max(labels, default=0)
-    best = [k for k, label in enumerate(labels) if label == top]
+    """The pairs of a comparison; equal texts say nothing."""
+    texts = comparison.responses
     return [
-        ((comparison, k), (comparison, other))
-        for k in best
-        for other, label in enumerate(labels)
-        if label < top and comparison.responses[k] != comparison.responses[other]
+        ((comparison, better), (comparison, worse))
+        for better, worse in preferred_pairs(comparison)
+        if texts[better] != texts[worse]
     ]
 
 

@@ -33,6 +33,14 @@ def that_tell(history: Sequence[Comparison]) -> tuple[list[Comparison], dict[str
     return kept, dict(left_out)
 
 
+def preferred_pairs(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return the places of each response with the highest label and of each with a lower one."""
+    labels = comparison.labels or ()
+    top = max(labels, default=0)
+    best = [k for k, label in enumerate(labels) if label == top]
+    return [(k, other) for k in best for other, label in enumerate(labels) if label < top]
+
+
 def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
     """Return the comparisons of each user, in their order.
 

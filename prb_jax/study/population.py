@@ -14,7 +14,7 @@ from prb_jax.errors import DataError, short_repr
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.features import FeatureStore, post_key, read_post
 from prb_jax.personal.few_shot.choices import Choices
-from prb_jax.personal.history import CONTRADICTED, IDENTICAL
+from prb_jax.personal.history import CONTRADICTED, IDENTICAL, preferred_pairs
 from prb_jax.scoring.clusters import clusters_of
 
 NO_USER: Final[str] = "comparisons without a user"
@@ -109,7 +109,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         for row, text in zip(rows, comparison.responses, strict=True):
             texts[row], prompts[row] = text, comparison.prompt
         question = "\n".join(f"{message.role}: {message.content}" for message in comparison.prompt)
-        for chosen, rejected in _pairs(comparison):
+        for chosen, rejected in preferred_pairs(comparison):
             sides = (chosen, rejected)
             found.append(_Choice(number, comparison.user_id, question, rows[chosen], rows[rejected], sides))
     if not found:
@@ -128,7 +128,8 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
     names = tuple(dict.fromkeys(choice.user for choice in kept))
     number_of = {name: number for number, name in enumerate(names)}
     questions = {name: number for number, name in enumerate(dict.fromkeys(c.question for c in kept))}
-    items = _numbered([post_key(text) for text in texts])
+    keys = [post_key(text) for text in texts]
+    items = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     numbers: dict[tuple[Post, ...], int] = {}
     profile_of = [numbers.setdefault(comparisons[place].profile, len(numbers)) for place in places]
     shown = [store.shown_rewards(comparisons[place]) for place in used]
@@ -146,7 +147,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         users=np.array([number_of[c.user] for c in kept], np.int32),
         questions=np.array([questions[c.question] for c in kept], np.int32),
         number_of_users=len(names),
-        items=np.array([items[post_key(text)] for text in texts], np.int32),
+        items=np.array([items[key] for key in keys], np.int32),
     )
     return Population(
         choices=choices,
@@ -161,14 +162,6 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         clusters=clusters.take([order[place] for place in places]),
         excluded=dict(excluded),
     )
-
-
-def _pairs(comparison: Comparison) -> list[tuple[int, int]]:
-    """Each response with the highest label against each with a lower one."""
-    labels = comparison.labels or ()
-    top = max(labels)
-    best = [k for k, label in enumerate(labels) if label == top]
-    return [(k, other) for k in best for other, label in enumerate(labels) if label < top]
 
 
 def _kept(found: Sequence[_Choice], excluded: Counter[str]) -> list[_Choice]:
@@ -188,10 +181,6 @@ def _kept(found: Sequence[_Choice], excluded: Counter[str]) -> list[_Choice]:
             seen.add(choice.pair)
             kept.append(choice)
     return kept
-
-
-def _numbered(keys: Sequence[bytes]) -> dict[bytes, int]:
-    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
 
 
 def _profiles(
