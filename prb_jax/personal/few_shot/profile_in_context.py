@@ -16,28 +16,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import DataError
-from prb_jax.personal.few_shot.choices import Choices, Context, Responses
+from prb_jax.personal.few_shot.choices import Choices, Responses
 from prb_jax.personal.few_shot.fitting import pooled_direction, two_weights
+from prb_jax.personal.few_shot.pooled import PooledSettings, adapt, empty_state
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileInContextSettings:
-    """Settings of profile in context.
+class ProfileInContextSettings(PooledSettings):
+    """Settings of profile in context: those of the pooled direction, and one more.
 
     Attributes:
       mix: whether the pooled direction is added, with weights that are fitted on the validation part.
-      l2: penalties of the pooled direction, of which the validation part chooses one.
-      steps: updates of the solver at most.
     """
 
     mix: bool = True
-    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    steps: int = 100
-
-    def __post_init__(self) -> None:
-        check_numbers(self, above={"l2": 0}, least={"steps": 1})
 
 
 def fit(
@@ -60,16 +53,6 @@ def fit(
     weights = two_weights(shown[:, 0] - shown[:, 1], validation.deltas @ pooled)
     numbers = {"in_context_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}
     return Fitted({"direction": pooled}, numbers, settings)
-
-
-def empty_state(fitted: Fitted) -> State:
-    """Return the state of everybody: nothing."""
-    return {}
-
-
-def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the state of everybody: nothing."""
-    return {}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
