@@ -39,7 +39,7 @@ FRACTIONS: Final = (0.1, 0.25, 0.5, 0.75, 1.0)
 POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
     "policy_accuracy": "share of comparisons in which the preferred response has the highest score under the guided "
     "policy, ties counting half; of users that lambda was not chosen on",
-    "ci95": "95 % t interval over users; null with one",
+    "ci95": "95 % t interval over users; null with fewer than six",
     "lambda": "strength of the reward, chosen on the validation users; the smallest of equally good ones",
     "curve": "policy accuracy of validation users and of the others, for every lambda",
     "prefixes": "policy accuracy where only the first part of every response is scored; rewards of prefixes are out of "
