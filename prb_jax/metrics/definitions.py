@@ -13,8 +13,8 @@ _SCORE: Final = (
 )
 _TWO_WAY: Final = (
     "two-way clustered over {over} and {responses}, because several users judge the same responses: the variance by "
-    "users, plus the one by responses, minus the one by both (Cameron, Gelbach and Miller), never below the smaller "
-    "one of the first two, in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
+    "users, plus the one by responses, minus the one by both (Cameron, Gelbach and Miller), never below {least}, "
+    "in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
     "effective number of clusters; over {over} alone where fewer than ten rows are won, or lost"
 )
 _DEFINITIONS: Final[Mapping[str, str]] = {
@@ -67,8 +67,10 @@ def definitions(clusters: Clusters) -> dict[str, str]:
     if clusters.responses is None:
         method, paired = score, f"over {over}"
     else:
-        responses = "sets of responses" if len(clusters.responses[0]) == 1 else "responses"
-        method = _TWO_WAY.format(over=over, responses=responses)
+        sets = len(clusters.responses[0]) == 1
+        responses = "sets of responses" if sets else "responses"
+        least = "the smaller one of the first two" if sets else "the one by users"
+        method = _TWO_WAY.format(over=over, responses=responses, least=least)
         paired = f"two-way clustered over {over} and {responses}"
     return {
         key: text.format(over=over, method=method, score=score, paired=paired)
