@@ -84,10 +84,10 @@ def read_settings(texts: Iterable[str]) -> dict[str, Any]:
             )
         if field in settings.setdefault(name, {}):
             raise DataError(f"settings: {place} is given twice")
-        values = tuple(_value(part) for part in value.split(","))
+        values = [_value(part) for part in value.split(",")]
         if not isinstance(default[field], tuple) and len(values) > 1:
             raise DataError(f"settings: {place}: expected one value, found {quote(value)}")
-        settings[name][field] = values if isinstance(default[field], tuple) else values[0]
+        settings[name][field] = tuple(values) if isinstance(default[field], tuple) else values[0]
     return {name: method_named(name).settings(**chosen) for name, chosen in settings.items()}
 
 

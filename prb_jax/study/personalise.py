@@ -359,9 +359,11 @@ def _outcome(
             features=features,
         )
 
-        def keep(users: np.ndarray, states: Any) -> int:
+        def write_states(users: np.ndarray, states: Any) -> int:
             people = UserStates(tuple(population.users[user] for user in users.tolist()), states)
             return save_states(folder / STATES / method.name, people, method=method.name, fitted=digest)
+
+        keep = write_states
 
     outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
     outcome = replace(outcome, figures={**outcome.figures, "settings": recorded})
