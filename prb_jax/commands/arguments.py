@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
 
+from prb_jax.data.options import options_of
 from prb_jax.errors import printable
-from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
+
+Options = TypeVar("Options")
+
+READER = "revision tokenizer chat_template"
+"""How any model is read, fields of `LoadOptions`; a reward model also has a read-out."""
+REWARD_MODEL = f"{READER} readout"
+DEVICES = "dtype mesh quantize attention"
+"""How a model computes, fields of `LoadOptions`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,6 +69,24 @@ class Parser(argparse.ArgumentParser):
             about = f"{about} (default: {shown})".lstrip()
         more |= {} if kind is None else {"type": kind}
         self.add_argument(name, metavar=metavar or None, default=default, help=about, **more)
+
+    def fields(self, kind: type, names: str = "", **changes: Mapping[str, Any]) -> None:
+        """Add a flag for fields of a dataclass of options: meaning, default and values are those of the field.
+
+        Args:
+          kind: the dataclass; `chosen` makes one of the flags.
+          names: of the fields, with blanks between them; all if not given.
+          changes: by field, the attributes of :class:`prb_jax.data.options.Option` that this verb has otherwise.
+        """
+        known = options_of(kind)
+        for name in names.split() or known:
+            found = replace(known[name], **changes.get(name, {}))
+            number = None if found.low is None else not_negative if found.low == 0 else positive
+            more: dict[str, Any] = {"choices": found.choices} if found.choices else {}
+            flag = f"--{found.flag or name.replace('_', '-')} {found.shown}".rstrip()
+            kind_of = float if found.real else number
+            default = list(found.default) if isinstance(found.default, tuple) else found.default
+            self.option(flag, found.about, kind_of, default=default, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
@@ -149,44 +176,29 @@ def not_negative(text: str) -> int:
     return number
 
 
-def add_model_options(sub: Parser) -> None:
-    """Add the options that say how a reward model is opened; `model_options` returns them."""
-    add_policy_options(sub)
-    sub.add_argument(
-        "--readout",
-        metavar="NAME",
-        help="a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process "
-        "model become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
-    )
+def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:
+    """Return a dataclass of options with what the flags of its fields say; `more` are fields without a flag."""
+    values = {}
+    for name, found in options_of(kind).items():
+        dest = (found.flag or name).replace("-", "_")
+        if name not in more and hasattr(options, dest):
+            value = getattr(options, dest)
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values, **more)
 
 
-def add_policy_options(sub: Parser) -> None:
-    """Add the options that say how any model is opened; `policy_options` returns them."""
-    sub.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
-    sub.add_argument(
-        "--tokenizer", metavar="T", help="folder or hub id of the tokenizer (default: the model's)"
-    )
-    sub.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or plain; for models without one")
-
-
-def model_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_model_options` as keywords of the library."""
-    return policy_options(options) | {"readout": options.readout}
-
-
-def policy_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_policy_options` as keywords of the library."""
-    return {name: getattr(options, name) for name in ("revision", "tokenizer", "chat_template")}
+def picked(options: argparse.Namespace, names: str) -> dict[str, Any]:
+    """Return options by name, as the keywords of a function with the same names; blanks stand between them."""
+    return {name: getattr(options, name) for name in names.split()}
 
 
 def add_columns(sub: Parser) -> None:
     """Add the option that names the columns of data which are not called as the fields of a record."""
-    sub.add_argument(
-        "--columns",
-        metavar="FIELD=COLUMN",
-        nargs="+",
-        help="fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
+    sub.option(
+        "--columns FIELD=COLUMN ...",
+        "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
         'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
+        extend=False,
     )
 
 
@@ -197,59 +209,37 @@ def with_columns(source: str, columns: Sequence[str] | None) -> str:
 
 def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
     """Add `--data`, `--subset` and `--limit`."""
-    sub.add_argument(
-        "--data", metavar="NAME_OR_PATH", nargs="+", action="extend", required=required, help=about
-    )
-    sub.add_argument("--subset", metavar="S", help="one subset of the data")
-    sub.add_argument("--limit", metavar="N", type=positive, help="the first N comparisons of each source")
-
-
-def add_devices(sub: Parser, *, dtype: str = "the checkpoint's") -> None:
-    """Add the options that say how a model computes; `device_options` returns them."""
-    sub.add_argument("--dtype", choices=DTYPES, help=f"default: {dtype}")
-    sub.add_argument("--mesh", metavar="M", help="as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_attention(sub)
-
-
-def device_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_devices` as keywords of the library."""
-    return {name: getattr(options, name) for name in ("mesh", "dtype", "quantize", "attention")}
+    sub.option("--data NAME_OR_PATH ...", about, required=required)
+    sub.option("--subset S", "one subset of the data")
+    sub.option("--limit N", "the first N comparisons of each source", positive)
 
 
 def add_history(sub: Parser, *, otherwise: str = "their posts alone") -> None:
     """Add `--history`."""
-    sub.add_argument(
-        "--history",
-        metavar="NAME_OR_PATH",
-        nargs="+",
-        action="extend",
-        help="labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
+    sub.option(
+        "--history NAME_OR_PATH ...",
+        "labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
         f"saved states (default: {otherwise})",
     )
 
 
 def add_aspects(sub: Parser) -> None:
     """Add `--aspects`."""
-    sub.add_argument(
-        "--aspects",
-        metavar="planned:DIR|oracle",
-        help="what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
+    sub.option(
+        "--aspects planned:DIR|oracle",
+        "what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
         "upper bound, which no leaderboard shows among the results)",
     )
 
 
 def add_endpoint(sub: Parser) -> None:
     """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
-    sub.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
+    sub.option(
+        "--endpoint URL",
+        "instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
     )
-    sub.add_argument("--model", metavar="NAME", help="of the model at the endpoint")
-    sub.add_argument(
-        "--concurrency", metavar="N", type=positive, default=8, help="requests at a time (default: 8)"
-    )
+    sub.option("--model NAME", "of the model at the endpoint")
+    sub.option("--concurrency N", "requests at a time (default: 8)", positive, default=8)
     sub.add_argument(
         "--price",
         metavar="DOLLARS",
@@ -268,33 +258,13 @@ def endpoint_options(options: argparse.Namespace) -> Any:
     )
 
 
-def add_quantize(
-    sub: Parser, *, about: str = "matrices of the layers in eight bits; int8 and fp8 quantise activations too"
-) -> None:
-    """Add `--quantize`."""
-    sub.add_argument("--quantize", choices=QUANTIZATIONS, help=about)
-
-
-def add_attention(sub: Parser) -> None:
-    """Add `--attention`."""
-    sub.add_argument(
-        "--attention",
-        choices=ATTENTIONS,
-        default="auto",
-        help="the machine's own choice (default), the block-wise XLA program, our own kernel for GPUs "
-        "(on TPUs: the splash kernel), or for scoring on TPUs a kernel over packed streams (paged)",
-    )
-
-
 def add_no_progress(sub: Parser) -> None:
     """Add `--no-progress`."""
-    sub.add_argument("--no-progress", action="store_true", help="show no progress")
+    sub.option("--no-progress", "show no progress")
 
 
 def add_distributed(sub: Parser) -> None:
     """Add `--distributed`."""
-    sub.add_argument(
-        "--distributed",
-        action="store_true",
-        help="one of several processes (TPU pod, Slurm, GKE), each started with this same command",
+    sub.option(
+        "--distributed", "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
     )

@@ -3,19 +3,20 @@
 import argparse
 
 from prb_jax.commands.arguments import (
+    DEVICES,
+    READER,
     Parser,
     add_data,
-    add_devices,
     add_endpoint,
     add_no_progress,
-    add_policy_options,
-    device_options,
+    chosen,
     endpoint_options,
     not_negative,
-    policy_options,
+    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
+from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
@@ -27,8 +28,8 @@ def add(sub: Parser) -> None:
     sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
     sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
     sub.option("--max-new-tokens N", "of a text", positive, default=200)
-    add_devices(sub)
-    add_policy_options(sub)
+    sub.fields(LoadOptions, DEVICES)
+    sub.fields(LoadOptions, READER)
     add_no_progress(sub)
 
 
@@ -38,18 +39,14 @@ def run(options: argparse.Namespace) -> int:
         if options.endpoint is None:
             start(options)
         from prb_jax.judges.aspects import plan_aspects
-        from prb_jax.readouts.load_options import LoadOptions
 
         result = plan_aspects(
             options.planner,
             options.data,
             out=options.out,
             endpoint=endpoint_options(options),
-            loading=LoadOptions(**device_options(options), **policy_options(options)),
-            profile_posts=options.profile_posts,
-            max_new_tokens=options.max_new_tokens,
-            subset=options.subset,
-            limit=options.limit,
+            loading=chosen(options, LoadOptions),
+            **picked(options, "profile_posts max_new_tokens subset limit"),
             progress=not options.no_progress,
         )
     print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")

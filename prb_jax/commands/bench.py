@@ -7,17 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import (
-    Parser,
-    add_attention,
-    add_quantize,
-    positive,
-    positives,
-)
+from prb_jax.commands.arguments import Parser, picked, positive, positives
 from prb_jax.commands.process import prepare_jax
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.training import TUNINGS
 
 Measure = Callable[[argparse.Namespace], list[Any]]
@@ -50,7 +45,9 @@ def add(sub: Parser) -> None:
         "copy of the prefix's keys and values",
         positive,
     )
-    add_quantize(score, about="a second row with the layers' matrices in eight bits")
+    score.fields(
+        LoadOptions, "quantize", quantize={"about": "a second row with the layers' matrices in eight bits"}
+    )
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
     _add_workload(train, pairs="pairs of a step (default: 8, and all users whole)")
@@ -71,7 +68,7 @@ def add(sub: Parser) -> None:
         "prompts that the usual way continues in a round; its rate is compared (default: all)",
         positive,
     )
-    add_attention(sample)
+    sample.fields(LoadOptions, "attention")
 
     guide = _add(
         sub_verbs,
@@ -81,7 +78,7 @@ def add(sub: Parser) -> None:
     )
     _add_texts(guide, prompts=4, new_tokens=32)
     guide.option("--candidates C", "tried for each token", positive, default=10)
-    add_attention(guide)
+    guide.fields(LoadOptions, "attention")
 
     policy = _add(sub_verbs, "ppo", _ppo, about="time training a policy, rollouts and updates")
     _add_texts(policy, prompts=2, new_tokens=128)
@@ -90,7 +87,7 @@ def add(sub: Parser) -> None:
     policy.option(
         "--against-rows N", "rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)", positive
     )
-    add_attention(policy)
+    policy.fields(LoadOptions, "attention")
 
     serve = _add(
         sub_verbs,
@@ -144,7 +141,7 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
         positives,
         default=(1,),
     )
-    add_attention(sub)
+    sub.fields(LoadOptions, "attention")
 
 
 def _add_texts(parser: Parser, *, prompts: int, new_tokens: int) -> None:
@@ -196,9 +193,7 @@ def _score(options: argparse.Namespace) -> list[Any]:
         for form in dict.fromkeys((None, options.quantize)):
             for result in bench_scoring(
                 options.model,
-                responses=options.responses,
-                against_sequences=options.against_sequences,
-                against_responses=options.against_responses,
+                **picked(options, "responses against_sequences against_responses"),
                 quantize=form,
                 **_workload(options, dtype),
             ):
@@ -217,11 +212,7 @@ def _train(options: argparse.Namespace) -> list[Any]:
     results = []
     for dtype in options.dtype:
         for result in bench_training(
-            options.model,
-            tuning=options.tuning,
-            remat=options.remat,
-            against_pairs=options.against_pairs,
-            **_workload(options, dtype),
+            options.model, **picked(options, "tuning remat against_pairs"), **_workload(options, dtype)
         ):
             results.append(result)
             print(line(result), flush=True)
@@ -235,11 +226,9 @@ def _sample(options: argparse.Namespace) -> list[Any]:
     from prb_jax.bench.sampling import bench_sampling
     from prb_jax.bench.table import bench_table
 
-    names = (
-        "prompts", "prompt_tokens", "new_tokens", "temperature", "rounds", "against", "against_prompts", "mesh",
-        "attention",
-    )  # fmt: skip
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = picked(
+        options, "prompts prompt_tokens new_tokens temperature rounds against against_prompts mesh attention"
+    )
     results = [
         bench_sampling(options.model, dtype=dtype, samples=samples, **chosen)
         for dtype in options.dtype
@@ -253,8 +242,7 @@ def _guide(options: argparse.Namespace) -> list[Any]:
     from prb_jax.bench.guidance import bench_guidance
     from prb_jax.bench.table import bench_table
 
-    names = ("prompts", "prompt_tokens", "new_tokens", "candidates", "rounds", "mesh", "attention")
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = picked(options, "prompts prompt_tokens new_tokens candidates rounds mesh attention")
     results = [bench_guidance(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
     print_table(bench_table("guidance", results))
     return results
@@ -267,10 +255,7 @@ def _ppo(options: argparse.Namespace) -> list[Any]:
     from prb_jax.bench.table import bench_table
 
     _check_weights(options)
-    names = (
-        "prompts", "prompt_tokens", "new_tokens", "rounds", "against", "against_rows", "mesh", "attention",
-    )  # fmt: skip
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = picked(options, "prompts prompt_tokens new_tokens rounds against against_rows mesh attention")
     results = [
         bench_policy(options.model, dtype=dtype, samples=samples, **chosen)
         for dtype in options.dtype
@@ -281,11 +266,13 @@ def _ppo(options: argparse.Namespace) -> list[Any]:
 
 
 def _workload(options: argparse.Namespace, dtype: str | None) -> dict[str, Any]:
-    names = (
-        "pairs", "prefix_tokens", "response_tokens", "questions_per_user", "batch_tokens", "attention", "against",
-        "mesh", "rounds",
-    )  # fmt: skip
-    return {"dtype": dtype, **{name: getattr(options, name) for name in names}}
+    return {
+        "dtype": dtype,
+        **picked(
+            options,
+            "pairs prefix_tokens response_tokens questions_per_user batch_tokens attention against mesh rounds",
+        ),
+    }
 
 
 def _serve(options: argparse.Namespace) -> list[Any]:
@@ -293,8 +280,7 @@ def _serve(options: argparse.Namespace) -> list[Any]:
     from prb_jax.bench.table import bench_table
 
     _check_weights(options)
-    names = ("clients", "seconds", "prefix_tokens", "response_tokens", "batch_tokens", "mesh")
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = picked(options, "clients seconds prefix_tokens response_tokens batch_tokens mesh")
     results = [bench_serving(options.model, dtype=dtype, **chosen) for dtype in options.dtype]
     print_table(bench_table("serving", results))
     return results
@@ -321,14 +307,7 @@ def _rank(options: argparse.Namespace) -> list[Any]:
     _check_weights(options)
     results = [
         bench_ranking(
-            options.model,
-            data=options.data,
-            users=options.users,
-            rounds=options.rounds,
-            against=options.against,
-            against_users=options.against_users,
-            mesh=options.mesh,
-            dtype=dtype,
+            options.model, **picked(options, "data users rounds against against_users mesh"), dtype=dtype
         )
         for dtype in options.dtype
     ]

@@ -3,19 +3,18 @@
 import argparse
 
 from prb_jax.commands.arguments import (
+    DEVICES,
+    REWARD_MODEL,
     Parser,
-    add_devices,
     add_history,
-    add_model_options,
     add_no_progress,
-    device_options,
-    model_options,
-    not_negative,
-    positive,
+    chosen,
+    picked,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.text.protocol import PROTOCOLS
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
@@ -39,13 +38,11 @@ def add(sub: Parser) -> None:
     sub.option("--out DIR", "run folder: rewards.jsonl, summary.json, curves.png", required=True)
     sub.option("--data NAME_OR_PATH ...", "of the samples, where it has another name now", extend=False)
     add_history(sub)
-    sub.option("--profile-posts N", "that the models see", not_negative)
-    sub.option("--protocol", "(default: as in training, or default)", choices=PROTOCOLS)
-    sub.option("--max-length L", "longest conversation in tokens", positive)
+    sub.fields(ViewOptions)
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
     sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
-    add_devices(sub)
-    add_model_options(sub)
+    sub.fields(LoadOptions, DEVICES)
+    sub.fields(LoadOptions, REWARD_MODEL)
     add_no_progress(sub)
 
 
@@ -55,23 +52,17 @@ def run(options: argparse.Namespace) -> int:
         start(options)
         from prb_jax.judges.best_of_n import best_of_n, quality_label
         from prb_jax.judges.options import JudgeOptions
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import ResultsTable
 
         judged = JudgeOptions(prompts=options.prompts, template=options.template)
-        loading = LoadOptions(**device_options(options), **model_options(options))
+        loading = chosen(options, LoadOptions)
         result = best_of_n(
             options.samples,
             options.rewards,
             out=options.out,
-            quality=options.quality,
-            data=options.data,
-            history=options.history,
+            **picked(options, "quality data history profile_posts protocol max_length"),
             loading=loading,
             judge=None if options.prompts is None and options.template is None else judged,
-            profile_posts=options.profile_posts,
-            protocol=options.protocol,
-            max_length=options.max_length,
             progress=not options.no_progress,
         )
     curves = result.summary["curves"]

@@ -2,10 +2,11 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, add_model_options, model_options
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, picked
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.readouts import LAYOUTS
+from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
@@ -22,7 +23,7 @@ def add(sub: Parser) -> None:
         choices=LAYOUTS,
     )
     sub.option("--drop-bias", "leave out the bias of a value head: differences stay equal")
-    add_model_options(sub)
+    sub.fields(LoadOptions, REWARD_MODEL)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,12 +34,8 @@ def run(options: argparse.Namespace) -> int:
     folder = convert(
         options.source,
         options.target,
-        adapter=options.adapter,
-        step=options.step,
-        dtype=options.dtype,
-        drop_bias=options.drop_bias,
-        layout=options.layout,
-        **model_options(options),
+        **picked(options, "adapter step dtype drop_bias layout"),
+        **picked(options, REWARD_MODEL),
     )
     print(f"written to {folder}")
     return 0

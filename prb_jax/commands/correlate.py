@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, not_negative, positive
+from prb_jax.commands.arguments import Parser, not_negative, picked, positive
 from prb_jax.commands.terminal import print_table
 
 
@@ -36,11 +36,7 @@ def run(options: argparse.Namespace) -> int:
         options.scores,
         options.behaviour,
         out=options.out,
-        lineage=options.lineage,
-        figures=options.figures,
-        quantile=options.quantile,
-        draws=options.draws,
-        seed=options.seed,
+        **picked(options, "lineage figures quantile draws seed"),
     )
     print_table(render_correlation(found))
     if options.out is not None:

@@ -6,17 +6,15 @@ from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import (
+    REWARD_MODEL,
     Parser,
     add_aspects,
-    add_attention,
     add_columns,
     add_distributed,
     add_history,
-    add_model_options,
     add_no_progress,
-    add_quantize,
-    model_options,
     not_negative,
+    picked,
     positive,
     with_columns,
 )
@@ -24,10 +22,10 @@ from prb_jax.commands.config_option import add_config, with_config
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
-from prb_jax.models import DTYPES
 from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import CONTROLS, TOO_LONG
-from prb_jax.text.protocol import PROTOCOLS
+from prb_jax.text.view import ViewOptions
 
 UNQUANTIZED: Final = "unquantized"
 """The run folder of the unquantised model, within that of the quantised one."""
@@ -56,10 +54,7 @@ def add(sub: Parser) -> None:
         not_negative,
         extend=False,
     )
-    sub.option("--protocol", "(default: as in training, or default)", choices=PROTOCOLS)
-    sub.option(
-        "--max-length L", "longest conversation in tokens (default: as in training, or the model's)", positive
-    )
+    sub.fields(ViewOptions, "protocol max_length")
     sub.option(
         "--too-long",
         "what a response is that leaves no room for its prompt within that: an error (default), or left out, "
@@ -75,17 +70,16 @@ def add(sub: Parser) -> None:
     )
     add_history(sub, otherwise="each user's comparisons before the one in question")
     add_aspects(sub)
-    sub.option("--dtype", "default: the checkpoint's", choices=DTYPES)
-    add_quantize(sub)
-    add_attention(sub)
+    sub.fields(LoadOptions, "dtype")
+    sub.fields(LoadOptions, "quantize attention")
     sub.option(
         "--no-reference",
         "with --quantize: do not score the same rows with the unquantised model too, and compare",
     )
-    sub.option("--mesh M", "as fsdp=4,tensor=2 (default: all devices)")
+    sub.fields(LoadOptions, "mesh")
     sub.option("--limit N", "the first N comparisons of each source; for testing only", positive)
     sub.option("--batch-tokens N", "tokens computed at a time", positive)
-    add_model_options(sub)
+    sub.fields(LoadOptions, REWARD_MODEL)
     sub.option(
         "--seed N",
         "of the resampling of benchmark scores and of --controls swap",
@@ -114,29 +108,17 @@ def run(options: argparse.Namespace) -> int:
         paired = _compares(options, sweep=sweep)
         score: Any = evaluate_posts if sweep else evaluate
         choices = {
+            **picked(options, "protocol max_length too_long history aspects subset limit seed"),
+            **picked(options, "mesh dtype attention batch_tokens"),
+            **picked(options, REWARD_MODEL),
             "profile_posts": posts if sweep else posts[0],
-            "protocol": options.protocol,
-            "max_length": options.max_length,
-            "too_long": options.too_long,
-            "history": options.history,
-            "aspects": options.aspects,
-            "subset": options.subset,
-            "limit": options.limit,
-            "seed": options.seed,
-            "mesh": options.mesh,
-            "dtype": options.dtype,
-            "attention": options.attention,
-            "batch_tokens": options.batch_tokens,
             "progress": not options.no_progress,
-            **model_options(options),
         }
         result = score(
             options.model,
             options.data,
             out=options.out,
-            controls=options.controls,
-            quantize=options.quantize,
-            wandb=options.wandb,
+            **picked(options, "controls quantize wandb"),
             **choices,
         )
         compared = None

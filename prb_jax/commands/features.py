@@ -2,18 +2,12 @@
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    Parser,
-    add_data,
-    add_model_options,
-    add_no_progress,
-    add_quantize,
-    model_options,
-    positive,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, add_data, add_no_progress, picked, positive
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.models import DTYPES
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.protocol import PROTOCOLS
+from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
@@ -33,9 +27,9 @@ def add(sub: Parser) -> None:
     sub.option("--protocol", "of conversations (default: as in training, or default)", choices=PROTOCOLS)
     sub.option("--max-length L", "longest text in tokens (default: the model's)", positive)
     sub.option("--dtype", "of the computation (default: the checkpoint's)", choices=DTYPES)
-    sub.option("--mesh M", "as fsdp=4,tensor=2 (default: all devices)")
-    add_quantize(sub)
-    add_model_options(sub)
+    sub.fields(LoadOptions, "mesh")
+    sub.fields(LoadOptions, "quantize")
+    sub.fields(LoadOptions, REWARD_MODEL)
     add_no_progress(sub)
 
 
@@ -43,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the features, and print what was written."""
     with until_terminated(options):
         start(options)
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.study.write_features import FeatureOptions, write_features
-        from prb_jax.text.view import ViewOptions
 
         store = write_features(
             options.model,
@@ -53,15 +45,10 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             options=FeatureOptions(
                 loading=LoadOptions(
-                    mesh=options.mesh,
-                    dtype=options.dtype,
-                    quantize=options.quantize,
-                    **model_options(options),
+                    **picked(options, "mesh dtype quantize"), **picked(options, REWARD_MODEL)
                 ),
                 view=ViewOptions(protocol=options.protocol, max_length=options.max_length),
-                store=options.store,
-                responses_alone=options.responses_alone,
-                profile_posts=options.profile_posts,
+                **picked(options, "store responses_alone profile_posts"),
             ),
             subset=options.subset,
             limit=options.limit,

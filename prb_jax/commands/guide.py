@@ -3,23 +3,26 @@
 import argparse
 
 from prb_jax.commands.arguments import (
+    DEVICES,
+    READER,
     Parser,
     add_data,
-    add_devices,
     add_history,
     add_no_progress,
-    add_policy_options,
-    device_options,
+    chosen,
     not_negative,
-    policy_options,
+    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
+    from prb_jax.generation.choose import SampleOptions
+
     sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
@@ -37,12 +40,12 @@ def add(sub: Parser) -> None:
         "guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
         positive,
     )
-    sub.option("--temperature T", "0 takes the best candidate (default)", float, default=0.0)
-    sub.option("--n N", "texts of each prompt", positive, default=1)
-    sub.option("--max-new-tokens M", "of a text", positive, default=128)
-    sub.option("--stop TEXT ...", "texts that end a text", default=[])
-    sub.option("--stop-id ID ...", "tokens that end a text (default: the model's)", not_negative)
-    sub.option("--seed N", "of the draws", not_negative, default=0)
+    sub.fields(
+        SampleOptions,
+        "temperature n max_new_tokens stop stop_ids seed",
+        temperature={"default": 0.0, "about": "0 takes the best candidate (default)"},
+        max_new_tokens={"default": 128},
+    )
     sub.option(
         "--profile-posts N",
         "posts of the user's profile that the policy sees",
@@ -51,8 +54,8 @@ def add(sub: Parser) -> None:
     )
     sub.option("--max-length L", "most tokens of prompt and text", positive)
     sub.option("--rows N", "texts that are drawn at a time", positive)
-    add_devices(sub, dtype="the checkpoints'")
-    add_policy_options(sub)
+    sub.fields(LoadOptions, DEVICES)
+    sub.fields(LoadOptions, READER)
     add_no_progress(sub)
 
 
@@ -63,35 +66,20 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.guide import guide
         from prb_jax.metrics.texts import TEXT_LABELS
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.style import facts_table
         from prb_jax.reports.tables import interval
 
-        shared = device_options(options)
+        shared = picked(options, DEVICES)
         result = guide(
             options.policy,
             options.reward,
             options.data,
             out=options.out,
-            weight=options.weight,
-            candidates=options.candidates,
-            chunk=options.chunk,
-            options=SampleOptions(
-                n=options.n,
-                temperature=options.temperature,
-                max_new_tokens=options.max_new_tokens,
-                stop=tuple(options.stop),
-                stop_ids=None if options.stop_id is None else tuple(options.stop_id),
-                seed=options.seed,
+            **picked(
+                options, "weight candidates chunk profile_posts max_length subset limit history quality rows"
             ),
-            profile_posts=options.profile_posts,
-            max_length=options.max_length,
-            subset=options.subset,
-            limit=options.limit,
-            history=options.history,
-            quality=options.quality,
-            rows=options.rows,
-            policy_loading=LoadOptions(**shared, **policy_options(options)),
+            options=chosen(options, SampleOptions),
+            policy_loading=chosen(options, LoadOptions),
             loading=LoadOptions(**shared),
             progress=not options.no_progress,
         )

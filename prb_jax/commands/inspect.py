@@ -2,16 +2,10 @@
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    Parser,
-    add_model_options,
-    add_quantize,
-    model_options,
-    not_negative,
-    positive,
-)
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, not_negative, picked, positive
 from prb_jax.commands.process import hide_torch
 from prb_jax.commands.terminal import print_table
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.protocol import PROTOCOLS
 
 
@@ -22,8 +16,8 @@ def add(sub: Parser) -> None:
         "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
         "or an encoder",
     )
-    add_quantize(sub)
-    add_model_options(sub)
+    sub.fields(LoadOptions, "quantize")
+    sub.fields(LoadOptions, REWARD_MODEL)
     sub.option(
         "--data NAME_OR_PATH ...",
         "what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
@@ -50,13 +44,8 @@ def run(options: argparse.Namespace) -> int:
 
     facts = inspect(
         options.model,
-        quantize=options.quantize,
-        data=options.data,
-        max_length=options.max_length,
-        profile_posts=options.profile_posts,
-        protocol=options.protocol,
-        limit=options.limit,
-        **model_options(options),
+        **picked(options, "quantize data max_length profile_posts protocol limit"),
+        **picked(options, REWARD_MODEL),
     )
     print_table(facts_table(facts.items()))
     return 0

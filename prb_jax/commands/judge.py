@@ -3,21 +3,22 @@
 import argparse
 
 from prb_jax.commands.arguments import (
+    DEVICES,
+    READER,
     Parser,
     add_aspects,
     add_data,
-    add_devices,
     add_endpoint,
     add_no_progress,
-    add_policy_options,
-    device_options,
+    chosen,
     endpoint_options,
     not_negative,
-    policy_options,
+    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.text.protocol import PROTOCOLS
 
@@ -96,8 +97,8 @@ def add(sub: Parser) -> None:
     )
     sub.option("--seed N", "of --controls swap", not_negative, default=0)
     sub.option("--max-length L", "longest conversation in tokens", positive)
-    add_devices(sub)
-    add_policy_options(sub)
+    sub.fields(LoadOptions, DEVICES)
+    sub.fields(LoadOptions, READER)
     add_no_progress(sub)
 
 
@@ -108,39 +109,30 @@ def run(options: argparse.Namespace) -> int:
             start(options)
         from prb_jax.judges.judge import judge
         from prb_jax.judges.options import JudgeOptions
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.tables import render_summary
         from prb_jax.scoring.prompt_extras import PromptExtras
 
-        names = (
-            "protocol", "reason", "prompts", "template", "system", "top_logprobs", "profile_posts", "max_length",
-            "min_mass",
-        )  # fmt: skip
         result = judge(
             options.judge,
             options.data,
             out=options.out,
             options=JudgeOptions(
-                **{name: getattr(options, name) for name in names},
-                hints=PromptExtras(
-                    **{name: getattr(options, name) for name in ("aspects", "persona", "shots", "history")}
+                **picked(
+                    options, "protocol reason prompts template system top_logprobs profile_posts max_length"
                 ),
-                controls=options.controls,
-                seed=options.seed,
+                **picked(options, "min_mass controls seed"),
+                hints=PromptExtras(**picked(options, "aspects persona shots history")),
                 scale=None if options.scale is None else (options.scale[0], options.scale[1]),
             ),
             endpoint=endpoint_options(options),
-            loading=LoadOptions(**device_options(options), **policy_options(options)),
+            loading=chosen(options, LoadOptions),
             subset=options.subset,
             limit=options.limit,
             progress=not options.no_progress,
         )
     print_table(render_summary({result.summary["model"]: result.summary}, title=" ".join(options.data)))
     for name, value in result.summary["judge"].items():
-        print(
-            f"{name.replace('_', ' ')}: {value:.4f}"
-            if isinstance(value, float)
-            else f"{name.replace('_', ' ')}: {value}"
-        )
+        shown = f"{value:.4f}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' ')}: {shown}")
     print(f"written to {result.out}")
     return 0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser
+from prb_jax.commands.arguments import Parser, picked
 from prb_jax.commands.terminal import print_table
 
 FORMATS = ("csv", "latex", "markdown", "rewardbench")
@@ -23,12 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the table."""
     from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
 
-    entries = leaderboard(
-        options.folder,
-        unfinished=options.unfinished,
-        controls=options.controls,
-        upper_bounds=options.upper_bounds,
-    )
+    entries = leaderboard(options.folder, **picked(options, "unfinished controls upper_bounds"))
     if options.format is None:
         print_table(render_leaderboard(entries))
     else:

@@ -4,17 +4,18 @@ import argparse
 import json
 
 from prb_jax.commands.arguments import (
+    REWARD_MODEL,
     Parser,
     add_data,
-    add_model_options,
     add_no_progress,
-    model_options,
     not_negative,
+    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 from prb_jax.models import DTYPES
+from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
@@ -61,7 +62,7 @@ def add(sub: Parser) -> None:
     sub.option(
         "--format", "print results.json and study.json as one object instead of tables", choices=("json",)
     )
-    add_model_options(sub)
+    sub.fields(LoadOptions, REWARD_MODEL)
     sub.add_argument(
         "--dry-run",
         action="store_true",
@@ -78,41 +79,26 @@ def run(options: argparse.Namespace) -> int:
     """Run the study, and print its tables."""
     with until_terminated(options):
         start(options)
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.reports.study import render_people, render_study
         from prb_jax.study.methods import read_settings
         from prb_jax.study.personalise import people_of_study, personalise
         from prb_jax.study.write_features import FeatureOptions
 
         if options.dry_run:
-            people = people_of_study(
-                options.data,
-                shots=options.shots,
-                seeds=options.seeds,
-                split=options.split,
-                subset=options.subset,
-                limit=options.limit,
-            )
+            people = people_of_study(options.data, **picked(options, "shots seeds split subset limit"))
             print_table(render_people(people, options.shots))
             return 0
-        loading = LoadOptions(dtype=options.dtype, **model_options(options))
+        loading = LoadOptions(dtype=options.dtype, **picked(options, REWARD_MODEL))
         study = personalise(
             options.data,
-            backbone=options.backbone,
+            **picked(options, "backbone methods shots seeds split subset limit mesh"),
             out=options.out,
-            methods=options.methods,
-            shots=options.shots,
-            seeds=options.seeds,
-            split=options.split,
             settings=read_settings(options.settings),
             features=FeatureOptions(
                 loading=loading,
                 responses_alone=options.responses_alone,
                 profile_posts=options.profile_posts,
             ),
-            subset=options.subset,
-            limit=options.limit,
-            mesh=options.mesh,
             progress=not options.no_progress,
         )
     if options.format == "json":

@@ -6,11 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.commands.arguments import Parser, add_attention, add_quantize, positive
+from prb_jax.commands.arguments import Parser, picked, positive
 from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.training import TUNINGS
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def add(sub: Parser) -> None:
         default=0.0,
     )
     sub.option("--batch B", "trees (default: 2, or Q where that is more, for each batch shard)", positive)
-    add_quantize(sub)
-    add_attention(sub)
+    sub.fields(LoadOptions, "quantize attention")
     sub.option("--dtype", "", default="bfloat16", choices=DTYPES)
     sub.option("--sweep", "try meshes and batch sizes: the best that fit come first")
     sub.option("--json", "print one JSON object (of a sweep, the best)")
@@ -142,15 +142,10 @@ def _sample(options: argparse.Namespace) -> int:
 
     found = plan_sampling(
         options.model,
-        topology=options.topology,
-        slices=options.slices,
-        mesh=options.mesh,
+        **picked(options, "topology slices mesh batch dtype quantize"),
         prompt=options.prefix,
         samples=options.responses,
         new_tokens=options.response_length,
-        batch=options.batch,
-        dtype=options.dtype,
-        quantize=options.quantize,
     )
     if options.json:
         print(json.dumps(found.to_json()))

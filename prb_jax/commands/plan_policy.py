@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from prb_jax.commands.arguments import Parser
+from prb_jax.commands.arguments import Parser, picked
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import REMAT
@@ -54,17 +54,9 @@ def run_policy(options: argparse.Namespace) -> int:
 
     found = plan_policy(
         options.model,
-        topology=options.topology,
-        slices=options.slices,
-        mesh=options.mesh,
-        reward=options.reward,
+        **picked(options, "topology slices mesh reward prefix responses response_length batch dtype"),
         tuning=options.tuning or "lora",
         trunk=options.value_trunk or "own",
-        prefix=options.prefix,
-        responses=options.responses,
-        response_length=options.response_length,
-        batch=options.batch,
-        dtype=options.dtype,
         remat=options.remat or REMAT,
     )
     if options.json:

@@ -5,19 +5,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from prb_jax.commands.arguments import (
+    DEVICES,
+    READER,
     Parser,
     add_data,
-    add_devices,
     add_history,
     add_no_progress,
-    add_policy_options,
-    device_options,
+    chosen,
     not_negative,
-    policy_options,
+    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.readouts.load_options import LoadOptions
 
 
 def _strengths(text: str) -> tuple[float, ...]:
@@ -65,8 +66,8 @@ def add(sub: Parser) -> None:
     )
     sub.option("--max-length L", "of the policy's prompt and response", positive)
     sub.option("--seed N", "of the split", not_negative, default=0)
-    add_devices(sub, dtype="the checkpoints'")
-    add_policy_options(sub)
+    sub.fields(LoadOptions, DEVICES)
+    sub.fields(LoadOptions, READER)
     add_no_progress(sub)
 
 
@@ -75,25 +76,18 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.generation.policy_accuracy import policy_accuracy
-        from prb_jax.readouts.load_options import LoadOptions
 
-        shared = device_options(options)
+        shared = picked(options, DEVICES)
         result = policy_accuracy(
             options.policy,
             options.rewards,
             options.data,
             out=options.out,
             strengths=options.lambdas,
-            candidates=options.candidates,
-            score=options.score,
-            validation=options.validation,
-            profile_posts=options.profile_posts,
-            max_length=options.max_length,
-            subset=options.subset,
-            limit=options.limit,
-            history=options.history,
-            seed=options.seed,
-            policy_loading=LoadOptions(**shared, **policy_options(options)),
+            **picked(
+                options, "candidates score validation profile_posts max_length subset limit history seed"
+            ),
+            policy_loading=chosen(options, LoadOptions),
             loading=LoadOptions(**shared),
             progress=not options.no_progress,
         )

@@ -3,16 +3,18 @@
 import argparse
 
 from prb_jax.commands.arguments import (
+    REWARD_MODEL,
     Parser,
     add_columns,
-    add_model_options,
-    model_options,
     not_negative,
+    picked,
     positive,
     with_columns,
 )
 from prb_jax.errors import RunError
+from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.protocol import PROTOCOLS
+from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
@@ -39,28 +41,26 @@ def add(sub: Parser) -> None:
         "with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
         positive,
     )
-    add_model_options(sub)
+    sub.fields(LoadOptions, REWARD_MODEL)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the data set and the tokens, and print how much is in it."""
     from prb_jax.sources.prepare import prepare
 
-    asked = {name: getattr(options, name) for name in ("profile_posts", "protocol", "max_length")}
-    given = {**asked, "processes": options.processes, **model_options(options)}
+    asked = picked(options, "profile_posts protocol max_length")
+    given = {**asked, "processes": options.processes, **picked(options, REWARD_MODEL)}
     if options.model is None and (without := [name for name, value in given.items() if value is not None]):
         raise RunError(f"--{without[0].replace('_', '-')}: is about the tokens of a model, and needs --model")
     options.data = [with_columns(source, options.columns) for source in options.data]
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []
     if options.model is not None:
-        from prb_jax.readouts.load_options import LoadOptions
         from prb_jax.scoring.write_tokens import TokensJob, write_store
-        from prb_jax.text.view import ViewOptions
 
         job = TokensJob(
             model=options.model,
-            loading=LoadOptions(**model_options(options)),
+            loading=LoadOptions(**picked(options, REWARD_MODEL)),
             view=ViewOptions(**asked),
             sources=options.data,
             folder=prepared.folder,

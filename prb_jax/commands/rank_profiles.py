@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, add_no_progress, positive
+from prb_jax.commands.arguments import Parser, add_no_progress, picked, positive
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
@@ -39,13 +39,8 @@ def run(options: argparse.Namespace) -> int:
         start(options)
     ranked = rank_profiles(
         options.data,
-        encoder=options.encoder,
+        **picked(options, "encoder protocol mesh dtype max_length revision"),
         out=options.out,
-        protocol=options.protocol,
-        mesh=options.mesh,
-        dtype=options.dtype,
-        max_length=options.max_length,
-        revision=options.revision,
         progress=not options.no_progress,
     )
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")

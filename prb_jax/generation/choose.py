@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from prb_jax.data.options import check_whole_numbers, option
 from prb_jax.errors import DataError, quote
 
 _REMOVED = -jnp.inf
@@ -79,22 +80,21 @@ class SampleOptions:
       DataError: a number that is out of its range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] | None = None
-    seed: int = 0
+    n: int = option(1, "N", "texts of each prompt", low=1)
+    temperature: float = option(1.0, "T", "0 takes the most probable token", real=True)
+    top_k: int = option(0, "K", "0 for all tokens (default)", low=0)
+    top_p: float = option(1.0, "P", "1 for all tokens (default)", real=True)
+    min_p: float = option(0.0, "P", "0 for all tokens (default)", real=True)
+    repetition_penalty: float = option(1.0, "R", "1 changes nothing (default)", real=True)
+    max_new_tokens: int = option(256, "M", "of a text", low=1)
+    stop: tuple[str, ...] = option((), "TEXT ...", "texts that end a text")
+    stop_ids: tuple[int, ...] | None = option(
+        None, "ID ...", "tokens that end a text (default: the model's)", low=0, flag="stop-id"
+    )
+    seed: int = option(0, "N", "of the draws", low=0)
 
     def __post_init__(self) -> None:
-        for name, low in (("n", 1), ("max_new_tokens", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**31:
-                raise DataError(f"{name}: expected a whole number of at least {low}, found {quote(value)}")
+        check_whole_numbers(self, error=DataError)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise DataError(f"stop: expected texts, none of them empty, found {quote(self.stop)}")
         if self.temperature == 0 and self.n > 1:

@@ -6,22 +6,43 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prb_jax.data.options import option
+from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
+
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """The choices of a user who opens a model; :func:`prb_jax.load` says what each one means."""
+    """The choices of a user who opens a model; :func:`prb_jax.load` explains them at length."""
 
-    mesh: str | Mesh | None = None
-    dtype: str | None = None
-    revision: str | None = None
-    chat_template: str | None = None
-    readout: str | None = None
-    tokenizer: str | Path | None = None
-    quantize: str | None = None
-    attention: str = "auto"
+    mesh: str | Mesh | None = option(None, "M", "as fsdp=4,tensor=2 (default: all devices)")
+    dtype: str | None = option(None, "", "(default: the checkpoint's)", choices=DTYPES)
+    revision: str | None = option(None, "R", "branch, tag or commit on the hub")
+    chat_template: str | None = option(None, "FILE", "a Jinja file, or plain; for models without one")
+    readout: str | None = option(
+        None,
+        "NAME",
+        "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
+        "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+    )
+    tokenizer: str | Path | None = option(
+        None, "T", "folder or hub id of the tokenizer (default: the model's)"
+    )
+    quantize: str | None = option(
+        None,
+        "",
+        "matrices of the layers in eight bits; int8 and fp8 quantise activations too",
+        choices=QUANTIZATIONS,
+    )
+    attention: str = option(
+        "auto",
+        "",
+        "the machine's own choice (default), the block-wise XLA program, a kernel (on TPUs the splash kernel), or for "
+        "scoring on TPUs a kernel over packed streams (paged)",
+        choices=ATTENTIONS,
+    )
 
     @property
     def given(self) -> dict[str, Any]:

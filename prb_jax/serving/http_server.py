@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prb_jax.data.options import option
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.serving.fields import WHERE, Body
@@ -48,21 +49,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a client may ask for.
+    """How much a client may ask for."""
 
-    Attributes:
-      bytes: of a request's body.
-      items: responses of a request.
-      waiting: responses of all requests that are not answered yet.
-      connections: that are open at a time.
-      seconds: from the first byte of a request to its answer.
-    """
-
-    bytes: int = 16_000_000
-    items: int = 1024
-    waiting: int = 8192
-    connections: int = 2048
-    seconds: float = 120.0
+    bytes: int = option(16_000_000, "N", "bytes of a request", low=1, flag="max-bytes")
+    items: int = option(1024, "N", "responses of a request", low=1, flag="max-items")
+    waiting: int = option(8192, "N", "responses that may wait for their scores", low=1, flag="max-waiting")
+    connections: int = option(2048, "N", "connections at a time", low=1, flag="max-connections")
+    seconds: float = option(120.0, "N", "seconds until a request is answered", low=1, flag="timeout")
 
 
 class RefusedError(Exception):

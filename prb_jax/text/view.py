@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from prb_jax.data.options import option
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
-from prb_jax.text.protocol import FACTS, TextProtocol, parse_protocol
+from prb_jax.text.protocol import FACTS, PROTOCOLS, TextProtocol, parse_protocol
 from prb_jax.text.visible import OrderClaim
 
 TRAINED_VIEW = "prb_view.json"
@@ -68,9 +69,17 @@ class ViewOptions:
       protocol: the name of one.
     """
 
-    profile_posts: int | None = None
-    protocol: str | None = None
-    max_length: int | None = None
+    profile_posts: int | None = option(
+        None,
+        "N",
+        "posts of the user's profile that the model sees (default: as in training; where the model does not say, 10, "
+        "and 0 for the paper protocol)",
+        low=0,
+    )
+    protocol: str | None = option(None, "", "(default: as in training, or default)", choices=PROTOCOLS)
+    max_length: int | None = option(
+        None, "L", "longest conversation in tokens (default: as in training, or the model's)", low=1
+    )
 
 
 @dataclass(frozen=True)
