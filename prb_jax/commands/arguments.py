@@ -123,7 +123,8 @@ class Parser(argparse.ArgumentParser):
     def _short_usage(self) -> str:
         words = [self.prog]
         for action in self._actions:
-            shown = action.metavar if isinstance(action.metavar, str) else action.dest
+            choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest
+            shown = action.metavar if isinstance(action.metavar, str) else choices
             if not action.option_strings:
                 optional = action.nargs in ("?", "*") and action.dest not in self.needed
                 words.append(f"[{shown}{' ...' if action.nargs == '*' else ''}]" if optional else shown)

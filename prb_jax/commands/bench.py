@@ -20,7 +20,7 @@ Measure = Callable[[argparse.Namespace], list[Any]]
 
 def add(sub: Parser) -> None:
     """Add the sub-verbs and their arguments."""
-    sub_verbs = sub.add_subparsers(required=True, metavar="VERB", parser_class=Parser)
+    sub_verbs = sub.add_subparsers(required=True, parser_class=Parser)
 
     score = _add(
         sub_verbs, "score", _score, about="time scoring random tokens of the lengths of personalised data"
