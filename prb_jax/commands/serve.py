@@ -3,7 +3,16 @@
 import argparse
 import os
 
-from prb_jax.commands.arguments import DEVICES, REWARD_MODEL, Parser, add_history, chosen, not_negative, picked, positive
+from prb_jax.commands.arguments import (
+    DEVICES,
+    REWARD_MODEL,
+    Parser,
+    add_history,
+    chosen,
+    not_negative,
+    picked,
+    positive,
+)
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
