@@ -1,49 +1,82 @@
-"""The records of large files of JSON lines, also gzipped: read once in their order, and again where asked for."""
+"""The records of a large file of JSON lines, also gzipped, read once in their order while they are asked for."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import zlib
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from prb_jax.data import blocks
-from prb_jax.data.block_reader import BlockReader
-from prb_jax.data.blocks import Block, blocks_digest, is_blank, read_at
+from prb_jax.data.blocks import blocks_digest, read_block, scanning_threads
 from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
 from prb_jax.data.files import Row, parse_line, reading
-from prb_jax.data.inflated import InflatedLines
-from prb_jax.data.line_table import LineTable
 from prb_jax.data.reading import open_file
 from prb_jax.errors import DataError
-from prb_jax.processes.sharing import process_count
+
+_AHEAD: Final = 2
+"""Blocks that are read before they are asked for."""
+
+_HELD: Final = 256 << 20
+"""Bytes of lines that are held until they are asked for; beyond them the oldest are let go."""
+
+_BEHIND: Final = 32 << 20
+"""Bytes of lines that are held before the one that was asked for last: several threads read."""
+
+_PIECE: Final = 1 << 20
+"""Bytes that are inflated at a time."""
 
 
-class _Source(Protocol):
-    """Where the lines of a file come from; attributes and methods as of :class:`_PlainLines`."""
+@dataclass(frozen=True)
+class _Place:
+    """Where a block begins.
 
-    blocks: BlockReader
-    table: LineTable
-    bytes_read: int
+    Attributes:
+      block: its number.
+      records, lines: how many of them end before it.
+      begun: the line that goes on in it, as far as it lies before.
+      inflater: the state of a gzip stream; None between two members and in files that are not packed.
+    """
 
-    def grow(self) -> bool: ...
-    def finish(self) -> None: ...
-    def line(self, index: int) -> bytes: ...
-    def share_read(self) -> float: ...
+    block: int = 0
+    records: int = 0
+    lines: int = 0
+    begun: Sequence[bytes] = ()
+    inflater: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that is held: its number, its bytes, and how many bytes of lines the walk came by before it."""
+
+    number: int
+    data: bytes
+    before: int
 
 
 class JsonLines:
-    """The records of one file, which become known while it is read, block by block.
+    """The records of one file, which become known while it is read.
 
-    What is known of a record are its place and its checksum; its bytes are held from then on until they are asked for,
-    in order, so that a reader who goes forward reads the file once. Any other record is read again.
+    A reader who goes forward reads the file once: a line is held from when it is reached until records some way behind
+    it were asked for. For any other record the file is read again from the beginning of a block.
+
+    Args:
+      path: of the file.
+      columns: the names of the fields in it.
 
     Attributes:
       path: of the file.
+      known: how many records are known.
+      complete: whether the whole file was read.
+      digests: sha256 of each block that was read so far.
+      bytes_read: of the file, so far.
 
     Raises:
       DataError: a file that is missing or unreadable.
@@ -51,64 +84,55 @@ class JsonLines:
 
     def __init__(self, path: Path, *, columns: FieldNames = RECORD) -> None:
         self.path = path
-        self._mapped = FieldMapper(columns, path)
-        self._growing = threading.RLock()
+        self.known = self.bytes_read = 0
+        self.complete = False
+        self.digests: list[bytes] = []
         with reading(path):
             self._file = open_file(path)
-            packed = path.name.endswith(".gz")
-            self._source: _Source = (InflatedLines if packed else _PlainLines)(self._file.fileno(), path)
+            self._size = os.fstat(self._file.fileno()).st_size
+        self._packed = path.name.endswith(".gz")
+        self._mapped = FieldMapper(columns, path)
+        self._expected: Sequence[bytes] = ()
+        self._threads = scanning_threads()
+        self._coming: dict[int, Future[tuple[bytes, bytes]]] = {}
+        self._lock = threading.RLock()
+        self._places = [_Place()]  # of all blocks that were begun
+        self._walk = self._lines(self._places[0])
+        self._held: dict[int, _Line] = {}
+        self._first = self._next = 0  # the records that are held; the walk comes to the second one next
+        self._passed = 0  # bytes of lines since the walk began
+        self._known_bytes = 0  # of the lines of all known records
 
     def __len__(self) -> int:
-        """How many records there are; what is left of the file is read, a collective."""
-        with self._growing, reading(self.path):
-            self._source.finish()
-        return len(self._source.table)
-
-    @property
-    def known(self) -> int:
-        """How many records are known."""
-        return len(self._source.table)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the whole file was read."""
-        return self._source.blocks.complete
+        """How many records there are; what is left of the file is read."""
+        return self.reach(sys.maxsize)
 
     @property
     def digest(self) -> str:
-        """The digest of all bytes, as ``blocks_digest`` gives it; what is left of the file is read, a collective."""
+        """The digest of all bytes, as ``blocks_digest`` gives it; what is left of the file is read."""
         len(self)
-        return blocks_digest(self._source.blocks.found)
-
-    @property
-    def digests(self) -> Sequence[bytes]:
-        """The digests of the blocks that were read so far, sha256 of each."""
-        return self._source.blocks.found
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file that this process read so far."""
-        return self._source.blocks.bytes_read + self._source.bytes_read
+        return blocks_digest(self.digests)
 
     def reach(self, stop: int) -> int:
-        """Make sure that so many records are known, if there are as many, and return how many are; a collective.
+        """Make sure that so many records are known, if there are as many, and return how many are.
 
         Raises:
           DataError: the file cannot be read, or is not what is expected.
         """
-        source = self._source
-        with self._growing, reading(self.path):
-            while len(source.table) < stop and source.grow():
+        with self._lock, reading(self.path):
+            if self.known < stop and not self.complete:
+                self._go_to(self.known)
+            while self.known < stop and self._take():
                 pass
-            # Each of several processes tokenises what it has read: a round ahead, so that none waits for another.
-            while stop <= len(source.table) and self._rounds_ahead(stop - 1) < 1 and source.grow():
-                pass
-        return len(source.table)
+        return self.known
 
     def about(self) -> float:
         """Return how many records there will be, by what was read so far."""
-        share = self._source.share_read()
-        return self.known / share if share else 0.0
+        if self.complete or not self.known:
+            return self.known
+        if self._packed:
+            return self.known * blocks.block_count(self._size) / len(self.digests)
+        return self.known * max(1.0, self._size / self._known_bytes)
 
     def expect(self, digests: Sequence[bytes]) -> None:
         """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
@@ -116,151 +140,138 @@ class JsonLines:
         Raises:
           DataError: one of them is another one.
         """
-        self._source.blocks.expect(digests)
-
-    def owner(self, index: int) -> int | None:
-        """Return the process that has the bytes of a record; None where every process has to read it again."""
-        return self._source.blocks.owner(self._block(index))
-
-    def ahead(self, index: int) -> int:
-        """Return up to which record the blocks of this round and the next one go; 0 where no process has its own."""
-        if self.owner(index) is None:
-            return 0
-        count = process_count()
-        stop = (self._block(index) // count + 2) * count * blocks.BLOCK
-        return bisect_left(self._source.table.starts, stop)
+        with self._lock:
+            self._expected = digests
+            for number in range(len(digests)):
+                if number >= blocks.block_count(self._size):
+                    raise self._changed(number)
+                if number < len(self.digests):
+                    self._compare(number)
 
     def row(self, index: int) -> Row:
         """One record, which becomes known by it.
 
         Raises:
+          IndexError: there are not as many.
           DataError: it is no JSON, or not what it was when it became known.
         """
-        if index >= self.known:
-            self.reach(index + 1)
-        where = self.where(index)
-        with reading(self.path):
-            line = self._source.line(index)
-        found = parse_line(line, where, first=self._source.table.numbers[index] == 1)
+        with self._lock, reading(self.path):
+            if index not in self._held:
+                self._go_to(index)
+            while index not in self._held:
+                if not self._take():
+                    raise IndexError(index)
+            line = self._held[index]
+            while line.before - self._held[self._first].before > _BEHIND:
+                self._let_go()
+        where = f"{self.path}:{line.number}"
+        row = parse_line(line.data, where, first=line.number == 1)
+        assert row is not None  # a blank line is no record
+        return Row(where, self._mapped(row.value, where=where))
+
+    def _go_to(self, index: int, *, again: bool = False) -> None:
+        """Walk on so that the walk comes to this record, from the beginning of a block where that is needed."""
+        place = self._places[bisect_right(self._places, index, key=attrgetter("records")) - 1]
+        if again or index < self._next or place.records > self._next:
+            self._walk, self._passed = self._lines(place), 0
+            self._first = self._next = place.records
+            self._held.clear()
+            self._coming.clear()
+
+    def _take(self) -> bool:
+        """Walk to the next record and hold its line; False at the end of the file."""
+        try:
+            found = next(self._walk, None)
+        except BaseException:
+            self._go_to(self._next, again=True)  # a walk that failed is over, and the file is not
+            raise
         if found is None:
-            raise DataError(f"{where}: changed while it was being read")
-        return Row(where, self._mapped(found.value, where=where))
+            self.complete = True
+            return False
+        number, data = found
+        self._held[self._next] = _Line(number, data, self._passed)
+        self._next += 1
+        self._passed += len(data)
+        if self._next > self.known:
+            self.known = self._next
+            self._known_bytes += len(data) + 1
+        while self._passed - self._held[self._first].before > _HELD and self._next - self._first > 1:
+            self._let_go()
+        return True
 
-    def where(self, index: int) -> str:
-        """The place of a record that is known: FILE:LINE."""
-        return f"{self.path}:{self._source.table.numbers[index]}"
+    def _let_go(self) -> None:
+        del self._held[self._first]
+        self._first += 1
 
-    def _block(self, index: int) -> int:
-        return self._source.table.starts[index] // blocks.BLOCK
-
-    def _rounds_ahead(self, index: int) -> int:
-        """How many rounds of blocks are known after that of a record."""
-        count, shared = process_count(), self._source.blocks.shared
-        if count == 1 or index < 0 or self.owner(index) is None:
-            return 1
-        return (shared - 1) // count - self._block(index) // count
-
-
-class _PlainLines:
-    """Lines of a file that is not packed.
-
-    Attributes:
-      blocks: of the file.
-      table: of the lines that are known.
-      bytes_read: of lines that were read again.
-    """
-
-    def __init__(self, file: int, path: Path) -> None:
-        self._file, self._path = file, path
-        self.blocks = BlockReader(file, path, lines=True)
-        self.table = LineTable()
-        self.bytes_read = 0
-        self._start = self._lines = 0  # of the line that is not at its end, and how many there were before it
-        self._pieces: list[
-            tuple[int, int, int, bool]
-        ] = []  # of that line: start, end, crc32, whether it may be blank
-        self._crossing: dict[int, list[tuple[int, int, int, bool]]] = {}
-
-    def grow(self) -> bool:
-        """Make the records of further blocks known; False at the end of the file."""
-        found = self.blocks.further()
-        self._add(found, len(self.blocks.found) - len(found))
-        return bool(found)
-
-    def finish(self) -> None:
-        """Make all records known, without holding their bytes."""
-        if not self.blocks.complete:
-            first = len(self.blocks.found)
-            self._add(self.blocks.rest(), first)
-
-    def share_read(self) -> float:
-        """The part of the file in which the records known so far lie."""
-        return min(1.0, len(self.blocks.found) * blocks.BLOCK / max(1, self.blocks.size))
-
-    def line(self, index: int) -> bytes:
-        """The bytes of a record."""
-        start, size, check = self.table.starts[index], self.table.sizes[index], self.table.checks[index]
-        pieces = [
-            self._bytes(
-                number, max(start, number * blocks.BLOCK), min(start + size, (number + 1) * blocks.BLOCK)
+    def _lines(self, place: _Place) -> Iterator[tuple[int, bytes]]:
+        """Number and bytes of the lines that hold a record, from the beginning of a block on."""
+        records, lines, begun, inflater = place.records, place.lines, list(place.begun), place.inflater
+        inflater = inflater and inflater.copy()
+        for number in range(place.block, blocks.block_count(self._size)):
+            if number == len(self._places):
+                state = inflater and inflater.copy()
+                self._places.append(_Place(number, records, lines, tuple(begun), state))
+            # Whoever wants one record of a block alone needs no further ones.
+            rest = self._block(
+                number, ahead=_AHEAD if number > place.block or number == len(self.digests) else 0
             )
-            for number in range(start // blocks.BLOCK, (start + size - 1) // blocks.BLOCK + 1)
-        ]
-        crossing = self._crossing.get(index)
-        expected = [check] if crossing is None else [crc for _, _, crc, _ in crossing]
-        if [zlib.crc32(piece) for piece in pieces] != expected:
-            raise DataError(f"{self._path}:{self.table.numbers[index]}: changed while it was being read")
-        after = self.table.starts[index + 1] if index + 1 < len(self.table) else start + size
-        self.blocks.let_go(after // blocks.BLOCK)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            while rest:
+                if not self._packed:
+                    piece, rest = rest, b""
+                else:
+                    if inflater is None:
+                        rest = rest.lstrip(b"\0")  # padding after a member
+                        if not rest:
+                            break
+                        inflater = zlib.decompressobj(wbits=31)
+                    piece = inflater.decompress(rest, _PIECE)
+                    rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                    inflater = None if inflater.eof else inflater
+                *whole, last = piece.split(b"\n")
+                for line in whole:
+                    lines += 1
+                    line, begun = b"".join([*begun, line]) if begun else line, []
+                    if not is_blank(line, first=lines == 1):
+                        records += 1
+                        yield lines, line
+                if last:
+                    begun.append(last)
+        if inflater is not None:
+            raise EOFError
+        if begun and not is_blank(line := b"".join(begun), first=lines == 0):
+            yield lines + 1, line
 
-    def _bytes(self, number: int, start: int, end: int) -> bytes:
-        held, first = self.blocks.held(number), number * blocks.BLOCK
-        if held is not None:
-            return held[start - first : end - first]
-        self.bytes_read += end - start
-        return read_at(self._file, self._path, start, end - start)
+    def _block(self, number: int, *, ahead: int) -> bytes:
+        """The bytes of a block, which must be what they were; so many after it are read meanwhile."""
+        for coming in range(number, min(number + 1 + ahead, blocks.block_count(self._size))):
+            if coming not in self._coming:
+                self._coming[coming] = self._threads.submit(
+                    read_block, self._file.fileno(), self.path, coming, size=self._size
+                )
+        data, digest = self._coming.pop(number).result()
+        self.bytes_read += len(data)
+        if number == len(self.digests):
+            self.digests.append(digest)
+            self._compare(number)
+        elif self.digests[number] != digest:
+            raise DataError(f"{self.path}: changed while it was being read (block {number + 1})")
+        return data
 
-    def _add(self, found: Sequence[Block], first: int) -> None:
-        for number, block in enumerate(found, start=first):
-            start = number * blocks.BLOCK
-            end = min(start + blocks.BLOCK, self.blocks.size)
-            blank = set(block.blank.tolist())
-            if len(block.ends):
-                self._piece(start, int(block.ends[0]), int(block.checks[0]), 0 in blank)
-                self._close(int(block.ends[0]))
-                self._whole_lines(block)
-                start = int(block.ends[-1]) + 1
-            self._piece(start, end, int(block.checks[-1]), len(block.ends) in blank)
-        if self.blocks.complete and self._pieces:
-            self._close(self.blocks.size)  # a last line without an end
+    def _compare(self, number: int) -> None:
+        if number < len(self._expected) and self.digests[number] != self._expected[number]:
+            raise self._changed(number)
 
-    def _piece(self, start: int, end: int, check: int, blank: bool) -> None:
-        if end > start:
-            self._pieces.append((start, end, check, blank))
+    def _changed(self, number: int) -> DataError:
+        return DataError(
+            f"{self.path}: changed since it was scored (block {number + 1} of {blocks.BLOCK >> 20} MiB); the scores "
+            "so far are kept and belong to the old contents: put those back to finish the run, or start again in "
+            "another folder"
+        )
 
-    def _close(self, end: int) -> None:
-        """Take up the line that ends here, of which parts may lie in several blocks."""
-        pieces, start = self._pieces, self._start
-        self._lines += 1
-        self._pieces, self._start = [], end + 1
-        if all(blank for *_, blank in pieces):
-            # Only the whole line tells: a part may end within a letter.
-            self.bytes_read += end - start
-            if is_blank(read_at(self._file, self._path, start, end - start), first=self._lines == 1):
-                return
-        if len(pieces) > 1:
-            self._crossing[len(self.table)] = pieces
-        self.table.append(start, end - start, self._lines, pieces[0][2])
 
-    def _whole_lines(self, block: Block) -> None:
-        """Take up the lines that lie wholly in a block, but for its first one."""
-        ends = block.ends
-        starts = ends[:-1] + 1
-        kept = np.ones(len(starts), bool)
-        inner = block.blank[(block.blank > 0) & (block.blank < len(ends))]
-        kept[inner - 1] = False
-        numbers = self._lines + 1 + np.arange(len(starts))
-        self.table.extend(starts[kept], (ends[1:] - starts)[kept], numbers[kept], block.checks[1:-1][kept])
-        self._lines += len(starts)
-        self._start = int(ends[-1]) + 1
+def is_blank(line: bytes, *, first: bool) -> bool:
+    """Whether a line, perhaps the first of its file, holds no record."""
+    if line[:1] == b"{":
+        return False
+    text = line.decode("utf-8", errors="replace")
+    return not (text.removeprefix("\ufeff") if first else text).strip()

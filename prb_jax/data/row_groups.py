@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.arrow import arrow_errors, batch_values, chosen_columns
-from prb_jax.data.blocks import blocks_digest, scan_blocks
+from prb_jax.data.blocks import large_digest
 from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
 from prb_jax.data.files import Row, reading
 
@@ -35,8 +35,8 @@ class ParquetRows:
         self.path = path
         self._mapped = FieldMapper(columns, path)
         self._lock = threading.Lock()
+        self.digest = large_digest(path)
         with reading(path), arrow_errors(path):
-            self.digest = blocks_digest(block.digest for block in scan_blocks(path))
             self._file = pq.ParquetFile(path)
             groups = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
             self._columns = chosen_columns(self._file.schema_arrow.names, columns, str(path))

@@ -22,9 +22,9 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import Lists, Names
-from prb_jax.processes.sharing import gather_int32, process_count, process_index
+from prb_jax.processes.sharing import gather_int32, own_part, process_count, process_index
 from prb_jax.scoring.baselines import BASELINES, score_baseline
-from prb_jax.sources.large import LargeComparisons, Read, reach, shares
+from prb_jax.sources.large import LargeComparisons, Read, reach
 
 _AT_A_TIME: Final = 4096
 _RANDOM: Final = "baseline:random"
@@ -249,7 +249,7 @@ class ComparisonTable:
         for process, read in reversed(list(enumerate(gather_int32(noted)))):
             owner.update(dict.fromkeys(read.tolist(), process))
         unread = [index for index, process in owner.items() if process < 0]
-        taken = list(shares(self._comparisons, unread)[process_index()])
+        taken = [unread[place] for place in own_part(len(unread))]
         for index in taken:
             self._comparisons.read(index)
         here = sorted(taken + [index for index, process in owner.items() if process == process_index()])

@@ -21,9 +21,9 @@ import numpy as np
 from prb_jax import errors
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
-from prb_jax.processes.sharing import gather_int32, process_count, process_index
+from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sampled
-from prb_jax.sources.large import reach, read_ahead, shares, windows
+from prb_jax.sources.large import reach, windows
 from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
@@ -110,11 +110,9 @@ def stream_scores(
             return [index for index in part if index not in known]
 
         def prepare() -> None:
-            """Begin to tokenise the next window, and those after it of which this process has the text already."""
-            for part in upcoming:
+            """Begin to tokenise the next window."""
+            if (part := next(upcoming, None)) is not None:
                 encoded.append((part, pool.submit(tokenise, unknown(part))))
-                if part.stop + WINDOW > read_ahead(comparisons, encoded[0][0].start):
-                    return
 
         try:
             prepare()
@@ -193,7 +191,7 @@ def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encod
     if process_count() == 1:
         trees = encode_pieces(comparisons, indices, encode)
         return lambda: trees
-    parts = shares(comparisons, indices)
+    parts = [[indices[place] for place in part] for part in parts_of(len(indices))]
     try:
         sent = _packed(encode_pieces(comparisons, parts[process_index()], encode))
     except PrbError as error:

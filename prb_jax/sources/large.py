@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, overload, runtime_checkable
+from typing import Final, Protocol, overload
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from prb_jax.data.hub import short_name
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.row_groups import ParquetRows
 from prb_jax.errors import DataError, quote
-from prb_jax.processes.sharing import parts_of, process_count
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 """Kinds of files that are read by windows."""
@@ -34,21 +33,6 @@ class Rows(Protocol):
     def row(self, index: int) -> Row:
         """Return one record; raises DataError where it cannot be read."""
         ...
-
-
-@runtime_checkable
-class GrowingRows(Rows, Protocol):
-    """Records that become known while their file is read; attributes and methods as of `JsonLines`."""
-
-    @property
-    def known(self) -> int: ...
-    @property
-    def complete(self) -> bool: ...
-    def reach(self, stop: int) -> int: ...
-    def owner(self, index: int) -> int | None: ...
-    def ahead(self, index: int) -> int: ...
-    def about(self) -> float: ...
-    def where(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +76,7 @@ class LargeComparisons(Sequence[Comparison]):
     """Labelled comparisons that are read, and checked, when they are asked for; none of them is held.
 
     How many there are is known when the files were read to their ends: a reader who goes forward asks :meth:`reach`,
-    and not for the length, which reads all that is left. With several processes both are collectives.
+    and not for the length, which reads all that is left. Several processes read the files each for itself.
 
     Ids are not compared with each other here, and equal records without an id have equal ids: a reader of the whole
     looks after both (`prb_jax.scoring.comparison_table`).
@@ -107,7 +91,7 @@ class LargeComparisons(Sequence[Comparison]):
         self, parts: Sequence[Rows], *, chosen: np.ndarray | None = None, limit: int | None = None
     ) -> None:
         self._parts = parts
-        self._growing = [part if isinstance(part, GrowingRows) else None for part in parts]
+        self._growing = [part if isinstance(part, JsonLines | LargeComparisons) else None for part in parts]
         self._starts = [0]  # of each part whose beginning is known
         self._chosen = chosen if chosen is None else chosen[:limit]
         self._limit = limit
@@ -125,7 +109,7 @@ class LargeComparisons(Sequence[Comparison]):
         return self.reach(1) > 0
 
     def reach(self, stop: int) -> int:
-        """Make sure that so many comparisons are known, if there are as many, and return how many are; a collective.
+        """Make sure that so many comparisons are known, if there are as many, and return how many are.
 
         Raises:
           DataError: a file cannot be read.
@@ -211,22 +195,7 @@ class LargeComparisons(Sequence[Comparison]):
 
     def where(self, index: int) -> str:
         """Return the place of one comparison in its file."""
-        part, inside = self._part(index)
-        growing = self._growing[part]
-        return self._parts[part].row(inside).where if growing is None else growing.where(inside)
-
-    def owner(self, index: int) -> int | None:
-        """Return the process that has read the block in which a comparison lies; None where every process may."""
-        part, inside = self._part(index)
-        growing = self._growing[part]
-        return None if growing is None else growing.owner(inside)
-
-    def ahead(self, index: int) -> int:
-        """Return up to which comparison the blocks go of which each process reads its own; 0 where there are none."""
-        part, inside = self._part(index)
-        growing = self._growing[part]
-        found = 0 if growing is None or self._chosen is not None else growing.ahead(inside)
-        return min(self._starts[part] + found, self.known) if found else 0
+        return self.row(index).where
 
     def only(self, source: str, *, subset: str | None, limit: int | None) -> LargeComparisons:
         """Return the first so many comparisons of a subset; all records are read once to find a subset.
@@ -293,7 +262,7 @@ class LargeComparisons(Sequence[Comparison]):
 
 
 def reach(comparisons: Sequence[Comparison], stop: int) -> int:
-    """Return how many of the first so many comparisons there are; of large files no more are read. A collective."""
+    """Return how many of the first so many comparisons there are; of large files no more are read."""
     if isinstance(comparisons, LargeComparisons):
         return min(stop, comparisons.reach(stop))
     return min(stop, len(comparisons))
@@ -305,33 +274,6 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
     while (stop := reach(comparisons, end)) > start:
         yield range(start, stop)
         start, end = stop, end + size
-
-
-def shares(comparisons: Sequence[Comparison], indices: Sequence[int]) -> list[Sequence[int]]:
-    """Return which of these comparisons each process reads: those in the blocks that it has, and a part of the others.
-
-    Every process returns the same.
-    """
-    count = process_count()
-    if count == 1 or not isinstance(comparisons, LargeComparisons):
-        return [[indices[place] for place in part] for part in parts_of(len(indices))]
-    found: list[list[int]] = [[] for _ in range(count)]
-    free: list[int] = []
-    for index in indices:
-        owner = comparisons.owner(index)
-        (free if owner is None else found[owner]).append(index)
-    for own, part in zip(found, parts_of(len(free)), strict=True):
-        own += [free[place] for place in part]
-        own.sort()
-    return list(found)
-
-
-def read_ahead(comparisons: Sequence[Comparison], index: int) -> int:
-    """Return up to which comparison this process should be tokenising when the one at ``index`` is asked for: it does
-    its own blocks while others do theirs. 0 where there is one process, or they share each window equally."""
-    if process_count() == 1 or not isinstance(comparisons, LargeComparisons):
-        return 0
-    return comparisons.ahead(index)
 
 
 class Changed(Sequence[Comparison]):

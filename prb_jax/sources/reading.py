@@ -133,14 +133,14 @@ class Opened:
 
     @property
     def digests(self) -> dict[Path, str]:
-        """The digests of the large files, which are read to their ends for it; a collective."""
+        """The digests of the large files, which are read to their ends for it."""
         return {path: rows.digest for path, rows in self.files.items()}
 
 
 def open_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
 ) -> Opened:
-    """As ``read_comparisons``, but comparisons of large files are read when they are asked for; a collective.
+    """As ``read_comparisons``, but comparisons of large files are read when they are asked for.
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.blocks.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.

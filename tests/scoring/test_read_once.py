@@ -84,7 +84,7 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
         path = tmp_path / "data.jsonl.gz"
         path.write_bytes(gzip.compress(copy.read_bytes()))
         monkeypatch.setattr(blocks, "BLOCK", BLOCK // 16)
-        monkeypatch.setattr("prb_jax.data.inflated._PIECE", BLOCK // 16)
+        monkeypatch.setattr("prb_jax.data.lines._PIECE", BLOCK // 16)
         size = path.stat().st_size
     seen.files.clear()
     out, told = tmp_path / "run", []
