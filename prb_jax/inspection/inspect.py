@@ -37,9 +37,10 @@ from prb_jax.readouts.resolve import ResolvedModel, class_names
 from prb_jax.readouts.text_encoder import read_pooling
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
+from prb_jax.text.open_tokenizer import open_tokenizer
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
-from prb_jax.text.tokenizer import ChatTokenizer, open_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions, read_trained_view
 
 _TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))

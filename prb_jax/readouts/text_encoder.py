@@ -27,7 +27,7 @@ from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.shared import choose_dtype
 from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
-from prb_jax.text.tokenizer import added_tokens, open_tokenizer, tokenize
+from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
 from prb_jax.trees.shapes import DealtBatch, ShapeOptions, fixed_shapes, length_steps
 
 PoolingMode = Literal["mean", "cls"]

@@ -94,7 +94,7 @@ def read_comparisons(
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected at least 1, found {limit}")
     if isinstance(source, str | Path):
-        records = _records(_resolve(source, split=split), subset=subset, split=split)
+        records = read_records(each_row(source, subset=subset, split=split))
     else:
         source, records = "data", read_records(given_rows(source))
     found: list[Comparison] = []
@@ -274,7 +274,8 @@ def describe_source(
 def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
     """The files that are read."""
     if source.kind is _Kind.PREPARED:
-        return (file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file, folder))
+        files = (file for file in folder.rglob("*") if file.is_file())
+        return (file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts))
     if source.benchmark is None:
         return folder_files(folder, split=split)
     return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
@@ -330,7 +331,8 @@ def _place(source: str | Path) -> _Source:
     path = Path(source)
     if path.is_dir():
         if is_prepared(path):
-            return _Source(_Kind.PREPARED, str(path), _known(metadata(path).get("benchmark")))
+            benchmark = metadata(path).get("benchmark")
+            return _Source(_Kind.PREPARED, str(path), benchmark if benchmark in benchmarks.NAMES else None)
         return _Source(_Kind.FOLDER, str(path))
     if has_known_suffix(path) or path.exists():
         return _Source(_Kind.FILE, str(path))
@@ -341,10 +343,6 @@ def _place(source: str | Path) -> _Source:
         f"{source}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
         f"a hub id (OWNER/NAME), {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.NAMES)}"
     )
-
-
-def _known(benchmark: object) -> str | None:
-    return str(benchmark) if benchmark in benchmarks.NAMES else None
 
 
 def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
@@ -358,10 +356,6 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
       DataError: a source that does not exist, or a file that cannot be read.
     """
     return _rows(_resolve(source, split=split), subset=subset, split=split)
-
-
-def _records(source: _Source, *, subset: str | None, split: str) -> Iterator[Placed]:
-    return read_records(_rows(source, subset=subset, split=split))
 
 
 def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
@@ -402,7 +396,3 @@ def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:
                 f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
             )
         yield record.comparison
-
-
-def _is_hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)

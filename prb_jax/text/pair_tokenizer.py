@@ -12,7 +12,8 @@ import numpy as np
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.text.tokenizer import TokenizerIds, open_tokenizer, tokenize
+from prb_jax.text.open_tokenizer import open_tokenizer, tokenize
+from prb_jax.text.tokenizer import TokenizerIds
 
 TURN_SEPARATOR = "\n\n"
 """Between the turns of a prompt with several, a system message among them."""

@@ -8,13 +8,8 @@ does that here.
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import hashlib
-import json
-import math
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,20 +18,13 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Message
-from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote, short_repr
+from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.text.boundaries import independent_tokens, shared_run
-from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
+from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
 from prb_jax.text.rendering import compile_template
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 from prb_jax.text.template import Template, choose_template
 
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-_MOST_IDS = 2**31
-"""Ids are int32."""
-_MOST_GROWTH = 100
-"""How many times as long a text may be after the normaliser; those of known models at most double it."""
-_LONGEST_MAPPED = 64
-"""Bytes that one character may become in a table of SentencePiece; in its own at most 33."""
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -268,144 +256,4 @@ def load_tokenizer(
         cut_tokens=independent_tokens(tokenizer, probe),
         added_before=before,
         added_after=after,
-    )
-
-
-def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
-    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing.
-
-    Raises:
-      CheckpointError: it cannot be loaded, or not without running code from its repository.
-    """
-    from transformers import AutoTokenizer
-
-    folder = Path(name)
-    if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
-        raise _no_tokenizer(name)
-    try:
-        if is_internlm2(folder):
-            tokenizer = build_internlm2(folder)
-        else:
-            with _no_panic(name):
-                tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
-    vocabulary = tokenizer.get_vocab()
-    if set(vocabulary.values()) <= set(tokenizer.all_special_ids):
-        # transformers makes up an empty tokenizer for some model types rather than miss the files.
-        raise _no_tokenizer(name)
-    if "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or {}):
-        raise CheckpointError(
-            f"{name}: tokenizer_config.json asks for code from its repository (auto_map), which is never run;"
-            " convert the tokenizer to a tokenizer.json"
-        )
-    last = max(vocabulary, key=lambda token: vocabulary[token])
-    if vocabulary[last] >= _MOST_IDS:
-        raise CheckpointError(
-            f"{name}: tokenizer.json: vocab: token {quote(last)} has the id {vocabulary[last]}; expected ids below "
-            f"{_MOST_IDS}"
-        )
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        growth = _growth(backend.normalizer)
-        if growth > _MOST_GROWTH:
-            raise CheckpointError(
-                f"{name}: tokenizer.json: normalizer: may make a text {growth:.3g} times as long; expected at most "
-                f"{_MOST_GROWTH} times"
-            )
-        if getattr(backend.model, "dropout", None):
-            warnings.warn(
-                f"{name}: tokenizer.json: model.dropout {backend.model.dropout:g} would give the same text other "
-                "tokens each time; it is off here",
-                PrbWarning,
-                stacklevel=2,
-            )
-            backend.model.dropout = None
-        # A tokenizer.json may carry truncation or padding; nothing may be cut without being counted.
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    return tokenizer
-
-
-def _no_tokenizer(name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{name}: no tokenizer files here (tokenizer.json or tokenizer.model): expected those of the model beside"
-        " its weights; commands with --tokenizer take those of another folder or hub id"
-    )
-
-
-@contextlib.contextmanager
-def _no_panic(name: str) -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, which is no `Exception`, into one line that names the tokenizer."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise CheckpointError(f"{name}: tokenizer.json: the tokenizer breaks down: {error}") from None
-
-
-def _growth(normalizer: Any) -> float:
-    """How many times as long a text may be after a normaliser of the `tokenizers` library, at most.
-
-    Unicode's own normal forms and cases are not counted: applied twice they change nothing further.
-    """
-    if normalizer is None:
-        return 1.0
-    steps: list[Any] = [json.loads(normalizer.__getstate__())]
-    growth = 1.0
-    while steps:
-        step = steps.pop()
-        kind = step.get("type")
-        if kind == "Sequence":
-            steps += step["normalizers"]
-        elif kind == "Prepend":
-            growth *= max(1, len(step["prepend"]))
-        elif kind == "Replace":
-            pattern, content = step["pattern"], len(step["content"])
-            # A regular expression may match between two letters.
-            growth *= max(1.0, content / len(pattern["String"])) if pattern.get("String") else content + 1
-        elif kind == "Precompiled":
-            table = base64.b64decode(step["precompiled_charsmap"] or "")
-            longest = max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
-            growth *= longest if longest > _LONGEST_MAPPED else 1
-        if not math.isfinite(growth):
-            break
-    return growth
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    """Ids of each text as it stands, int32, with no special token added and none cut off.
-
-    Raises:
-      CheckpointError: the tokenizer breaks down on one of them.
-    """
-    if not texts:
-        return []
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    with _no_panic(tokenizer.name_or_path or "the tokenizer"):
-        if backend is None:
-            rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        else:
-            rows = [
-                encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            ]
-    return [np.asarray(row, np.int32) for row in rows]
-
-
-def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer puts before and after a text when it adds special tokens."""
-    text = "a b"
-    with _no_panic(name):
-        plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        full = list(tokenizer(text, add_special_tokens=True)["input_ids"])
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start]), tuple(full[start + len(plain) :])
-    raise CheckpointError(
-        f"{name}: adding special tokens changes the ids of the text itself: {plain} -> {full}"
     )
