@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from prb_jax.data import fields
@@ -93,8 +94,10 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True) -> Iterator[Plac
                 users.setdefault(placed.comparison.user_id, row.where)
             yield placed
     finally:
-        tell_equal(unnamed)
-        tell_alike(users)
+        repeated = [name for name, count in unnamed.items() if count > 1]
+        total = sum(unnamed.values())
+        tell_equal(total - len(unnamed), unnamed=total, example=f"{repeated[0]}#2" if repeated else "")
+        tell_alike(users, users)
 
 
 def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
@@ -109,29 +112,35 @@ def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
     return Placed(row.where, comparison)
 
 
-def tell_equal(counts: Mapping[str, int]) -> None:
-    """Warn of equal records without an id; `counts` is how many there are of each digest."""
-    again = {name: count for name, count in counts.items() if count > 1}
+def tell_equal(again: int, *, unnamed: int, example: str) -> None:
+    """Warn of equal records without an id.
+
+    Args:
+      again: how many are equal to an earlier one.
+      unnamed: how many have no id.
+      example: the id that one of them was given.
+    """
     if again:
         warnings.warn(
-            f"{sum(again.values()) - len(again):,} of {sum(counts.values()):,} records without an id are equal to an "
-            f"earlier one, and counted again (as {next(iter(again))}#2); remove them, or give each an id",
+            f"{again:,} of {unnamed:,} records without an id are equal to an earlier one, and counted again (as "
+            f"{example}); remove them, or give each an id",
             PrbWarning,
             stacklevel=2,
         )
 
 
-def tell_alike(users: Mapping[str, str]) -> None:
-    """Warn of names of users that differ by Unicode form or white space alone; `users` is where each occurs first."""
+def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Warn of names of users that differ by Unicode form or white space alone; `places` is where each occurs first."""
     spellings: dict[str, list[str]] = {}
     for user in users:
         spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
     alike = [names for names in spellings.values() if len(names) > 1]
     if alike:
-        first = " and ".join(f"{name!a} ({users[name]})" for name in alike[0][:2])
+        first = [ascii(name) + (f" ({places[name]})" if name in places else "") for name in alike[0][:2]]
+        count = sum(map(len, alike))
         warnings.warn(
-            f"field 'user_id': {sum(map(len, alike)):,} names differ from another one by Unicode form or white space "
-            f"alone, and are counted as {sum(map(len, alike)):,} users, not {len(alike):,}: {first}",
+            f"field 'user_id': {count:,} names differ from another one by Unicode form or white space alone, and are "
+            f"counted as {count:,} users, not {len(alike):,}: {' and '.join(first)}",
             PrbWarning,
             stacklevel=2,
         )

@@ -19,6 +19,7 @@ import numpy as np
 
 from prb_jax import errors
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.records import tell_alike, tell_equal
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import Lists, Names
@@ -89,6 +90,9 @@ class ComparisonTable:
         self._baselines = [Lists() for _ in BASELINES]
         self._with_baselines = baselines
         self._noted: dict[int, TableRow] = {}
+        self._unnamed = self._again = 0  # records without an id, and which of them equal an earlier one
+        self._example = ""  # the id of one of these
+        self._told_of_all = False
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
         if isinstance(comparisons, LargeComparisons):
@@ -224,6 +228,10 @@ class ComparisonTable:
             end = start + _AT_A_TIME if stop is None else min(start + _AT_A_TIME, stop)
             indices = range(start, reach(self._comparisons, end))
             if not indices:
+                if stop is None and not self._told_of_all:
+                    self._told_of_all = True
+                    tell_equal(self._again, unnamed=self._unnamed, example=self._example)
+                    tell_alike(name for name in self._users.names if name is not None)
                 return
             self.extend(_gathered(self._read_here, indices))
             with self._lock:
@@ -274,11 +282,13 @@ class ComparisonTable:
     def _distinct(self, row: TableRow) -> TableRow:
         """The row with an id of its own: of equal records without an id the second one is "ID#2"."""
         name, count = row.id, 1
+        self._unnamed += not row.named
         while not row.named and self._holds(name):
             count += 1
             name = f"{row.id}#{count}"
         if name == row.id:
             return row
+        self._again, self._example = self._again + 1, self._example or name
         if not row.baselines:
             return replace(row, id=name, named=True)
         assert isinstance(self._comparisons, LargeComparisons)

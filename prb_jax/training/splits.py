@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
-from prb_jax.errors import DataError, RunError, listed, quote
+from prb_jax.errors import DataError, PrbWarning, RunError, listed, quote
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
 from prb_jax.scoring.prepared_tokens import stored_table
 from prb_jax.sources.large import LargeComparisons, chosen
@@ -109,6 +110,13 @@ def read_training_data(
         large = None
         if any(isinstance(part, LargeComparisons) for _, part in parts):
             large = _large_part(parts, split=split)
+        if raw := [str(file) for _, opened in every for file in opened.files]:
+            warnings.warn(
+                f"{listed(raw)}: read again for the records of each step: `prb prepare --data {raw[0]} --out DIR` and "
+                "data=DIR spare that",
+                PrbWarning,
+                stacklevel=2,
+            )
         for name, opened in every:  # afterwards, for large files are read to their ends by then
             about = describe_source(name, split=split, digests=opened.digests)
             if not about.get("files"):  # only its name is known without reading it

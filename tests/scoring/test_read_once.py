@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prb_jax import DataError, RunError, evaluate
+from prb_jax import DataError, PrbWarning, RunError, evaluate
 from prb_jax.data import blocks
 from prb_jax.runs.folder import append_rows
 from prb_jax.runs.open_inputs import BLOCKS
@@ -196,6 +196,21 @@ def test_a_prepared_copy_continues_a_run_whose_data_is_known(copy, seen, tmp_pat
     score(copy, tmp_path / "begun")
     assert files(tmp_path / "begun") == files(tmp_path / "run") == files(tmp_path / "whole")
     assert record(tmp_path / "begun")["inputs"] == record(tmp_path / "whole")["inputs"]
+
+
+def test_equal_records_and_users_that_look_alike_are_told_at_the_end(seen, tmp_path):
+    path = tmp_path / "data.jsonl"
+    rows = [
+        {"question": f"q{n % 4}", "chosen": "aa", "rejected": "b", "user_id": "ann" + " " * (n % 2)}
+        for n in range(6)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(PrbWarning) as told:
+        assert score(path, tmp_path / "run").summary["n"] == 6
+    texts = [str(warning.message) for warning in told if warning.category is PrbWarning]
+    assert len(texts) == 2, texts
+    assert "2 of 6 records without an id are equal to an earlier one" in texts[0]
+    assert "2 names differ from another one by Unicode form or white space alone" in texts[1]
 
 
 def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypatch):
