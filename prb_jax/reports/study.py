@@ -96,8 +96,13 @@ def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
     plain = [row for row in rows if row["control"] is None]
     shots = sorted({row["shots"] for row in plain})[:_WIDE]
     table = new_table(title, ["method", *(f"k={count}" for count in shots)])
-    reached = {row["shots"]: row["reached"] for row in plain}
-    table.add_row("people who have k", *(f"{reached[count]:,}" for count in shots), end_section=True)
+    # Studies of an earlier version did not count the people who have k.
+    reached = {row["shots"]: row.get("reached") for row in plain}
+    table.add_row(
+        "people who have k",
+        *(figure_cell(reached[count], form="{:,}").text for count in shots),
+        end_section=True,
+    )
     for name in dict.fromkeys(row["method"] for row in plain):
         found = {row["shots"]: row["accuracy"] for row in plain if row["method"] == name}
         table.add_row(name, *(figure_cell(found[count]).text if count in found else "" for count in shots))
@@ -213,7 +218,7 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
             Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
             figure_cell(row["ties"], form="{:,}"),
             figure_cell(row["n"], form="{:,}"),
-            figure_cell(row["reached"], form="{:,}"),
+            figure_cell(row.get("reached"), form="{:,}"),
         ]
         for row in rows
     ]

@@ -13,7 +13,7 @@ import pytest
 from prb_jax.rl.forward import Actor, token_logprobs, token_states
 from prb_jax.rl.learner import make_learner
 from prb_jax.rl.numbers import masked_mean
-from prb_jax.rl.rollouts import lengths_of, mask_of
+from prb_jax.rl.rollouts import lengths_of
 from prb_jax.rl.settings import load_ppo_settings
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.shapes import Bucket
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     narrow = found(Bucket(32, 2, 16), 2)
     monkeypatch.setattr("prb_jax.rl.forward.LOGITS_AT_ONCE", 5_000)  # three runs of tokens instead of one
     wide = found(Bucket(64, 2, 16), 3)
-    mask = mask_of(TREES, 16)
+    mask = (np.arange(16) < lengths_of(TREES)[:, :, None]).astype(np.float32)
     for logprobs, entropies in (narrow, wide):
         for row, tree in enumerate(TREES):
             for k, response in enumerate(tree.responses):
