@@ -26,8 +26,7 @@ from prb_jax.rl.ppo import ppo
 from prb_jax.rl.sections import KlSettings, RolloutBatchSettings, RolloutSettings, UpdateSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.training.settings import LogSettings
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 
 @dataclass(frozen=True, kw_only=True)

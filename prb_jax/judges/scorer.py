@@ -19,8 +19,7 @@ from prb_jax.judges.endpoint import Endpoint, Reply
 from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 JUDGEMENTS = "judgements.jsonl"
 """In the run folder: a row for each comparison, with the first response A and the verdicts, or the ratings."""

@@ -27,8 +27,7 @@ from prb_jax.personal.few_shot.protocol import (
 from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import by_user, refuse_told, that_tell, without_told
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64
 """Comparisons that a person is adapted on, the latest ones."""

@@ -22,8 +22,7 @@ from prb_jax.data.reading import parse_json
 from prb_jax.errors import RunError, quote
 from prb_jax.judges.endpoint import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 TOKEN = "PRB_SERVE_TOKEN"
 """The environment variable with the token of a server and its clients."""

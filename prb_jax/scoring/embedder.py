@@ -41,8 +41,9 @@ from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.stream import stream_scores
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import ScoredBatch, TreeBatch
+from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.tree import ScoredBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """What a post answers to where a model reads conversations: a post then stands in the place of a response."""

@@ -30,10 +30,10 @@ from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, t
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import ScoredBatch, TreeBatch, make_batch
+from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import Bucket, ShapeOptions, round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.checkpoints.load import LoadReport

@@ -18,8 +18,7 @@ from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader

@@ -24,10 +24,9 @@ from prb_jax.errors import PrbError
 from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sampled
 from prb_jax.sources.large import reach, windows
-from prb_jax.trees.batches import ScoredBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
-from prb_jax.trees.tree import Tree, Truncation
+from prb_jax.trees.tree import ScoredBatch, Tree, Truncation
 
 FIRST_WINDOW = 512
 """Comparisons of the first window: few, so that the device starts early."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
 from prb_jax.trees.shapes import Bucket
-from prb_jax.trees.tree import Tree, Truncation
+from prb_jax.trees.tree import Tree
 
 
 @jax.tree_util.register_dataclass
@@ -38,28 +38,6 @@ class TreeBatch:
     responses: np.ndarray | jax.Array
     response_lengths: np.ndarray | jax.Array
     read: np.ndarray | jax.Array
-
-    __repr__ = short_repr
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """The scores of some of the comparisons given to ``Scorer.stream``.
-
-    Attributes:
-      indices: positions in the list of comparisons, without the padding of the batch.
-      scores: one float32 array [K] for each index, in the order of the comparison's responses.
-      tokens: tokens of each index: the shared prefix once, and every response.
-      truncation: what was cut from each index to make it fit.
-      computed: tokens computed for all of them together, without padding; less than the sum of their own where
-        several begin alike. None where a scorer does not tell.
-    """
-
-    indices: Sequence[int]
-    scores: Sequence[np.ndarray]
-    tokens: Sequence[int]
-    truncation: Sequence[Truncation]
-    computed: int | None = None
 
     __repr__ = short_repr
 

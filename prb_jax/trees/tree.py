@@ -126,3 +126,25 @@ def build_tree(
         read=tuple(position - split for position in positions),
         truncation=truncation or Truncation(),
     )
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """The scores of some of the comparisons given to ``Scorer.stream``.
+
+    Attributes:
+      indices: positions in the list of comparisons, without the padding of the batch.
+      scores: one float32 array [K] for each index, in the order of the comparison's responses.
+      tokens: tokens of each index: the shared prefix once, and every response.
+      truncation: what was cut from each index to make it fit.
+      computed: tokens computed for all of them together, without padding; less than the sum of their own where
+        several begin alike. None where a scorer does not tell.
+    """
+
+    indices: Sequence[int]
+    scores: Sequence[np.ndarray]
+    tokens: Sequence[int]
+    truncation: Sequence[Truncation]
+    computed: int | None = None
+
+    __repr__ = short_repr

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax import Comparison, evaluate
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 
 
 @dataclass

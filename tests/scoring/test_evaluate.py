@@ -18,8 +18,7 @@ from datasets import Dataset
 
 from prb_jax import Comparison, DataError, RunError, evaluate
 from prb_jax.text.view import DEFAULT_PROFILE_POSTS
-from prb_jax.trees.batches import ScoredBatch
-from prb_jax.trees.tree import Truncation
+from prb_jax.trees.tree import ScoredBatch, Truncation
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 ROOT = Path(__file__).resolve().parents[2]

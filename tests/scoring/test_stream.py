@@ -21,10 +21,10 @@ from prb_jax.scoring.stream import (
     stream_scores,
 )
 from prb_jax.sources.large import windows
-from prb_jax.trees.batches import ScoredBatch, TreeBatch
+from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
-from prb_jax.trees.tree import Tree, Truncation, build_tree
+from prb_jax.trees.tree import ScoredBatch, Tree, Truncation, build_tree
 
 OPTIONS = ShapeOptions(tokens_per_batch=2048)
 
