@@ -8,10 +8,16 @@ The public names below are imported on first use, so that ``import prb_jax`` (an
 starts neither JAX nor a tokenizer library.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.version import __version__
+
+# transformers says that it cannot do without PyTorch; here it only reads tokenizers and configurations.
+logging.getLogger("transformers").addFilter(
+    lambda record: not record.getMessage().startswith("PyTorch was not found")
+)
 
 if TYPE_CHECKING:
     from prb_jax.auditing.audit import audit

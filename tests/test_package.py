@@ -112,3 +112,14 @@ def test_shells_complete_verbs_and_flags(tmp_path):
         assert done.stdout.split() == [expected]
     refused = subprocess.run([*command, "sh"], capture_output=True, text=True, timeout=60)
     assert (refused.returncode, "choose from" in refused.stderr) == (2, True)
+
+
+def test_transformers_is_not_heard_about_torch() -> None:
+    """It says at its import that models need PyTorch; here they do not."""
+    code = (
+        "import logging, sys; sys.modules['torch'] = None; import prb_jax; import transformers; "
+        "logging.getLogger('transformers').warning('something else')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "PyTorch" not in done.stderr + done.stdout
+    assert "something else" in done.stderr

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -53,14 +53,18 @@ def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None
 
 
 def hide_torch(options: argparse.Namespace) -> None:
-    """Answer "not installed" to transformers and datasets, which look for torch to import it: two seconds.
+    """Let transformers and datasets find no torch, which they would import: two seconds.
 
-    An ``import torch`` of somebody else, as in a config file, still works. Only where the process is ours.
+    transformers looks for it once, when it is imported, so an ``import torch`` of somebody else, as in the file of a
+    reward, works later. Only where the process is ours.
     """
-    if not options.own_process:
+    if not options.own_process or "torch" in sys.modules:
         return
-    find_spec = importlib.util.find_spec
-    importlib.util.find_spec = lambda name, package=None: (
-        None if name == "torch" else find_spec(name, package)
-    )
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    os.environ.setdefault("USE_TORCH", "0")  # of datasets
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        from transformers.utils import is_torch_available
+
+        is_torch_available()
+    finally:
+        del sys.modules["torch"]
