@@ -275,7 +275,7 @@ def write_table(name: str, folder: Path, out: Path) -> None:
 
 CHEAP = "pooled,offset,nearest,attention"
 STUDIES = {
-    "gd6": Study("gd6", _whole, f"{CHEAP},lore_free", features=""),
+    "gd6": Study("gd6", _whole, f"{CHEAP},lore_free,bayes", features=""),
     "polis_en": Study(
         "polis_en",
         _kind,
