@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -22,6 +23,10 @@ def until_terminated(options: argparse.Namespace) -> Iterator[None]:
     """Raise SIGTERM as `Terminated`, so that it is answered as Ctrl-C is; only where the process is ours."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
+            # JAX's part of a garbage collection, where Python drops what is raised: once more, a little later.
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+            return
         raise Terminated
 
     if not options.own_process:

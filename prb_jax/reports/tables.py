@@ -12,10 +12,9 @@ from rich.table import Table
 
 from prb_jax.reports.style import NONE, facts_table, new_table, signed
 from prb_jax.scoring.prompt_extras import told_of
-from prb_jax.study.ask import Question
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from prb_jax.study.ask import Question
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 

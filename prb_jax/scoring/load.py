@@ -6,17 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from jax.sharding import Mesh
-
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.scoring.scorer import (
     AdaptsToUsers,
     BaselineName,
@@ -28,7 +24,10 @@ from prb_jax.scoring.scorer import (
 )
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from prb_jax.personal.model import PersonalisedModel
+    from prb_jax.scoring.reward_model import RewardModel
 
 Model = Scorer | ScoreFunction | str | Path
 
@@ -115,6 +114,9 @@ def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | Plain
 
         return load_personalised(model, options)
     _refuse_study(model)
+    from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
+    from prb_jax.scoring.reward_model import load_reward_model
+
     return load_reward_model(open_model(model, options))
 
 
