@@ -68,7 +68,7 @@ def hide_torch(options: argparse.Namespace) -> None:
     os.environ.setdefault("USE_TORCH", "0")  # of datasets
     sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
     try:
-        from transformers.utils import is_torch_available
+        from transformers.utils.import_utils import is_torch_available
 
         is_torch_available()
     finally:
