@@ -20,6 +20,9 @@ DEVICES = "dtype mesh quantize attention"
 """How a model computes, fields of `LoadOptions`."""
 
 
+_FEW_VERBS = 10  # so many are named where another one was asked for
+
+
 class Parser(argparse.ArgumentParser):
     """Short usage, errors of one line, and no abbreviated flags: a new flag must not change an old command.
 
@@ -116,7 +119,9 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         if isinstance(action, argparse._SubParsersAction):
-            self.error(f"unknown verb {value!r}{hint}")
+            few = len(action.choices) <= _FEW_VERBS
+            known = f"; expected one of {', '.join(action.choices)}" if few else ""
+            self.error(f"unknown verb {value!r}{hint or known}")
         known = ", ".join(map(str, action.choices))
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from prb_jax.data.writing import refuse_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowView
@@ -178,6 +179,8 @@ def evaluate(
       DataError: the data cannot be used, or changed while it was being scored.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    if out is not None:
+        refuse_file(out)  # a Path of an empty name would be the working directory
     return run_evaluation(
         model,
         data,

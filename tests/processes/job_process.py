@@ -24,7 +24,7 @@ def main(out: str, count: int, seconds: float, failing: int = -1, failure: str =
                 raise RunError("cannot write scores.jsonl: No space left on device")
             raise ZeroDivisionError("a bug")
 
-        setattr(module, "append_rows" if failing == 0 else "scored_row", fail)
+        setattr(module, "append_rows" if failing == 0 else "_scored_row", fail)
     try:
         evaluate(SlowScorer(seconds=seconds), comparisons(count), out=out, progress=False)
     except PrbError as error:

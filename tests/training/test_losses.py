@@ -222,11 +222,11 @@ def test_gradient_equals_that_of_torch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "hinge"}, "loss.kind: expected bradley_terry or plackett_luce, found 'hinge'"),
+        ({"kind": "hinge"}, "loss.kind: expected one of bradley_terry, plackett_luce, found 'hinge'"),
         ({"label_smoothing": 0.5}, "loss.label_smoothing: expected at least 0 and less than 0.5, found 0.5"),
         (
             {"center_rewards_coefficient": -1.0},
-            "loss.center_rewards_coefficient: expected at least 0 or None, found -1.0",
+            "loss.center_rewards_coefficient: expected at least 0, or None, found -1.0",
         ),
     ],
 )
