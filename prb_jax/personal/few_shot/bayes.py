@@ -215,13 +215,12 @@ def taste_covariance(
         return sums.T @ sums - slopes.T @ slopes, float((counts.astype(np.float64) ** 2).sum() - len(slopes))
 
     person = choices.person.astype(np.int64)
-    within, number = products(person)
+    all_within, total_within = products(person)
     names = np.arange(len(choices.features)) if choices.items is None else np.asarray(choices.items)
     texts = np.stack([names[choices.chosen], names[choices.rejected]]).astype(np.int64)
     shared, count = _sharing(person, texts, slopes)
-    within, number = within - shared, number - count
+    within, number = all_within - shared, total_within - count
     everything, total = products(np.zeros(len(deltas), np.int64))
-    all_within, total_within = products(person)
     between, others = everything - all_within, total - total_within
     estimate = within / max(number, 1.0) - between / max(others, 1.0)
     variances, axes = np.linalg.eigh((estimate + estimate.T) / 2)
