@@ -13,7 +13,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.scoring import load
+from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
 
@@ -35,7 +35,7 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stream, loaded, original = RewardModel.stream, [], load.load_reward_model
+    stream, loaded, original = RewardModel.stream, [], reward_model.load_reward_model
 
     def stopping(self: RewardModel, *arguments: Any, **options: Any) -> Any:
         if options["profile_posts"] == 1:
@@ -54,7 +54,7 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
         assert cli.main(command) == 130
     assert not (out / "posts.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(load, "load_reward_model", load_reward_model)
+        patch.setattr(reward_model, "load_reward_model", load_reward_model)
         assert cli.main(command) == 0
     assert len(loaded) == 1
     shown = capsys.readouterr().out

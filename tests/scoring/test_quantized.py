@@ -20,7 +20,7 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.scoring import load
+from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import record
 
@@ -144,7 +144,7 @@ def arrays_of(kind: str) -> int:
 def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int], bool]) -> list[Any]:
     """What is loaded, with the bytes of int8 that live at that time; streams that break off where told."""
     seen: list[Any] = []
-    original, stream = load.load_reward_model, RewardModel.stream
+    original, stream = reward_model.load_reward_model, RewardModel.stream
 
     def load_reward_model(opened: OpenedModel) -> RewardModel:
         seen.append((opened.options.quantize, arrays_of("int8")))
@@ -156,7 +156,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int]
                 raise KeyboardInterrupt
             yield batch
 
-    monkeypatch.setattr(load, "load_reward_model", load_reward_model)
+    monkeypatch.setattr(reward_model, "load_reward_model", load_reward_model)
     monkeypatch.setattr(RewardModel, "stream", broken)
     return seen
 
