@@ -27,7 +27,7 @@ from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View
 from prb_jax.text.visible import Visible, render_profile, visible
-from prb_jax.trees.shorten import TooLongError, shorten_prompt
+from prb_jax.trees.shorten import TooLongError, shorten_prompt, shortest_prompts
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 CHUNK_ROWS = 64
@@ -36,6 +36,9 @@ its bulky intermediate results stay small."""
 
 ESTIMATE_SLACK = 8
 """By how many tokens leaving out one post may differ from the length of that post alone."""
+
+SHORT = "."
+"""A response that stands in the place of a long one while prompts are measured."""
 
 
 def encode_comparison(
@@ -119,7 +122,7 @@ class _Row:
     fitting: int = -1
     """Most posts known to fit; -1 while not even none is known to."""
     sequences: list[np.ndarray] = field(default_factory=list)
-    """Ids of the K conversations with `fitting` posts."""
+    """Ids of the K conversations with `fitting` posts; with none, where not even that is known to fit."""
     block_tokens: list[int] = field(default_factory=list)
     """Length of each post alone; known for rows that do not fit with all their posts."""
 
@@ -147,6 +150,8 @@ class _Encoder:
                 else:
                     row.refused = row.posts
                     refused.append(row)
+                    if row.posts == 0:
+                        row.sequences = sequences
             self._count_blocks(refused)
             active = [
                 row
@@ -209,7 +214,7 @@ class _Encoder:
         if row.fitting < 0:
             assert self.limit is not None
             row.fitting = 0
-            shortened = self._shorten(row.comparison, self.limit)
+            shortened = self._shorten(row.comparison, row.sequences, self.limit)
             if isinstance(shortened, TooLongError):
                 return shortened
             row.sequences, dropped = shortened
@@ -218,19 +223,39 @@ class _Encoder:
         refuse_merged_responses(row.comparison, tree)
         return tree
 
-    def _shorten(self, comparison: Comparison, limit: int) -> tuple[list[np.ndarray], int] | TooLongError:
-        """The K conversations without posts and with a prompt cut to fit, and the tokens that cost."""
-        seen = self._visible(comparison, 0)
+    def _shorten(
+        self, comparison: Comparison, without_posts: list[np.ndarray], limit: int
+    ) -> tuple[list[np.ndarray], int] | TooLongError:
+        """The K conversations without posts and with a prompt cut to fit, and the tokens that costs.
 
-        def encode(messages: Sequence[Message]) -> list[np.ndarray]:
-            return self._encode([comparison], [Visible(tuple(messages), seen.responses)])[0]
+        A long response is encoded once: short ones in its place tell how much room the shortest prompt would give it.
+        """
+        seen, whole = self._visible(comparison, 0), longest(without_posts)
+        encoded = {seen.prefix_messages: without_posts}
 
-        whole = longest(encode(seen.prefix_messages))
-        short = shorten_prompt(seen.prefix_messages, fits=lambda messages: longest(encode(messages)) <= limit)
-        if short is None:
-            responses = [len(self.tokenizer.tokenize([text])[0]) for text in seen.responses]
+        def encode(messages: tuple[Message, ...], responses: tuple[str, ...]) -> list[np.ndarray]:
+            return self._encode([comparison], [Visible(messages, responses)])[0]
+
+        def fits(messages: Sequence[Message]) -> bool:
+            key = tuple(messages)
+            if key not in encoded:
+                encoded[key] = encode(key, seen.responses)
+            return longest(encoded[key]) <= limit
+
+        def too_long(responses: Sequence[int]) -> TooLongError:
             return TooLongError(comparison, tokens=whole, responses=responses, limit=limit)
-        sequences = encode(short)
+
+        if max(len(text.encode()) for text in seen.responses) > limit:
+            prompt = longest(encode(seen.prefix_messages, (SHORT,)))
+            shortest = shortest_prompts(seen.prefix_messages)
+            room = min(longest(encode(messages, (SHORT,))) for messages in shortest)
+            if whole - prompt + room > limit + ESTIMATE_SLACK:
+                short = len(self.tokenizer.tokenize([SHORT])[0])
+                return too_long([len(ids) - prompt + short for ids in without_posts])
+        short_prompt = shorten_prompt(seen.prefix_messages, fits=fits)
+        if short_prompt is None:
+            return too_long([len(ids) for ids in self.tokenizer.tokenize(list(seen.responses))])
+        sequences = encoded[short_prompt]
         return sequences, whole - longest(sequences)
 
     def paper(

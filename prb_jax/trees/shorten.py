@@ -61,6 +61,18 @@ def shorten_prompt(messages: Sequence[Message], *, fits: Fits) -> tuple[Message,
     return None
 
 
+def shortest_prompts(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """The shortest prompts that `shorten_prompt` tries: the last word of the question, alone or after that of a
+    system message (a template may put a system message of its own where there is none)."""
+
+    def last_word(message: Message) -> Message:
+        return Message(message.role, message.content[cut_places(message.content)[-1] :])
+
+    question = last_word(messages[-1])
+    with_system = [(last_word(messages[0]), question)] if messages[0].role == "system" else []
+    return [(question,), *with_system]
+
+
 def _cut_system(prompt: tuple[Message, ...], fits: Fits) -> tuple[tuple[Message, ...], bool]:
     """The prompt with as much of the end of its system message as fits (else none of it)."""
     *system, question = prompt

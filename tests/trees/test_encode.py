@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import visible
 from prb_jax.trees.encode import encode_comparison, encode_comparisons, last_non_pad
+from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 from tests import tiny_tokenizer as tiny
 from tests.text.paper import paper_ids
@@ -179,6 +181,29 @@ def test_responses_beyond_the_limit_are_an_error(tiny_chat: ChatTokenizer) -> No
         encode_comparison(record, tiny_chat, view=View(1, max_length=40))
     with pytest.raises(DataError, match="max_length: expected at least 1, found 0"):
         encode_comparison(record, tiny_chat, view=View(1, max_length=0))
+
+
+def test_a_text_a_little_over_the_limit_is_encoded_once(
+    tiny_chat: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(f"word{n}" for n in range(40))
+    record = Comparison(
+        id="7", prompt="What is the weather like today?", responses=["Fine.", text], labels=[1, 0]
+    )
+    tokens = len(tiny_chat.tokenize([text])[0])
+    passes: list[int] = []
+    tokenize = ChatTokenizer.tokenize
+
+    def counted(self: ChatTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+        passes.append(sum(text in each for each in texts))
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(ChatTokenizer, "tokenize", counted)
+    with pytest.raises(
+        TooLongError, match=rf"responses alone \d+ to {tokens}; .* within max_length {tokens}"
+    ):
+        encode_comparison(record, tiny_chat, view=View(0, max_length=tokens))
+    assert sum(passes) == 1, passes
 
 
 def test_a_record_the_template_refuses_is_named(tmp_path: Path) -> None:
