@@ -6,15 +6,15 @@ A config is a Python file whose `get_config()` changes :func:`default_config`, o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ml_collections import ConfigDict
 
+from prb_jax.data.config_files import build_settings, to_config_dict
+from prb_jax.data.options import Options, option, section
 from prb_jax.errors import RunError, quote
 from prb_jax.models import Dtype
-from prb_jax.training.config import build_settings, to_config_dict
-from prb_jax.training.options import check_choices, check_value
 
 FORMATS: Final = ("parquet", "array_record")
 
@@ -49,40 +49,36 @@ SIDES: Final = ("chosen", "rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatModelSettings:
-    """A language model: on this machine, or behind an endpoint that speaks OpenAI's chat API.
+class ChatModelSettings(Options):
+    """A language model: on this machine, or behind an endpoint that speaks OpenAI's chat API."""
 
-    Attributes:
-      model: Hugging Face folder or hub id of a causal language model on this machine; or none, for an endpoint.
-      dtype: type of its weights and activations; none for the checkpoint's.
-      mesh: sizes of the axes of its devices, as "fsdp=4,tensor=2"; none for all devices.
-      revision: branch, tag or commit of a model on the hub.
-      tokenizer: folder or hub id of its tokenizer; none for the model's.
-      chat_template: Jinja file, or "plain", for a model without a template of its own.
-      endpoint: URL of an API, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY.
-      name: of the model at the endpoint.
-      concurrency: requests to the endpoint at a time.
-      tries: of one request.
-      seconds: until a try is given up.
-      backoff: seconds before the second try; twice as many before each further one.
-      prompt_price: dollars for a million tokens of prompts, for the cost in the card.
-      reply_price: dollars for a million tokens of replies.
-    """
-
-    model: str | None = None
-    dtype: Dtype | None = None
-    mesh: str | None = None
-    revision: str | None = None
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    endpoint: str | None = None
-    name: str | None = None
-    concurrency: int = 8
-    tries: int = 6
-    seconds: float = 120.0
-    backoff: float = 1.0
-    prompt_price: float | None = None
-    reply_price: float | None = None
+    model: str | None = option(
+        None,
+        "Hugging Face folder or hub id of a causal language model on this machine; or none, for an endpoint.",
+    )
+    dtype: Dtype | None = option(None, "type of its weights and activations; none for the checkpoint's.")
+    mesh: str | None = option(
+        None, 'sizes of the axes of its devices, as "fsdp=4,tensor=2"; none for all devices.'
+    )
+    revision: str | None = option(None, "branch, tag or commit of a model on the hub.")
+    tokenizer: str | None = option(None, "folder or hub id of its tokenizer; none for the model's.")
+    chat_template: str | None = option(
+        None, 'Jinja file, or "plain", for a model without a template of its own.'
+    )
+    endpoint: str | None = option(
+        None, "URL of an API, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY."
+    )
+    name: str | None = option(None, "of the model at the endpoint.")
+    concurrency: int = option(8, "requests to the endpoint at a time.", least=1)
+    tries: int = option(6, "of one request.", least=1)
+    seconds: float = option(120.0, "until a try is given up.", above=0)
+    backoff: float = option(
+        1.0, "seconds before the second try; twice as many before each further one.", above=0
+    )
+    prompt_price: float | None = option(
+        None, "dollars for a million tokens of prompts, for the cost in the card.", least=0
+    )
+    reply_price: float | None = option(None, "dollars for a million tokens of replies.", least=0)
 
     @property
     def given(self) -> bool:
@@ -101,127 +97,121 @@ class ChatModelSettings:
             return None
         return self.prompt_price, self.reply_price
 
-    def check(self, section: str) -> None:
-        """Raise RunError where both or neither half of an endpoint is given, or DataError for a value out of range."""
-        check_choices(self, f"{section}.")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = f"config section '{self.prefix.removesuffix('.')}'"
         if self.model is not None and (self.endpoint is not None or self.name is not None):
-            raise RunError(f"config section '{section}': expected model, or endpoint and name, found both")
-        if (self.endpoint is None) != (self.name is None):
-            raise RunError(f"config section '{section}': endpoint and name: expected both or neither")
-        if (self.prompt_price is None) != (self.reply_price is None):
-            raise RunError(
-                f"config section '{section}': prompt_price and reply_price: expected both or neither"
-            )
-        for name in ("concurrency", "tries"):
-            check_value(self, f"{section}.", name, getattr(self, name) >= 1, "at least 1")
-        for name in ("seconds", "backoff"):
-            check_value(self, f"{section}.", name, getattr(self, name) > 0, "above 0")
-        for name in ("prompt_price", "reply_price"):
-            value = getattr(self, name)
-            check_value(self, f"{section}.", name, value is None or value >= 0, "at least 0")
+            raise RunError(f"{where}: expected model, or endpoint and name, found both")
+        for pair in (("endpoint", "name"), ("prompt_price", "reply_price")):
+            if len([name for name in pair if getattr(self, name) is None]) == 1:
+                raise RunError(f"{where}: {' and '.join(pair)}: expected both or neither")
+
+
+class GeneratorSettings(ChatModelSettings, prefix="generator."):
+    """The model that writes the answers: on this machine, or at an endpoint that speaks OpenAI's chat API."""
+
+
+class JudgeSettings(ChatModelSettings, prefix="judge."):
+    """The model that judges the pairs: on this machine, or at an endpoint that speaks OpenAI's chat API."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritingSettings:
-    """How answers are planned and written.
+class WritingSettings(Options, prefix="writing."):
+    """How answers are planned and written."""
 
-    Attributes:
-      candidates: answers that are written for each side of a pair; the two that are most alike in length and layout
-        are kept.
-      rounds: times that answers are asked for, while one side has none that can be used.
-      least_words: of an answer.
-      most_words: of an answer.
-      profile_posts: posts of the user that the generator is shown.
-      temperature: of answers; plans and aspects are written at it too.
-      max_new_tokens: of an answer.
-      plan_tokens: most tokens of a plan.
-      most_aspects: aspects that are derived from a narrative, at most.
-      together: records that are written at a time; a run that is killed loses at most these, and nothing that an
-        endpoint said.
-    """
-
-    candidates: int = 4
-    rounds: int = 3
-    least_words: int = 30
-    most_words: int = 100
-    profile_posts: int = 10
-    temperature: float = 0.8
-    max_new_tokens: int = 400
-    plan_tokens: int = 300
-    most_aspects: int = 4
-    together: int = 16
+    candidates: int = option(
+        4,
+        "answers that are written for each side of a pair; the two that are most alike in length and "
+        "layout are kept.",
+        least=1,
+    )
+    rounds: int = option(
+        3, "times that answers are asked for, while one side has none that can be used.", least=1
+    )
+    least_words: int = option(30, "of an answer.", least=0)
+    most_words: int = option(100, "of an answer.", least=1)
+    profile_posts: int = option(10, "posts of the user that the generator is shown.", least=0)
+    temperature: float = option(0.8, "of answers; plans and aspects are written at it too.", above=0)
+    max_new_tokens: int = option(400, "of an answer.", least=1)
+    plan_tokens: int = option(300, "most tokens of a plan.", least=1)
+    most_aspects: int = option(4, "aspects that are derived from a narrative, at most.", least=1)
+    together: int = option(
+        16,
+        "records that are written at a time; a run that is killed loses at most these, and nothing "
+        "that an endpoint said.",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateSettings:
-    """What the gates let through.
+class GateSettings(Options, prefix="gates."):
+    """What the gates let through."""
 
-    Attributes:
-      level: of the intervals that must hold 0.5.
-      similarity: Jaccard similarity of the word triples of two answers, from which they are near-duplicates.
-      copied_words: consecutive words of an aspect that must not occur in an answer.
-      known: sources as of `prb evaluate --data`, whose questions and answers must not occur here.
-      overlap_words: consecutive words that are shared with one of these, from which a pair is left out.
-      reward_models: that must not tell the chosen answer without the user: models as of `prb evaluate`.
-      least_yield: share of the records that must give a pair.
-    """
-
-    level: float = 0.99
-    similarity: float = 0.7
-    copied_words: int = 5
-    known: tuple[str, ...] = ()
-    overlap_words: int = 13
-    reward_models: tuple[str, ...] = ()
-    least_yield: float = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductSettings:
-    """The files of the finished benchmark.
-
-    Attributes:
-      name: of the benchmark, in its card.
-      licence: of the data, as the hub spells it; none where it is not settled.
-      private_share: of the pairs, which are held back with the people and questions that they are of.
-      formats: beside JSON lines: parquet in the hub's layout, and the array_record files of `prb prepare`.
-    """
-
-    name: str = "personal-pairs"
-    licence: str | None = None
-    private_share: float = 0.2
-    formats: tuple[str, ...] = FORMATS
+    level: float = option(0.99, "of the intervals that must hold 0.5.", above=0, below=1)
+    similarity: float = option(
+        0.7,
+        "Jaccard similarity of the word triples of two answers, from which they are near-duplicates.",
+        above=0,
+        below=1,
+    )
+    copied_words: int = option(5, "consecutive words of an aspect that must not occur in an answer.", least=2)
+    known: tuple[str, ...] = option(
+        (), "sources as of `prb evaluate --data`, whose questions and answers must not occur here."
+    )
+    overlap_words: int = option(
+        13, "consecutive words that are shared with one of these, from which a pair is left out.", least=2
+    )
+    reward_models: tuple[str, ...] = option(
+        (), "that must not tell the chosen answer without the user: models as of `prb evaluate`."
+    )
+    least_yield: float = option(0.5, "share of the records that must give a pair.", least=0, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildSettings:
-    """One run of `prb build`.
+class ProductSettings(Options, prefix="product."):
+    """The files of the finished benchmark."""
 
-    Attributes:
-      data: records with question, profile, and rubric_aspects or narrative: a file, folder or hub data set.
-      subset: of a folder or hub data set with several, the one that is read.
-      split: of a folder or hub data set, the one that is read.
-      limit: at most so many records; for testing.
-      seed: decides every draw.
-      aspects: derive aspects from the narrative where a record has none.
-      redact: replace e-mail addresses, accounts and numbers in all text before anything is written, by scrubadub.
-      relax: gates that may fail; the card says so for ever.
-      cache: folder of the replies of endpoints, which several builds may share; none for `OUT/replies`.
-    """
+    name: str = option("personal-pairs", "of the benchmark, in its card.")
+    licence: str | None = option(None, "of the data, as the hub spells it; none where it is not settled.")
+    private_share: float = option(
+        0.2,
+        "of the pairs, which are held back with the people and questions that they are of.",
+        least=0,
+        below=1,
+    )
+    formats: tuple[str, ...] = option(
+        FORMATS,
+        "beside JSON lines: parquet in the hub's layout, and the array_record files of `prb prepare`.",
+    )
 
-    data: str | None = None
-    subset: str | None = None
-    split: str = "test"
-    limit: int | None = None
-    seed: int = 0
-    aspects: bool = False
-    redact: bool = False
-    relax: tuple[str, ...] = ()
-    cache: str | None = None
-    generator: ChatModelSettings = field(default_factory=ChatModelSettings)
-    writing: WritingSettings = field(default_factory=WritingSettings)
-    judge: ChatModelSettings = field(default_factory=ChatModelSettings)
-    gates: GateSettings = field(default_factory=GateSettings)
-    product: ProductSettings = field(default_factory=ProductSettings)
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings(Options):
+    """One run of `prb build`."""
+
+    data: str | None = option(
+        None,
+        "records with question, profile, and rubric_aspects or narrative: a file, folder or hub data set.",
+    )
+    subset: str | None = option(None, "of a folder or hub data set with several, the one that is read.")
+    split: str = option("test", "of a folder or hub data set, the one that is read.")
+    limit: int | None = option(None, "at most so many records; for testing.", least=1)
+    seed: int = option(0, "decides every draw.", least=0)
+    aspects: bool = option(False, "derive aspects from the narrative where a record has none.")
+    redact: bool = option(
+        False,
+        "replace e-mail addresses, accounts and numbers in all text before anything is written, by "
+        "scrubadub.",
+    )
+    relax: tuple[str, ...] = option((), "gates that may fail; the card says so for ever.")
+    cache: str | None = option(
+        None, "folder of the replies of endpoints, which several builds may share; none for `OUT/replies`."
+    )
+    generator: GeneratorSettings = section(GeneratorSettings)
+    writing: WritingSettings = section(WritingSettings)
+    judge: JudgeSettings = section(JudgeSettings)
+    gates: GateSettings = section(GateSettings)
+    product: ProductSettings = section(ProductSettings)
 
 
 def default_config() -> ConfigDict:
@@ -235,7 +225,7 @@ def load_build_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config, overrides: as of :func:`prb_jax.training.config.load_settings`, or settings.
+      config, overrides: as of :func:`prb_jax.data.config_files.build_settings`, or settings.
       relax: gates that may fail, beside those of the config.
       complete: data and a generator must be given.
 
@@ -283,32 +273,8 @@ def _check(settings: BuildSettings) -> None:
         raise RunError(f"relax: no gate {quote(unknown[0])}; expected {', '.join(GATES)}")
     if unknown := [name for name in settings.product.formats if name not in FORMATS]:
         raise RunError(f"product.formats: no format {quote(unknown[0])}; expected {', '.join(FORMATS)}")
-    for section in ("generator", "judge"):
-        getattr(settings, section).check(section)
-    check_value(settings, "", "limit", settings.limit is None or settings.limit >= 1, "at least 1, or none")
-    check_value(settings, "", "seed", settings.seed >= 0, "at least 0")
-    writing, gates, product = settings.writing, settings.gates, settings.product
-    for name in (
-        "candidates",
-        "rounds",
-        "most_words",
-        "max_new_tokens",
-        "plan_tokens",
-        "most_aspects",
-        "together",
-    ):
-        check_value(writing, "writing.", name, getattr(writing, name) >= 1, "at least 1")
-    for name in ("least_words", "profile_posts"):
-        check_value(writing, "writing.", name, getattr(writing, name) >= 0, "at least 0")
+    writing, product = settings.writing, settings.product
     words = writing.least_words <= writing.most_words
-    check_value(writing, "writing.", "least_words", words, f"at most most_words, {writing.most_words}")
-    check_value(writing, "writing.", "temperature", writing.temperature > 0, "above 0")
-    for name in ("level", "similarity"):
-        check_value(gates, "gates.", name, 0 < getattr(gates, name) < 1, "above 0 and below 1")
-    for name in ("copied_words", "overlap_words"):
-        check_value(gates, "gates.", name, getattr(gates, name) >= 2, "at least 2")
-    check_value(gates, "gates.", "least_yield", 0 <= gates.least_yield <= 1, "0 to 1")
-    share = product.private_share
-    check_value(product, "product.", "private_share", 0 <= share < 1, "at least 0 and below 1")
+    writing.check("least_words", words, f"at most most_words, {writing.most_words}")
     if not product.name.strip():
         raise RunError(f"product.name: expected a name, found {quote(product.name)}")

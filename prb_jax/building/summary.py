@@ -14,13 +14,13 @@ from prb_jax.building.prompts import prompt_digests
 from prb_jax.building.records import Record
 from prb_jax.building.settings import BuildSettings, ChatModelSettings
 from prb_jax.building.writing import total
+from prb_jax.data.options import flat_settings
 from prb_jax.data.records import digest
 from prb_jax.judges.chat import ChatModel, EndpointChat
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.clusters import clusters_of
 from prb_jax.scoring.run import computing_versions
-from prb_jax.training.config import flat_settings
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")
 _MODELS: Final = ("generator.", "judge.")

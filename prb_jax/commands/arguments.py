@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from prb_jax.data.options import options_of
+from prb_jax.data.options import Option, options_of
 from prb_jax.errors import printable
 
 Options = TypeVar("Options")
@@ -48,8 +49,8 @@ class Parser(argparse.ArgumentParser):
         """Add an argument.
 
         Args:
-          spec: as the usage shows it: "--flag" alone, "--flag VALUE", "--flag VALUE ..." for several, "NAME", "[NAME]"
-            and "NAME ..." for words without a flag.
+          spec: as the usage shows it: "--flag" alone, "--flag VALUE", "--flag LOW HIGH" for two, "--flag VALUE ..." for
+            several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
           about: the help; the default is written behind it.
           kind: of the value, which turns a text into it.
           default: where nothing is given.
@@ -66,30 +67,42 @@ class Parser(argparse.ArgumentParser):
             return
         elif several:
             more |= {"nargs": "+", **({"action": "extend"} if extend else {})}
+        elif " " in metavar:
+            more["nargs"] = len(metavar.split())
         if default not in (None, (), [], "") and "default" not in about:
             values = default if isinstance(default, tuple | list) else [default]
             shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
             about = f"{about} (default: {shown})".lstrip()
         more |= {} if kind is None else {"type": kind}
-        self.add_argument(name, metavar=metavar or None, default=default, help=about, **more)
+        words = tuple(metavar.split()) if isinstance(more.get("nargs"), int) else metavar or None
+        self.add_argument(name, metavar=words, default=default, help=about, **more)
 
-    def fields(self, kind: type, names: str = "", **changes: Mapping[str, Any]) -> None:
-        """Add a flag for fields of a dataclass of options: meaning, default and values are those of the field.
+    def fields(self, kind: type, names: str = "", *, without: str = "", **changes: Mapping[str, Any]) -> None:
+        """Add a flag for options of a dataclass and of its sections: all that they say is made from their fields.
 
         Args:
           kind: the dataclass; `chosen` makes one of the flags.
-          names: of the fields, with blanks between them; all if not given.
-          changes: by field, the attributes of :class:`prb_jax.data.options.Option` that this verb has otherwise.
+          names: of the options, with blanks between them; all if not given.
+          without: names of options that get no flag.
+          changes: by name, attributes of :class:`prb_jax.data.options.Option` that this verb has otherwise.
         """
-        known = options_of(kind)
-        for name in names.split() or known:
-            found = replace(known[name], **changes.get(name, {}))
-            number = None if found.low is None else not_negative if found.low == 0 else positive
-            more: dict[str, Any] = {"choices": found.choices} if found.choices else {}
-            flag = f"--{found.flag or name.replace('_', '-')} {found.shown}".rstrip()
-            kind_of = float if found.real else number
-            default = list(found.default) if isinstance(found.default, tuple) else found.default
-            self.option(flag, found.about, kind_of, default=default, **more)
+        known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
+        for name in names.split() or [name for name in known if name not in without.split()]:
+            option = replace(known[name], **changes.get(name, {}))
+            parts = get_args(option.kind) if get_origin(option.kind) is tuple else ()
+            of_value = parts[0] if parts else option.kind
+            is_number = of_value in (int, float)
+            shown = option.shown or (
+                "" if of_value is bool or option.choices else "N" if is_number else "TEXT"
+            )
+            more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
+            self.option(
+                f"--{option.flag or name.replace('_', '-')} {shown}".rstrip(),
+                option.meaning,
+                number_type(option, of_value) if is_number else None,
+                default=list(option.default) if isinstance(option.default, tuple) else option.default,
+                **more,
+            )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
@@ -158,38 +171,47 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
     return spelled
 
 
-def positive(text: str) -> int:
-    """Return a number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+def number_type(option: Option, kind: type = int) -> Callable[[str], Any]:
+    """Return the function that makes a number within the bounds of an option from a text."""
+    whole = kind is int
+    words = {1: "a number above 0", 0: "0 or more"} if whole and option.most is option.below is None else {}
+    expected = words.get(-1 if option.least is None else int(option.least), option.bounds)
+
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            what = "a whole number" if whole else "a number"
+            raise argparse.ArgumentTypeError(f"expected {what}, found {text!r}") from None
+        if not option.allows(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
+        return value
+
     return number
 
 
-def positives(text: str) -> tuple[int, ...]:
-    """Return numbers above 0, as in "1,5,15"."""
-    try:
-        return tuple(positive(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers as in 1,5,15, found {text!r}") from None
+positive = number_type(Option(least=1))
+not_negative = number_type(Option(least=0))
 
 
-def not_negative(text: str) -> int:
-    """Return a number that is 0 or more."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, found {text}")
-    return number
+def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return the function that makes numbers from a text with commas between them, as in "1,5,15"."""
+    return lambda text: tuple(number(part) for part in text.split(","))
 
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:
     """Return a dataclass of options with what the flags of its fields say; `more` are fields without a flag."""
     values = {}
-    for name, found in options_of(kind).items():
-        dest = (found.flag or name).replace("-", "_")
-        if name not in more and hasattr(options, dest):
-            value = getattr(options, dest)
-            values[name] = tuple(value) if isinstance(value, list) else value
+    for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+        if item.name in more:
+            continue
+        if isinstance(item.default_factory, type) and dataclasses.is_dataclass(item.default_factory):
+            values[item.name] = chosen(options, item.default_factory)
+        elif item.metadata:
+            name = (item.metadata["option"].flag or item.name).replace("-", "_")
+            if hasattr(options, name):
+                value = getattr(options, name)
+                values[item.name] = tuple(value) if isinstance(value, list) else value
     return kind(**values, **more)
 
 

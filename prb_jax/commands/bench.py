@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, picked, positive, positives
+from prb_jax.commands.arguments import Parser, picked, positive, several
 from prb_jax.commands.process import prepare_jax
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
@@ -46,7 +46,7 @@ def add(sub: Parser) -> None:
         positive,
     )
     score.fields(
-        LoadOptions, "quantize", quantize={"about": "a second row with the layers' matrices in eight bits"}
+        LoadOptions, "quantize", quantize={"meaning": "a second row with the layers' matrices in eight bits"}
     )
 
     train = _add(sub_verbs, "train", _train, about="time steps of training on random tokens of such lengths")
@@ -138,7 +138,7 @@ def _add_workload(sub: Parser, *, pairs: str) -> None:
     sub.option(
         "--questions-per-user N,...",
         "comparisons with the same profile, as in 1,5,15",
-        positives,
+        several(positive),
         default=(1,),
     )
     sub.fields(LoadOptions, "attention")

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     overrides += [f"{name}=true" for name in ("aspects", "redact") if getattr(options, name)]
     if options.show_config:
         from prb_jax.building.settings import load_build_settings
-        from prb_jax.training.options import explained_settings
+        from prb_jax.data.config_files import explained_settings
 
         print(
             explained_settings(load_build_settings(config, overrides, relax=options.relax, complete=False)),

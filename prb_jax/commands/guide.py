@@ -43,7 +43,7 @@ def add(sub: Parser) -> None:
     sub.fields(
         SampleOptions,
         "temperature n max_new_tokens stop stop_ids seed",
-        temperature={"default": 0.0, "about": "0 takes the best candidate (default)"},
+        temperature={"default": 0.0, "meaning": "0 takes the best candidate (default)"},
         max_new_tokens={"default": 128},
     )
     sub.option(

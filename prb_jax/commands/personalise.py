@@ -11,6 +11,7 @@ from prb_jax.commands.arguments import (
     not_negative,
     picked,
     positive,
+    several,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
@@ -32,7 +33,7 @@ def add(sub: Parser) -> None:
     sub.option(
         "--shots K,K",
         "comparisons of a person that a method is adapted on",
-        _numbers,
+        several(not_negative),
         default=(0, 1, 2, 4, 8, 16),
     )
     sub.option(
@@ -69,10 +70,6 @@ def add(sub: Parser) -> None:
         help="print how many people have k comparisons to be adapted on, and write nothing",
     )
     add_no_progress(sub)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(not_negative(part) for part in text.split(","))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,20 +13,15 @@ from prb_jax.commands.arguments import (
     add_no_progress,
     chosen,
     not_negative,
+    number_type,
     picked,
     positive,
+    several,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.data.options import Option
 from prb_jax.readouts.load_options import LoadOptions
-
-
-def _strengths(text: str) -> tuple[float, ...]:
-    """Return numbers, as in "0,0.5,1"."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers, as 0,0.5,1, found {text!r}") from None
 
 
 def add(sub: Parser) -> None:
@@ -42,7 +37,7 @@ def add(sub: Parser) -> None:
     sub.option(
         "--lambdas L,L",
         "strengths of the reward, chosen among on validation users",
-        _strengths,
+        several(number_type(Option(), float)),
         default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
     )
     sub.option(

@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> int:
     """Train, and print the first and the last numbers."""
     config, overrides = given_config(options)
     if options.show_config:
+        from prb_jax.data.config_files import explained_settings
         from prb_jax.rl.settings import load_ppo_settings
-        from prb_jax.training.options import explained_settings
 
         print(explained_settings(load_ppo_settings(config, overrides, complete=False)), end="")
         return 0

@@ -26,8 +26,8 @@ def run(options: argparse.Namespace) -> int:
     """Train, and print the last numbers."""
     config, overrides = given_config(options)
     if options.show_config:
+        from prb_jax.data.config_files import explained_settings
         from prb_jax.training.config import load_settings
-        from prb_jax.training.options import explained_settings
 
         print(explained_settings(load_settings(config, overrides, complete=False)), end="")
         return 0

@@ -1,16 +1,34 @@
-"""Reads options from YAML and TOML files."""
+"""Configs: files, mappings and `key=value` overrides become settings (dataclasses of options), and the way back.
+
+Errors name file and key. A YAML or TOML file has the keys dotted or nested; a Python file has a function
+``get_config()`` that gives an ml_collections `ConfigDict`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import inspect
+import json
+import math
+import runpy
+import textwrap
 import tomllib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
+from prb_jax.data.options import Option, choices_of, flat_values, optional_type, options_of
 from prb_jax.errors import RunError, quote
 
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+Settings = TypeVar("Settings")
+
 SUFFIXES = (".yaml", ".yml", ".toml")
+_WIDTH = 80  # of --show-config
+_TRUE, _FALSE, _NONE = ("true", "1", "yes"), ("false", "0", "no"), ("none", "null")
 
 _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -105,3 +123,201 @@ def _yaml(text: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         raise ValueError(f"line {mark.line + 1}: {problem}" if mark and problem else str(error)) from error
     return {} if value is None else value
+
+
+def read_config(path: str | Path) -> ConfigDict:
+    """Run a Python config file and return the result of its `get_config()`.
+
+    Raises:
+      RunError: no such file; it fails, has no `get_config`, or that returns something else.
+    """
+    from ml_collections import ConfigDict
+
+    file = find_config(path)
+    try:
+        namespace = runpy.run_path(str(file))
+    except Exception as error:
+        raise RunError(f"{file}: the config file fails: {type(error).__name__}: {error}") from error
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise RunError(f"{file}: expected a function get_config() in it, found none")
+    try:
+        config = get_config()
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].strip("'\"")
+        raise RunError(f"{file}: get_config() fails: {type(error).__name__}: {reason}") from error
+    if not isinstance(config, ConfigDict):
+        raise RunError(f"{file}: get_config(): expected a ConfigDict, found {type(config).__name__}")
+    return config
+
+
+def to_config_dict(settings: Any) -> ConfigDict:
+    """Settings as a locked ConfigDict: keys cannot be added, and values keep their types."""
+    from ml_collections import ConfigDict, config_dict
+
+    config, known = ConfigDict(), options_of(type(settings))
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        if dataclasses.is_dataclass(value):
+            value = to_config_dict(value)
+        elif optional_type(known[item.name].type) is not None:
+            kind = known[item.name].kind
+            plain = str if choices_of(kind) else get_origin(kind) or kind
+            config[item.name] = config_dict.placeholder(plain)
+        config[item.name] = value
+    return config.lock()
+
+
+def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] = ()) -> Settings:
+    """Return checked settings of a kind, a dataclass whose fields are options or sections of them.
+
+    Args:
+      kind: of the settings.
+      config: path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
+        nested keys, or settings; None for the defaults.
+      overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
+        `mesh=none`, `lora.targets=q,v`. The last one wins.
+
+    Raises:
+      RunError: an unknown key (naming the nearest one) or a wrong type.
+      PrbError: a value out of range.
+    """
+    known, values = options_of(kind), {}
+    if isinstance(config, str | Path):
+        config = find_config(config)
+    if isinstance(config, Path) and config.suffix in SUFFIXES:
+        values = _read_values(config, known)
+    else:
+        config = read_config(config) if isinstance(config, Path) else config
+        if isinstance(config, kind):
+            config = to_config_dict(config)
+        values = dict(
+            flat_values(config if isinstance(config, Mapping) else config.to_dict() if config else {})
+        )
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise RunError(f"override {quote(text)}: expected key=value")
+        key = key.removeprefix("config.").replace("-", "_")
+        values[key] = _parse(key, value, _type_of(key, known))
+    return _build(kind, {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()})
+
+
+def explained_settings(settings: Any) -> str:
+    """Return every option on a line of its own, below its meaning; the whole is a YAML config."""
+    return "\n".join(_lines(settings)) + "\n"
+
+
+def value_text(value: Any) -> str:
+    """Return a value as JSON, which YAML reads too."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _lines(part: Any, prefix: str = "") -> Iterator[str]:
+    known = options_of(type(part), sections=False)
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from ("", *_comment((inspect.getdoc(type(value)) or "").partition("\n\n")[0]))
+            yield from _lines(value, f"{prefix}{item.name}.")
+        else:
+            choices = known[item.name].choices
+            one_of = f" One of: {', '.join(choices)}." if choices else ""
+            yield from ("", *_comment(known[item.name].meaning + one_of))
+            yield f"{prefix}{item.name}: {value_text(value)}"
+
+
+def _comment(text: str) -> list[str]:
+    text = text if text.startswith("`") else text[:1].upper() + text[1:]
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _build(kind: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:
+    arguments: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+        key = f"{prefix}{item.name}"
+        if isinstance(item.default_factory, type):
+            arguments[item.name] = _build(item.default_factory, values, f"{key}.")
+        elif key in values:
+            arguments[item.name] = values[key]
+    return kind(**arguments)
+
+
+def _read_values(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The values of a YAML or TOML file; a text is read as on the command line, as these know no `1e-4` or no null."""
+    values = {}
+    try:
+        for key, value in flat_values(read_config_file(path)):
+            hint = _type_of(key, known)
+            if key in values:
+                raise RunError(f"config key '{key}' is given twice")
+            values[key] = _checked(key, _parse(key, value, hint) if isinstance(value, str) else value, hint)
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from error
+    return values
+
+
+def _type_of(key: str, known: Mapping[str, Option]) -> Any:
+    if key in known:
+        return known[key].type
+    if any(name.startswith(f"{key}.") for name in known):
+        raise RunError(f"config key '{key}' is a section: set one of its keys, as in '{key}.NAME=value'")
+    raise RunError(unknown_key(key, known))
+
+
+def _described(hint: Any) -> str:
+    inner = optional_type(hint)
+    if inner is not None:
+        return f"{_described(inner)} or none"
+    if choices := choices_of(hint):
+        return " or ".join(choices)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "a list of texts")
+
+
+def _wrong(key: str, hint: Any, found: Any) -> RunError:
+    return RunError(f"config key '{key}': expected {_described(hint)}, found {quote(found)}")
+
+
+def _parse(key: str, text: str, hint: Any) -> Any:
+    """The value that a text stands for, by the type of its key."""
+    inner = optional_type(hint)
+    if inner is not None:
+        return None if text.strip().lower() in _NONE else _parse(key, text, inner)
+    if get_origin(hint) is tuple:
+        return tuple(item.strip() for item in text.strip("()[]").split(",") if item.strip())
+    if hint is bool:
+        lowered = text.strip().lower()
+        if lowered not in _TRUE + _FALSE:
+            raise _wrong(key, hint, text)
+        return lowered in _TRUE
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            raise _wrong(key, hint, text) from None
+    return text
+
+
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """The value in its type: whole numbers are numbers, lists are tuples, and nothing else is converted."""
+    inner = optional_type(hint)
+    if inner is not None:
+        return None if value is None else _checked(key, value, inner)
+    if choices := choices_of(hint):
+        if value not in choices:
+            raise _wrong(key, hint, value)
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise _wrong(key, hint, value)
+        return tuple(value)
+    if hint is str and isinstance(value, Path):
+        return str(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong(key, hint, value)
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise _wrong(key, hint, value)
+    return value

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from prb_jax.data.options import check_whole_numbers, option
+from prb_jax.data.options import Options, option
 from prb_jax.errors import DataError, quote
 
 _REMOVED = -jnp.inf
@@ -73,28 +73,28 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions:
+class SampleOptions(Options):
     """How samples are drawn; :meth:`prb_jax.generation.policy.Policy.sample` says what each one means.
 
     Raises:
       DataError: a number that is out of its range.
     """
 
-    n: int = option(1, "N", "texts of each prompt", low=1)
-    temperature: float = option(1.0, "T", "0 takes the most probable token", real=True)
-    top_k: int = option(0, "K", "0 for all tokens (default)", low=0)
-    top_p: float = option(1.0, "P", "1 for all tokens (default)", real=True)
-    min_p: float = option(0.0, "P", "0 for all tokens (default)", real=True)
-    repetition_penalty: float = option(1.0, "R", "1 changes nothing (default)", real=True)
-    max_new_tokens: int = option(256, "M", "of a text", low=1)
-    stop: tuple[str, ...] = option((), "TEXT ...", "texts that end a text")
+    n: int = option(1, "texts of each prompt", "N", least=1, below=2**31)
+    temperature: float = option(1.0, "0 takes the most probable token", "T")
+    top_k: int = option(0, "0 for all tokens (default)", "K", least=0, below=2**31)
+    top_p: float = option(1.0, "1 for all tokens (default)", "P")
+    min_p: float = option(0.0, "0 for all tokens (default)", "P")
+    repetition_penalty: float = option(1.0, "1 changes nothing (default)", "R")
+    max_new_tokens: int = option(256, "of a text", "M", least=1, below=2**31)
+    stop: tuple[str, ...] = option((), "texts that end a text", "TEXT ...")
     stop_ids: tuple[int, ...] | None = option(
-        None, "ID ...", "tokens that end a text (default: the model's)", low=0, flag="stop-id"
+        None, "tokens that end a text (default: the model's)", "ID ...", least=0, flag="stop-id"
     )
-    seed: int = option(0, "N", "of the draws", low=0)
+    seed: int = option(0, "of the draws", "N", least=0, below=2**31)
 
     def __post_init__(self) -> None:
-        check_whole_numbers(self, error=DataError)
+        super().__post_init__()
         if not all(isinstance(text, str) and text for text in self.stop):
             raise DataError(f"stop: expected texts, none of them empty, found {quote(self.stop)}")
         if self.temperature == 0 and self.n > 1:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul_precision, project
 from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
@@ -31,24 +32,15 @@ derivative that is written by hand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Low-rank updates of the layers' matrices, for `tuning="lora"`.
+class LoraConfig(Options, prefix="lora.", error=CheckpointError):
+    """Low-rank updates of the layers' matrices, for `tuning="lora"`."""
 
-    Attributes:
-        rank: inner size of each update.
-        alpha: an update is multiplied by alpha / rank.
-        targets: adapted matrices, among q, k, v, o, gate, up, down.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = TARGETS
+    rank: int = option(16, "inner size of each update.", least=1)
+    alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
+    targets: tuple[str, ...] = option(TARGETS, "adapted matrices, among q, k, v, o, gate, up, down.")
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise CheckpointError(f"lora.rank: expected at least 1, found {self.rank}")
-        if not self.alpha > 0:
-            raise CheckpointError(f"lora.alpha: expected more than 0, found {self.alpha}")
+        super().__post_init__()
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(

@@ -11,34 +11,34 @@ from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+else:
+    Mesh = object  # the command line reads the types of fields and starts no JAX
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """The choices of a user who opens a model; :func:`prb_jax.load` explains them at length."""
 
-    mesh: str | Mesh | None = option(None, "M", "as fsdp=4,tensor=2 (default: all devices)")
-    dtype: str | None = option(None, "", "(default: the checkpoint's)", choices=DTYPES)
-    revision: str | None = option(None, "R", "branch, tag or commit on the hub")
-    chat_template: str | None = option(None, "FILE", "a Jinja file, or plain; for models without one")
+    mesh: str | Mesh | None = option(None, "as fsdp=4,tensor=2 (default: all devices)", "M")
+    dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
+    revision: str | None = option(None, "branch, tag or commit on the hub", "R")
+    chat_template: str | None = option(None, "a Jinja file, or plain; for models without one", "FILE")
     readout: str | None = option(
         None,
-        "NAME",
         "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
         "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+        "NAME",
     )
     tokenizer: str | Path | None = option(
-        None, "T", "folder or hub id of the tokenizer (default: the model's)"
+        None, "folder or hub id of the tokenizer (default: the model's)", "T"
     )
     quantize: str | None = option(
         None,
-        "",
         "matrices of the layers in eight bits; int8 and fp8 quantise activations too",
         choices=QUANTIZATIONS,
     )
     attention: str = option(
         "auto",
-        "",
         "the machine's own choice (default), the block-wise XLA program, a kernel (on TPUs the splash kernel), or for "
         "scoring on TPUs a kernel over packed streams (paged)",
         choices=ATTENTIONS,

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import flat_settings
 from prb_jax.errors import PrbError, RunError, quote
 from prb_jax.judges.options import is_judge
 from prb_jax.judges.scorer import JudgeScorer
@@ -26,7 +27,6 @@ from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.scoring.load import Model, open_scorer, read_history
 from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, Scorer
-from prb_jax.training.config import flat_settings
 
 _VIEW = ("profile_posts", "protocol", "max_length")
 _LOADING = ("dtype", "mesh")

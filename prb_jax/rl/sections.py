@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from prb_jax.data.options import Options, option, section
 from prb_jax.models import Dtype
-from prb_jax.training.options import Options, option, section
 from prb_jax.training.settings import OptimizerSettings
 
 Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo", "sft"]

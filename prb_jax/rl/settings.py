@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from prb_jax.data.config_files import build_settings, to_config_dict
+from prb_jax.data.options import Options, check_used, flat_settings, option, section
 from prb_jax.errors import DataError, RunError
 from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
@@ -32,8 +34,6 @@ from prb_jax.rl.sections import (
     ValueSettings,
     WatchSettings,
 )
-from prb_jax.training.config import build_settings, flat_settings, to_config_dict
-from prb_jax.training.options import Options, check_used, option, section
 from prb_jax.training.settings import EVENTS, LogSettings
 
 
@@ -197,7 +197,7 @@ def load_ppo_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config, overrides: as of :func:`prb_jax.training.config.load_settings`, or settings.
+      config, overrides: as of :func:`prb_jax.data.config_files.build_settings`, or settings.
       complete: a model, data and a reward must be given.
       data_given, reward_given, gold_given: the caller has them, so that the settings need not name any.
 

@@ -51,11 +51,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Limits:
     """How much a client may ask for."""
 
-    bytes: int = option(16_000_000, "N", "bytes of a request", low=1, flag="max-bytes")
-    items: int = option(1024, "N", "responses of a request", low=1, flag="max-items")
-    waiting: int = option(8192, "N", "responses that may wait for their scores", low=1, flag="max-waiting")
-    connections: int = option(2048, "N", "connections at a time", low=1, flag="max-connections")
-    seconds: float = option(120.0, "N", "seconds until a request is answered", low=1, flag="timeout")
+    bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
+    items: int = option(1024, "responses of a request", least=1, flag="max-items")
+    waiting: int = option(8192, "responses that may wait for their scores", least=1, flag="max-waiting")
+    connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
+    seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
 
 
 class RefusedError(Exception):

@@ -71,14 +71,14 @@ class ViewOptions:
 
     profile_posts: int | None = option(
         None,
-        "N",
         "posts of the user's profile that the model sees (default: as in training; where the model does not say, 10, "
         "and 0 for the paper protocol)",
-        low=0,
+        "N",
+        least=0,
     )
-    protocol: str | None = option(None, "", "(default: as in training, or default)", choices=PROTOCOLS)
+    protocol: str | None = option(None, "(default: as in training, or default)", choices=PROTOCOLS)
     max_length: int | None = option(
-        None, "L", "longest conversation in tokens (default: as in training, or the model's)", low=1
+        None, "longest conversation in tokens (default: as in training, or the model's)", "L", least=1
     )
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+from prb_jax.data.options import flat_settings
 from prb_jax.errors import short_repr
 from prb_jax.processes.job import stops_at_a_step
 from prb_jax.processes.sharing import process_count, process_index
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
-from prb_jax.training.config import flat_settings
 from prb_jax.training.folder import CHECKPOINTS
 from prb_jax.training.logs import MetricsLog
 from prb_jax.training.saved_states import Checkpoints

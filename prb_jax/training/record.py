@@ -10,10 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from prb_jax.data.options import Effect, flat_settings, options_of
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
 from prb_jax.processes.sharing import process_count
-from prb_jax.training.config import flat_settings
-from prb_jax.training.options import Effect, keys_with
 from prb_jax.training.settings import SCRATCH, TrainSettings
 from prb_jax.training.splits import TrainingData
 from prb_jax.training.start import Start
@@ -80,7 +79,7 @@ def session_on(mesh: Mesh, settings: Any) -> dict[str, Any]:
 def settings_with(settings: Any, *effects: Effect) -> dict[str, Any]:
     """The options with one of these effects, by their keys."""
     flat = flat_settings(settings)
-    return {name: flat[name] for name in keys_with(type(settings), *effects)}
+    return {name: flat[name] for name, known in options_of(type(settings)).items() if known.effect in effects}
 
 
 def computing_versions() -> dict[str, str | None]:

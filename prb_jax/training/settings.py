@@ -1,7 +1,7 @@
 """Every option of a training run: its name, type, default and meaning.
 
-These frozen dataclasses are the one place where options are defined (`prb_jax.training.options`);
-`prb_jax.training.config` turns them into ml_collections configs and back, and checks names and types on the way.
+These frozen dataclasses are the one place where options are defined (`prb_jax.data.options`);
+`prb_jax.data.config_files` turns them into ml_collections configs and back, and checks names and types on the way.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from prb_jax.data.options import Options, option, section
 from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
-from prb_jax.training.options import Options, option, section
 
 SCRATCH = "scratch"
 """As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""

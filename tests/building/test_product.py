@@ -96,8 +96,8 @@ def test_redaction_comes_before_anything_reads_a_record(
     ("overrides", "message"),
     [
         (["writing.least_words=200"], "writing.least_words: expected at most most_words, 100, found 200"),
-        (["writing.temperature=0"], "writing.temperature: expected above 0, found 0.0"),
-        (["gates.level=1"], "gates.level: expected above 0 and below 1, found 1.0"),
+        (["writing.temperature=0"], "writing.temperature: expected more than 0, found 0.0"),
+        (["gates.level=1"], "gates.level: expected more than 0 and less than 1, found 1.0"),
         (["product.formats=csv"], "product.formats: no format 'csv'; expected parquet, array_record"),
         (
             ["generator.endpoint=http://x"],

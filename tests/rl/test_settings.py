@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 import prb_jax as prb
+from prb_jax.data.options import flat_settings, options_of
 from prb_jax.rl.sections import ALGORITHMS
 from prb_jax.rl.settings import PpoSettings, default_config, load_ppo_settings
-from prb_jax.training.config import flat_settings
-from prb_jax.training.options import options_of
 
 DEFAULTS = flat_settings(PpoSettings())
-USERS = {key: known.used_by or ALGORITHMS for key, _, known in options_of(PpoSettings)}
+USERS = {key: known.used_by or ALGORITHMS for key, known in options_of(PpoSettings).items()}
 CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
     "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",

@@ -1,12 +1,13 @@
 """Configs: files, overrides, types, and errors that name the key."""
 
-import dataclasses
-
 import pytest
 
+from prb_jax.building.settings import BuildSettings
+from prb_jax.data.config_files import explained_settings, read_config
+from prb_jax.data.options import flat_settings, options_of
 from prb_jax.errors import DataError, RunError
-from prb_jax.training.config import default_config, flat_settings, load_settings, read_config
-from prb_jax.training.options import explained_settings, meanings
+from prb_jax.rl.settings import PpoSettings
+from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.settings import TrainSettings
 
 GIVEN = ["model=m", "data=d"]
@@ -187,16 +188,9 @@ def test_every_option_is_shown_with_its_meaning_as_a_config(tmp_path):
     assert load_settings(file) == settings
 
 
-def test_every_option_is_documented():
-    def undocumented(section: type) -> list[str]:
-        explained, missing = meanings(section), []
-        for field in dataclasses.fields(section):
-            value = getattr(section(), field.name)
-            if dataclasses.is_dataclass(value):
-                missing += undocumented(type(value))
-            elif not explained.get(field.name):
-                missing.append(field.name)
-        return missing
-
-    assert undocumented(TrainSettings) == []
-    assert len(flat_settings(TrainSettings())) > 50
+@pytest.mark.parametrize("kind", [TrainSettings, PpoSettings, BuildSettings])
+def test_every_option_is_documented(kind):
+    known = options_of(kind)
+    assert known.keys() == flat_settings(kind()).keys()
+    assert [key for key, option in known.items() if not option.meaning] == []
+    assert len(known) > 50
