@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from prb_jax.inspection.inspect import inspect
     from prb_jax.judges.aspects import plan_aspects
     from prb_jax.judges.best_of_n import BestOfN, best_of_n
-    from prb_jax.judges.endpoint import EndpointOptions
     from prb_jax.judges.judge import judge
     from prb_jax.judges.options import JudgeOptions
     from prb_jax.personal.features import FeatureStore
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.readouts.load_options import LoadOptions
+    from prb_jax.remote.endpoint import EndpointOptions
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
@@ -89,7 +89,7 @@ _HOMES = {
     "plan_aspects": "prb_jax.judges.aspects",
     "BestOfN": "prb_jax.judges.best_of_n",
     "best_of_n": "prb_jax.judges.best_of_n",
-    "EndpointOptions": "prb_jax.judges.endpoint",
+    "EndpointOptions": "prb_jax.remote.endpoint",
     "guide": "prb_jax.generation.guide",
     "judge": "prb_jax.judges.judge",
     "JudgeOptions": "prb_jax.judges.options",

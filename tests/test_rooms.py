@@ -27,6 +27,7 @@ ORDER = (
     ("checkpoints",),
     ("readouts",),
     ("runs",),
+    ("remote",),
     ("personal",),
     ("scoring",),
     ("retrieval",),

@@ -24,7 +24,7 @@ from prb_jax.building.writing import read_candidates, write_rows
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed, quote
-from prb_jax.judges.endpoint import REPLIES
+from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress

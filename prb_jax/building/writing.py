@@ -16,7 +16,7 @@ from prb_jax.building.prompts import CONTRADICTION, answer_messages, derive_mess
 from prb_jax.building.records import Record, contradiction
 from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.data.comparison import RubricAspect
-from prb_jax.judges.endpoint import NoReplyError, Reply
+from prb_jax.remote.endpoint import NoReplyError, Reply
 
 PLANS: Final = ("content", "follow", "avoid")
 _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}

@@ -279,7 +279,7 @@ def add_endpoint(sub: Parser) -> None:
 
 def endpoint_options(options: argparse.Namespace) -> Any:
     """Return the options of `add_endpoint` as the library takes them; None for no endpoint."""
-    from prb_jax.judges.endpoint import endpoint_options
+    from prb_jax.remote.endpoint import endpoint_options
 
     return endpoint_options(
         options.endpoint, options.model, concurrency=options.concurrency, price=options.price

@@ -15,9 +15,9 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
 from prb_jax.generation.sample import SampleRun
 from prb_jax.judges.chat import ChatModel, fit_conversations, open_chat
-from prb_jax.judges.endpoint import REPLIES, EndpointOptions
 from prb_jax.judges.scorer import shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import REPLIES, EndpointOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.progress import Count, show_progress

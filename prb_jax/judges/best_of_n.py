@@ -21,13 +21,13 @@ from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_jso
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import read_samples
-from prb_jax.judges.endpoint import REPLIES
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded

@@ -9,13 +9,13 @@ from typing import Final
 
 from prb_jax.errors import RunError, quote
 from prb_jax.judges.chat import ChatModel, EndpointChat, open_chat
-from prb_jax.judges.endpoint import KEY, EndpointOptions
 from prb_jax.judges.pairs import PairsInWords, load_pairs_by_logits
 from prb_jax.judges.paper import open_paper_judge
 from prb_jax.judges.rating_template import RUBRIC_SCALE, RatingTemplate, RubricTemplate, Scale, read_template
 from prb_jax.judges.ratings import RatingsInWords, load_ratings_by_logits
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import KEY, EndpointOptions
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.protocol import TextProtocol

@@ -12,12 +12,12 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.judges.chat import ChatModel, fit_conversations
-from prb_jax.judges.endpoint import Reply
 from prb_jax.judges.logits import load_token_model, read_replies, reply_tokens
 from prb_jax.judges.pairs import LETTER_TOKENS, REASON_TOKENS
 from prb_jax.judges.rating_template import RatingTemplate, Scale
 from prb_jax.judges.scorer import Judgement, check_labels, spoken
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import Reply
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.reward_model import RewardModel
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, PrbError, RunError, quote
-from prb_jax.judges.endpoint import Endpoint, Reply
+from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prb_jax.judges.endpoint import REPLIES
 from prb_jax.judges.options import RUBRIC, JudgeOptions, open_named_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import REPLIES
 from prb_jax.rl.settings import PpoSettings
 
 _POINTWISE = ("judge.template", "judge.system", "judge.lowest", "judge.highest")

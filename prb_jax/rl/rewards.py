@@ -20,8 +20,8 @@ from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
 from prb_jax.rl.judged import open_judge_reward, used_by_judge
-from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity

@@ -12,6 +12,7 @@ from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.score_server import is_url, open_remote
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.scorer import (
     AdaptsToUsers,
@@ -152,6 +153,10 @@ def open_scorer(
         scorer = open_scorer(model, options, name=name, recorded=recorded)
         known_as = str(scorer.identity().get("name", "this model"))
         return with_history({known_as: scorer}, history)[known_as]
+    if is_url(model):
+        if options.given:
+            raise RunError(f"{', '.join(options.given)}: decided by the server {model}: leave out here")
+        return open_remote(str(model))
     if isinstance(model, str | Path):
         return cast(Scorer, load_by_name(model, options))
     if options.given:

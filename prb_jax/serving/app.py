@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.serving.engine import BusyError, Engine, Scores
+from prb_jax.serving.engine import BusyError, Engine, ScorerEngine
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.http_server import (
     Limits,
@@ -27,7 +27,7 @@ from prb_jax.serving.http_server import (
     make_site,
     read_body,
 )
-from prb_jax.serving.item_scorer import ScorerEngine
+from prb_jax.serving.item_scorer import Scores
 from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
 from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.trees.shorten import TooLongError

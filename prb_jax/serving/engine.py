@@ -14,15 +14,17 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import jax
 import numpy as np
 
-from prb_jax.errors import PrbError
+from prb_jax.errors import DataError, PrbError, RunError
 from prb_jax.scoring.batching import Batch, Batcher, PlannedBatch
-from prb_jax.serving.items import Item, ItemTree, Score, TreeMaker
+from prb_jax.serving.item_scorer import ItemScorer, Scores
+from prb_jax.serving.items import ChatItem, Item, ItemTree, Score, TreeMaker
 from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256
@@ -33,8 +35,6 @@ AHEAD = 4
 
 WAITING = 1
 """Batches given to the device that wait, besides those that run."""
-
-Scores = list[Score | PrbError]
 
 
 class BusyError(PrbError):
@@ -307,3 +307,48 @@ class Engine:
 def _settle_all(batch: Sequence[_WaitingTree], error: BaseException) -> None:
     for job in {id(job): job for ready in batch for job, _ in ready.owners}.values():
         job.settle(error)
+
+
+class ScorerEngine:
+    """Scores the items of one request after another in the background, by what is no reward model.
+
+    Attributes:
+      waiting: items that wait for their scores.
+      failure: None; an error fails its own request alone.
+    """
+
+    failure: BaseException | None = None
+
+    def __init__(self, scorer: ItemScorer, *, most: int) -> None:
+        self.waiting, self._most, self._scorer = 0, most, scorer
+        self._thread = ThreadPoolExecutor(1, "score")
+
+    async def score(self, items: Sequence[Item]) -> Scores:
+        """Wait for the score of each item, or why it has none.
+
+        Raises:
+          BusyError: too many wait.
+          DataError: a conversation that is rendered already.
+        """
+        if self.waiting + len(items) > self._most:
+            raise BusyError(f"{self.waiting} responses wait, and at most {self._most} may: come again later")
+        self.waiting += len(items)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._score, items)
+        finally:
+            self.waiting -= len(items)
+
+    def _score(self, items: Sequence[Item]) -> Scores:
+        chats = [item for item in items if isinstance(item, ChatItem)]
+        if len(chats) < len(items):
+            raise DataError(
+                "input: this model reads a prompt and a response as texts: send messages, or a query and documents"
+            )
+        try:
+            return list(self._scorer(chats))
+        except RunError as error:  # nothing that a client could mend
+            raise RuntimeError("the scorer failed") from error
+
+    def close(self) -> None:
+        """Score what waits, and end the thread."""
+        self._thread.shutdown()

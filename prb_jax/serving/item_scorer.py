@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, PrbError, PrbWarning, RunError
+from prb_jax.errors import PrbError, PrbWarning, RunError
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.rl.remote import RemoteScorer, is_url, open_remote
+from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.scoring.load import Model, open_scorer
-from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.run import shown_view
 from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, ReadsTokens, Scorer
-from prb_jax.serving.engine import BusyError, Scores
-from prb_jax.serving.fixed_shapes import shapes_for
 from prb_jax.serving.items import (
     MOST_RESPONSES,
     ChatItem,
-    Item,
     NotFiniteError,
     Score,
     TreeMaker,
@@ -32,6 +27,10 @@ from prb_jax.serving.items import (
 )
 from prb_jax.text.view import View, ViewOptions, choose_view
 
+if TYPE_CHECKING:
+    from prb_jax.scoring.reward_model import RewardModel
+
+Scores = list[Score | PrbError]
 ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
 """Gives the score of each item, or why it has none."""
 
@@ -54,9 +53,12 @@ def open_item_scorer(
     Raises:
       RunError: a choice that has no effect on this model; or as :func:`prb_jax.evaluate`.
     """
-    scorer = open_remote(str(model)) if is_url(model) else open_scorer(model, LoadOptions(), history=history)
-    if isinstance(scorer, RewardModel):
-        return _tree_scores(scorer, view, batch_tokens)
+    scorer = open_scorer(model, LoadOptions(), history=history)
+    if not isinstance(scorer, RemoteScorer):  # whose client starts no JAX
+        from prb_jax.scoring.reward_model import RewardModel
+
+        if isinstance(scorer, RewardModel):
+            return _tree_scores(scorer, view, batch_tokens)
     return comparison_scores(scorer, view, batch_tokens=batch_tokens)[0]
 
 
@@ -76,7 +78,7 @@ def comparison_scores(
     chosen = scorer.reader.choose_view(view) if isinstance(scorer, ReadsTokens) else choose_view(None, view)
     shown = shown_view(chosen.view)
 
-    def score(items: Sequence[ChatItem]) -> list[Score | PrbError]:
+    def score(items: Sequence[ChatItem]) -> Scores:
         groups: dict[object, list[int]] = {}
         for place, item in enumerate(items):
             groups.setdefault(item.same_prompt, []).append(place)
@@ -99,60 +101,17 @@ def comparison_scores(
     return score, chosen.view
 
 
-class ScorerEngine:
-    """Scores the items of one request after another in the background, by what is no reward model.
-
-    Attributes:
-      waiting: items that wait for their scores.
-      failure: None; an error fails its own request alone.
-    """
-
-    failure: BaseException | None = None
-
-    def __init__(self, scorer: ItemScorer, *, most: int) -> None:
-        self.waiting, self._most, self._scorer = 0, most, scorer
-        self._thread = ThreadPoolExecutor(1, "score")
-
-    async def score(self, items: Sequence[Item]) -> Scores:
-        """Wait for the score of each item, or why it has none.
-
-        Raises:
-          BusyError: too many wait.
-          DataError: a conversation that is rendered already.
-        """
-        if self.waiting + len(items) > self._most:
-            raise BusyError(f"{self.waiting} responses wait, and at most {self._most} may: come again later")
-        self.waiting += len(items)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._score, items)
-        finally:
-            self.waiting -= len(items)
-
-    def _score(self, items: Sequence[Item]) -> Scores:
-        chats = [item for item in items if isinstance(item, ChatItem)]
-        if len(chats) < len(items):
-            raise DataError(
-                "input: this model reads a prompt and a response as texts: send messages, or a query and documents"
-            )
-        try:
-            return list(self._scorer(chats))
-        except RunError as error:  # nothing that a client could mend
-            raise RuntimeError("the scorer failed") from error
-
-    def close(self) -> None:
-        """Score what waits, and end the thread."""
-        self._thread.shutdown()
-
-
 def _tree_scores(model: RewardModel, options: ViewOptions, batch_tokens: int | None) -> ItemScorer:
     """Items as trees in the few fixed shapes of a server, so that no call compiles anew."""
+    from prb_jax.serving.fixed_shapes import shapes_for
+
     view = model.reader.view(options)
     for remark in model.reader.remarks(view.protocol):
         warnings.warn(remark, PrbWarning, stacklevel=4)
     shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
     batcher, maker = shapes.batcher(), TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
 
-    def score(items: Sequence[ChatItem]) -> list[Score | PrbError]:
+    def score(items: Sequence[ChatItem]) -> Scores:
         trees, errors = maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
         for planned in batcher([made.tree for made in trees], range(len(trees))):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, PrbError
-from prb_jax.scoring.reader import Reader
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.scoring.reader import Reader  # which imports jax
 
 NAME = "request"
 """What messages about a comparison of a request call it."""

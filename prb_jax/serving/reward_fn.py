@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Comparison, Message, Post, read_profile
 from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
 from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
-from prb_jax.serving.items import ChatItem
+from prb_jax.serving.items import ChatItem, Score
+from prb_jax.serving.routes import get_reward
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class RewardFunction:
     """Callable as each of the trainers calls it; completions of one prompt are scored together.
 
     TRL: ``f(prompts=..., completions=..., **columns)`` gives a list of floats; the columns `user_id` and `profile` of
-    the data are the users. tunix calls alike, with arrays and rendered prompts: a column `question` is read instead.
+    the data are the users. tunix and MaxText call alike, with arrays and rendered prompts: a column `question` is read
+    instead.
 
     verl: ``f(data_source=..., solution_str=..., ground_truth=..., extra_info=...)`` gives a float; `extra_info` holds
     the question as `query`, `question` or `prompt`, and may hold `user_id` and `profile`. Its batch manager calls with
@@ -59,6 +62,9 @@ class RewardFunction:
 
     AReaL: ``f(prompt, completion, prompt_ids, completion_ids, **columns)`` gives a float. The prompt is rendered: the
     column `messages` or `question` is read instead, and an end-of-text token behind the completion is left out.
+
+    OpenRLHF: ``f(queries, prompts, labels)``, as ``reward_func`` of a file, gives what `/get_reward` of `prb serve`
+    answers; a label is an object {question, user_id, profile}, or JSON of one.
 
     Raises (when called):
       DataError: a completion that has no reward; the message names it. There is no default reward. A prompt that a
@@ -75,12 +81,15 @@ class RewardFunction:
         history: Sequence[Comparison] | Path | None = None,
     ) -> None:
         self.__name__ = "prb_reward"  # TRL logs the mean under this name
-        self._model, self._empty = model, empty
-        self._open = partial(open_item_scorer, model, view=view, batch_tokens=batch_tokens, history=history)
+        self._model: Model = open_remote(str(model)) if is_url(model) else model
+        self._empty = empty
+        self._open = partial(
+            open_item_scorer, self._model, view=view, batch_tokens=batch_tokens, history=history
+        )
         self._scorer: ItemScorer | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self._model, str | Path):
+        if not isinstance(self._model, str | Path | RemoteScorer):
             raise TypeError(
                 "a reward function of a model that is loaded cannot go to another process: give reward_fn the path or "
                 "name of the model, or the URL of a running `prb serve`"
@@ -101,6 +110,8 @@ class RewardFunction:
             return self._rewards(
                 [_verl_item(columns["solution_str"], columns.get("extra_info"), "solution_str")]
             )[0]
+        if len(args) == 3 and all(isinstance(_listed(given), list) for given in args):
+            return self._openrlhf(*map(_listed, args))
         if args and isinstance(_listed(args[0]), list) and len(args) == 2:
             columns |= dict(zip(("prompts", "completions"), args, strict=True))
         if "prompts" in columns:
@@ -110,6 +121,16 @@ class RewardFunction:
             expected = "prompts and completions (TRL), solution_str (verl), or prompt and completions (AReaL)"
             raise DataError(f"{WHERE}: expected {expected}, found {', '.join(columns) or 'no argument'}")
         return self._rewards([_areal_item(columns)])[0]
+
+    def _openrlhf(self, queries: list[str], prompts: list[str], labels: list[Any]) -> dict[str, Any]:
+        request = get_reward(fields.Body({"query": queries, "prompts": prompts, "labels": labels}))
+        items = [item for item in request.items if isinstance(item, ChatItem)]
+        if len(items) < len(queries):
+            raise DataError(
+                f"{WHERE}: labels: expected an object {{question, user_id, profile}} for each query, or JSON of one, "
+                f"found {quote(labels)}"
+            )
+        return request.reply([Score(value, 0, False) for value in self._rewards(items)], "")
 
     def _rewards(self, items: Sequence[ChatItem]) -> list[float]:
         rewards = [0.0 if self._empty is None else self._empty] * len(items)

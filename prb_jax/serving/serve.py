@@ -8,17 +8,17 @@ from pathlib import Path
 
 from prb_jax.errors import PrbWarning, RunError
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.rl.remote import TOKEN
+from prb_jax.remote.score_server import TOKEN
 from prb_jax.scoring.batching import lanes
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.app import Figures, Served, make_app
-from prb_jax.serving.engine import Engine
+from prb_jax.serving.engine import Engine, ScorerEngine
 from prb_jax.serving.fixed_shapes import shapes_for
 from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
-from prb_jax.serving.item_scorer import ScorerEngine, comparison_scores
+from prb_jax.serving.item_scorer import comparison_scores
 from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
 from prb_jax.text.view import ViewOptions
 

@@ -34,7 +34,7 @@ from prb_jax.building.gating import run_gates
 from prb_jax.building.parts import split_parts
 from prb_jax.building.settings import GATES, BuildSettings
 from prb_jax.data.comparison import Message
-from prb_jax.judges.endpoint import Reply
+from prb_jax.remote.endpoint import Reply
 from prb_jax.sources import personas
 
 LEVEL = 0.99

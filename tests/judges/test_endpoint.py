@@ -15,7 +15,7 @@ import pytest
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import RunError
-from prb_jax.judges.endpoint import Endpoint, EndpointOptions, Reply
+from prb_jax.remote.endpoint import Endpoint, EndpointOptions, Reply
 from tests.judges.stand_in import Answer, completion, stand_in
 
 
@@ -164,7 +164,7 @@ def test_an_answer_has_one_deadline_and_one_size(
     answer: Callable[[Callable[[bytes], None]], None],
     message: str | None,
 ) -> None:
-    monkeypatch.setattr("prb_jax.judges.endpoint.LARGEST_ANSWER", 3_000_000)
+    monkeypatch.setattr("prb_jax.remote.endpoint.LARGEST_ANSWER", 3_000_000)
 
     def serve() -> None:
         connection, _ = listening.accept()

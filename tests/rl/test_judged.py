@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.judges import endpoint
 from prb_jax.judges.options import JudgeOptions, parse_judge
+from prb_jax.remote import endpoint
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import JudgeSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.rl import remote
+from prb_jax.remote import score_server as remote
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings

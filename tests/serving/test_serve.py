@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.rl.remote import open_remote
+from prb_jax.remote.score_server import open_remote
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.runs.kind import as_recorded
 from prb_jax.text.tokenizer import ChatTokenizer

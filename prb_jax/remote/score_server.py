@@ -20,7 +20,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import RunError, quote
-from prb_jax.judges.endpoint import LONGEST_WAIT, RETRIED, retry_after, shown
+from prb_jax.remote.retry import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
@@ -44,11 +44,21 @@ def is_url(reward: object) -> bool:
 
 
 class RemoteScorer:
-    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a server. Build with :func:`open_remote`."""
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a server. Build with :func:`open_remote`.
+
+    Another process may be given it (pickle): it opens connections of its own there, with the token of its own
+    environment, and holds the server to the same model.
+    """
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url, self._client = url, client
         self._model = self._facts(tries=1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "_model": self._model}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _client=_open_client())
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of the model that is served, as it is without a server."""
@@ -160,10 +170,13 @@ def open_remote(url: str) -> RemoteScorer:
         raise RunError(f"reward {quote(url)}: no URL: {error}") from error
     if with_user:
         raise RunError(f"reward: expected a URL without a user and a password; the token goes into {TOKEN}")
+    return RemoteScorer(url.rstrip("/"), _open_client())
+
+
+def _open_client() -> httpx.Client:
     token = os.environ.get(TOKEN)
-    client = httpx.Client(
+    return httpx.Client(
         headers={"Authorization": f"Bearer {token}"} if token else {},
         timeout=SECONDS,
         limits=httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY),
     )
-    return RemoteScorer(url.rstrip("/"), client)

@@ -11,13 +11,11 @@ import json
 import os
 import random
 import threading
-import time
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,18 +25,13 @@ from prb_jax.data.comparison import Message
 from prb_jax.data.reading import parse_json, read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError, quote
+from prb_jax.remote.retry import LONGEST_WAIT, RETRIED, retry_after, without_key
 
 KEY = "PRB_ENDPOINT_KEY"
 """The environment variable with the key that is sent to an endpoint."""
 
 REPLIES = "replies"
 """In a run folder: the replies of an endpoint, each under the digest of its request."""
-
-RETRIED = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may go away by themselves."""
-
-LONGEST_WAIT = 60.0
-"""Seconds between two tries, at most, whatever the endpoint asks for."""
 
 LARGEST_ANSWER = 16_000_000
 """Bytes of an answer, at most; one of 4,096 tokens with 20 alternatives each has about 6,000,000."""
@@ -383,26 +376,3 @@ def _keep(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write(data)
-
-
-def without_key(value: object, key: str | None) -> str:
-    """Return an answer, or a part of it, for a message; one that holds the key that was sent is not shown."""
-    return "an answer that holds the key (not shown)" if key and key in str(value) else quote(value)
-
-
-def shown(answer: httpx.Response) -> str:
-    """Return the text of an answer for a message."""
-    return without_key(answer.text, answer.request.headers.get("authorization", "").removeprefix("Bearer "))
-
-
-def retry_after(answer: httpx.Response, default: float) -> float:
-    """Return the seconds that an endpoint asks to wait, given as a number or as a date."""
-    given = answer.headers.get("retry-after", "")
-    try:
-        seconds = float(given)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(given).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return default
-    return min(max(0.0, seconds), LONGEST_WAIT)  # in this order "nan" is 0

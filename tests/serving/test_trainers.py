@@ -1,0 +1,271 @@
+"""Each trainer's call of a reward function gives what the model itself gives, whatever scores and wherever it is.
+
+A call is held as the code of the trainer makes it; TRL (`test_reward_fn.py`) and tunix (`test_tunix.py`) also train.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from tests.scoring.records import write_model
+from tests.serving.local_server import serving
+from tests.tiny_encoders import WORDS, write_encoder
+
+RENDERED = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A completion with its prompt and its user."""
+
+    question: str
+    completion: str
+    user_id: str
+    profile: list[dict[str, str]]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.question}]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {"user_id": self.user_id, "profile": self.profile}
+
+
+def _people(count: int = 8) -> list[dict[str, Any]]:
+    """People of whom each prefers the responses that hold an own word."""
+    rng, favourites = np.random.default_rng(0), ("soup", "rain", "chess", "bread")
+    rows = []
+    for user in range(count):
+        for number in range(6):
+            words = [str(word) for word in rng.choice(WORDS[:20], 4)]
+            other = [word for word in words if word not in favourites] or ["the"]
+            profile = [{"id": "p", "category": "", "text": f"i read {favourites[user % 4]}"}]
+            row = {
+                "id": f"{user}-{number}",
+                "user_id": f"user {user}",
+                "question": f"what {WORDS[number % 3]} ?",
+            }
+            chosen = " ".join([*other, favourites[user % 4]])
+            rows.append(row | {"chosen": chosen, "rejected": " ".join(other), "profile": profile})
+    return rows
+
+
+PEOPLE = _people()
+ROLLOUTS = [
+    Rollout(row["question"], row[side], row["user_id"], row["profile"])
+    for row in (PEOPLE[3], PEOPLE[9])
+    for side in ("chosen", "rejected")
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Something that scores: the reward function of it, and what it gives by itself."""
+
+    reward: Any
+    expected: list[float]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]:
+    folder = tmp_path_factory.mktemp("kinds")
+    single = write_model(folder / "model", "qwen3", num_hidden_layers=1)
+    write_encoder(folder / "bert")
+    prb.personalise(
+        PEOPLE,
+        backbone=folder / "bert",
+        out=folder / "study",
+        methods=["offset"],
+        shots=[0, 2],
+        progress=False,
+    )
+    fitted = folder / "study" / "fitted" / "offset"
+    history = [prb.Comparison(**row) for row in PEOPLE if int(row["id"][-1]) < 3]
+    model, blind, known = prb.load(single), prb.load(fitted), prb.load(fitted)
+    known: Any
+    for user in {str(row.user_id) for row in history}:
+        known.adapt(user, [row for row in history if row.user_id == user])
+
+    def expected(scorer: Any) -> list[float]:
+        return [
+            float(
+                scorer.score(
+                    prb.Comparison(id="1", question=r.question, responses=[r.completion], **r.columns)
+                )[0]
+            )
+            for r in ROLLOUTS
+        ]
+
+    with serving(model, batch_tokens=512) as url, serving(known) as personal:
+        yield {
+            "single": Kind(prb.reward_fn(single, batch_tokens=512), expected(model)),
+            "fitted": Kind(prb.reward_fn(fitted), expected(blind)),
+            "history": Kind(prb.reward_fn(fitted, history=history), expected(known)),
+            "server": Kind(prb.reward_fn(url), expected(model)),
+            "served history": Kind(prb.reward_fn(personal), expected(known)),
+        }
+
+
+def _column(name: str) -> list[Any]:
+    return [rollout.columns[name] for rollout in ROLLOUTS]
+
+
+def trl(reward: Any) -> list[float]:
+    """TRL 1.16, `GRPOTrainer._calculate_rewards`: conversational prompts, columns, and three things to log with."""
+    found = reward(
+        prompts=[rollout.messages for rollout in ROLLOUTS],
+        completions=[[{"role": "assistant", "content": rollout.completion}] for rollout in ROLLOUTS],
+        completion_ids=[[1, 2] for _ in ROLLOUTS],
+        user_id=_column("user_id"),
+        profile=_column("profile"),
+        trainer_state=object(),
+        log_extra=print,
+        log_metric=print,
+    )
+    assert [type(value) for value in found] == [float] * len(ROLLOUTS)
+    assert reward.__name__ == "prb_reward"
+    return found
+
+
+def tunix(reward: Any, **more: Any) -> list[float]:
+    """google-tunix 0.1.7, `SequenceRewardManager._compute_rewards`: columns are arrays, each row repeated for its
+    generations; `mode` is one of them; parameters named like its configuration would be filled in."""
+    profiles = np.empty(len(ROLLOUTS), object)
+    profiles[:] = _column("profile")
+    columns = {
+        "question": np.array([rollout.question for rollout in ROLLOUTS]),
+        "user_id": np.array(_column("user_id")),
+        "profile": profiles,
+        "mode": "train",
+    }
+    prompts = list(np.array([RENDERED.format(rollout.question) for rollout in ROLLOUTS]))
+    found = reward(prompts=prompts, completions=[r.completion for r in ROLLOUTS], **columns, **more)
+    assert isinstance(found, list)
+    return np.array(found).tolist()
+
+
+def maxtext(reward: Any) -> list[float]:
+    """MaxText 0.2.5, `train_rl.create_rl_components`: tunix's call of a wrapped function with `tmvp_config`."""
+
+    @wraps(reward)
+    def wrapped(**given: Any) -> Any:
+        return reward(tmvp_config=object(), **given)
+
+    assert wrapped.__name__ == "prb_reward"
+    return tunix(wrapped)
+
+
+def verl(reward: Any) -> list[float]:
+    """verl 0.8.0.dev, `NaiveRewardManager.run_single`: one at a time, behind a partial that is sent to workers.
+
+    The data are parquet: the posts are an array. The manager adds to `extra_info`."""
+    call = pickle.loads(pickle.dumps(partial(reward)))
+
+    def one(rollout: Rollout) -> float:
+        info = {"question": rollout.question, "user_id": rollout.user_id, "index": 3, "split": "train"}
+        info |= {"profile": np.array(rollout.profile, object), "num_turns": 2, "rollout_reward_scores": {}}
+        return call(
+            data_source="people", solution_str=rollout.completion, ground_truth=None, extra_info=info,
+            reward_router_address="127.0.0.1:30000", reward_model_tokenizer=None,
+        )  # fmt: skip
+
+    return [one(rollout) for rollout in ROLLOUTS]
+
+
+def verl_batch(reward: Any) -> list[float]:
+    """verl 0.8.0.dev, `BatchRewardManager.verify`: lists, but what was in the batch's table is an array of objects."""
+    infos = np.array(
+        [{"question": r.question, **r.columns, "rollout_reward_scores": {}} for r in ROLLOUTS], object
+    )
+    return reward(
+        data_sources=np.array(["people"] * len(ROLLOUTS), object),
+        solution_strs=[rollout.completion for rollout in ROLLOUTS],
+        ground_truths=[None] * len(ROLLOUTS),
+        extra_infos=infos,
+    )
+
+
+def areal(reward: Any) -> list[float]:
+    """AReaL 1.0.4, `RLVRWorkflow._compute_rewards`: decoded ids with their special tokens, in a process pool."""
+
+    def one(rollout: Rollout) -> float:
+        call = partial(
+            reward, RENDERED.format(rollout.question), f"{rollout.completion}<|im_end|>", [1, 2], [3],
+            messages=rollout.messages, **rollout.columns, query_id="7",
+        )  # fmt: skip
+        return pickle.loads(pickle.dumps(call))()
+
+    return [one(rollout) for rollout in ROLLOUTS]
+
+
+def openrlhf(reward: Any) -> list[float]:
+    """OpenRLHF 0.11.0, `SingleTurnAgentExecutor`: one at a time; labels are a column of the data, texts as a rule."""
+
+    def one(rollout: Rollout) -> float:
+        prompt = RENDERED.format(rollout.question)
+        label = json.dumps({"question": rollout.question, **rollout.columns})
+        query = f"{prompt}{rollout.completion}<|im_end|>"
+        served = getattr(reward, "_model", None)
+        if url := getattr(served, "url", None):  # --remote_rm_url URL/get_reward
+            body = {"query": [query], "prompts": [prompt], "labels": [label]}
+            info = httpx.post(f"{url}/get_reward", json=body).raise_for_status().json()
+        else:  # --remote_rm_url FILE.py, whose `reward_func` it is
+            info = reward([query], [prompt], [label])
+        assert info["rewards"] == info["scores"]
+        return info["rewards"][0]
+
+    return [one(rollout) for rollout in ROLLOUTS]
+
+
+@pytest.mark.parametrize("kind", ["single", "fitted", "history", "server", "served history"])
+@pytest.mark.parametrize("trainer", [trl, tunix, maxtext, verl, verl_batch, areal, openrlhf])
+def test_the_reward_is_the_model_s_score(
+    kinds: dict[str, Kind], trainer: Callable[[Any], Sequence[float]], kind: str
+) -> None:
+    assert list(trainer(kinds[kind].reward)) == pytest.approx(kinds[kind].expected, abs=1e-5)
+
+
+def test_the_kinds_differ_so_that_the_user_counts(kinds: dict[str, Kind]) -> None:
+    assert not np.allclose(kinds["fitted"].expected, kinds["history"].expected, atol=1e-3)
+    others = [{"user_id": None, "profile": []}] * len(ROLLOUTS)
+    for name in ("single", "history"):
+        bare = kinds[name].reward(
+            prompts=[r.question for r in ROLLOUTS],
+            completions=[r.completion for r in ROLLOUTS],
+            **{key: [other[key] for other in others] for key in ("user_id", "profile")},
+        )
+        assert not np.allclose(bare, kinds[name].expected, atol=1e-3)
+
+
+def test_the_client_of_a_server_goes_to_another_process_and_starts_no_jax(kinds: dict[str, Kind]) -> None:
+    given = {"prompts": [r.question for r in ROLLOUTS], "completions": [r.completion for r in ROLLOUTS]}
+    given |= {name: _column(name) for name in ("user_id", "profile")}
+    program = """
+import pickle, sys
+reward, url, given = pickle.load(sys.stdin.buffer)
+import prb_jax as prb
+assert reward(**given) == prb.reward_fn(url)(**given)
+print(reward(**given), sorted({"jax", "flax", "torch", "transformers"} & sys.modules.keys()), sep="\\n")
+"""
+    reward = kinds["server"].reward
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps((reward, reward._model.url, given)), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    found, heavy = done.stdout.decode().splitlines()
+    assert json.loads(found) == pytest.approx(kinds["server"].expected, abs=1e-5)
+    assert heavy == "[]"
