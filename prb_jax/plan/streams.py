@@ -23,17 +23,10 @@ from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
 from prb_jax.trees.kernel_tables import KernelTable
 from prb_jax.trees.mask import TreeLayout
-from prb_jax.trees.packing import (
-    READS_STEP,
-    DealtStreams,
-    PackedStream,
-    StreamOptions,
-    StreamShape,
-    deal_streams,
-    for_kernel,
-)
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.shapes import choose_shapes, round_up
 from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, stream_batch_shardings
 from prb_jax.trees.tree import Tree
 
@@ -121,9 +114,9 @@ def paged_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tup
     shared = shape.shared(rows)
     used = rows * shape.tokens - sum(shared)
     tokens = round_up(used, BLOCK)
-    packed = PackedStream(tuple(range(rows)), shared, used)
-    dealt = DealtStreams(StreamShape(tokens, rows * shape.responses), (packed,))
-    one = make_stream_batch(trees, dealt, streams=1, window=config.sliding_window, paged=True)
+    packed = PackedStream(StreamShape(tokens, rows * shape.responses), tuple(range(rows)), shared, used)
+    options = StreamOptions(tokens, window=config.sliding_window, paged=True)
+    one = make_stream_batch(trees, (packed,), options)
     assert one.pages is not None
 
     def placed(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -199,17 +192,18 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
         )
     reads = max(len(tree.responses) for tree in trees) * len(trees)
     tokens = -(-sum(tree.tokens for tree in trees) // shards)
-    options, dealt = stream_options(config, mesh), None
-    while dealt is None:
+    options, batches = stream_options(config, mesh), []
+    while len(batches) != 1:
         options = for_kernel(replace(options, tokens=max(tokens, *(tree.tokens for tree in trees))), trees)
-        dealt = _in_one_batch(trees, options, reads)
+        batches = pack_streams(trees, StreamShape(options.tokens, reads), options)
         tokens = options.tokens + options.block
-    batch = make_stream_batch(
-        trees, dealt, streams=shards, window=config.sliding_window, kernel=options.kernel
-    )
+    rows = max(sum(len(trees[member].responses) for member in stream.members) for stream in batches[0])
+    rows = round_up(rows, READS_STEP)
+    packed = tuple(replace(stream, shape=StreamShape(options.tokens, rows)) for stream in batches[0])
+    batch = make_stream_batch(trees, packed, options)
     table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
     assert isinstance(table, KernelTable)
-    rows, responses = dealt.shape.reads, max(len(tree.responses) for tree in trees)
+    responses = max(len(tree.responses) for tree in trees)
 
     def placed(dtype: Any, *sizes: int) -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
@@ -230,15 +224,6 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
     )
 
 
-def _in_one_batch(trees: Sequence[Tree], options: StreamOptions, reads: int) -> DealtStreams | None:
-    """The trees in streams of these options, or None where they take more than one batch."""
-    dealt = deal_streams(trees, StreamShape(options.tokens, reads), options)
-    if len(dealt) > 1:
-        return None
-    most = max(sum(len(trees[member].responses) for member in each.members) for each in dealt[0].streams)
-    return replace(dealt[0], shape=StreamShape(options.tokens, round_up(most, READS_STEP)))
-
-
 def tokens_in_buckets(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh) -> int:
     """Return how many tokens a step computes where its trees are padded to the shapes that suit them best, however
     long compiling takes."""
@@ -246,4 +231,4 @@ def tokens_in_buckets(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mes
     options = replace(options, tokens_per_batch=options.tokens_per_batch // 2)
     lengths, members = [tree.shape for tree in trees], range(len(trees))
     shapes = choose_shapes(lengths, options=options, together=[members], fill=True)
-    return sum(dealt.rows * dealt.bucket.tokens for dealt in shapes.deal(lengths, members))
+    return sum(padded.rows * padded.bucket.tokens for padded in shapes.batches(lengths, members))

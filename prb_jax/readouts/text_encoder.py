@@ -1,4 +1,4 @@
-"""Embeddings of texts: tokenised in batches, dealt by length into fixed shapes, rows split over the mesh.
+"""Embeddings of texts: tokenised in batches, put by length into fixed shapes, rows split over the mesh.
 
 How states become one vector is read from the files beside the model: a folder of sentence-transformers says it in
 ``modules.json``; one without, as Contriever's, means the mean of the last states over the text's tokens and their dot
@@ -28,7 +28,7 @@ from prb_jax.models.config.shared import choose_dtype
 from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
-from prb_jax.trees.shapes import DealtBatch, ShapeOptions, fixed_shapes, length_steps
+from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, fixed_shapes, length_steps
 
 PoolingMode = Literal["mean", "cls"]
 
@@ -215,9 +215,9 @@ class TextEncoder:
         ids, truncated = self._tokenise(list(distinct))
         shards = mesh_shape(self.mesh).batch_shards
         tokens = shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024)
-        batches = deal_texts([len(row) for row in ids], limit=self.max_length, tokens=tokens, divisor=shards)
+        batches = batch_texts([len(row) for row in ids], limit=self.max_length, tokens=tokens, divisor=shards)
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
-        waiting: deque[tuple[DealtBatch, jax.Array]] = deque()
+        waiting: deque[tuple[PaddedBatch, jax.Array]] = deque()
         for batch in batches:
             waiting.append((batch, self._dispatch(batch, ids)))
             while len(waiting) > (IN_FLIGHT if batch is not batches[-1] else 0):
@@ -252,7 +252,7 @@ class TextEncoder:
             )
         return rows, truncated
 
-    def _dispatch(self, batch: DealtBatch, ids: Sequence[np.ndarray]) -> jax.Array:
+    def _dispatch(self, batch: PaddedBatch, ids: Sequence[np.ndarray]) -> jax.Array:
         tokens = np.zeros((batch.rows, batch.bucket.tokens), np.int32)
         lengths = np.zeros((batch.rows,), np.int32)
         for row, index in enumerate(batch.members):
@@ -265,7 +265,7 @@ class TextEncoder:
         )
 
 
-def deal_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int) -> list[DealtBatch]:
+def batch_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int) -> list[PaddedBatch]:
     """Batches of texts of similar length: trees of one response, none longer than `limit`."""
     options = ShapeOptions(tokens_per_batch=tokens, divisor=divisor)
     shapes = fixed_shapes([0], [1], length_steps(limit), options=options, fill=True)
@@ -273,10 +273,10 @@ def deal_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int)
     longest_first = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     table = np.ones((len(lengths), 3), np.int64)
     table[:, 0], table[:, 2] = 0, np.asarray(lengths)[longest_first]
-    return shapes.deal(table, longest_first.tolist())
+    return shapes.batches(table, longest_first.tolist())
 
 
-def _collect(waiting: deque[tuple[DealtBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
+def _collect(waiting: deque[tuple[PaddedBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
     """Waits for the oldest batch, puts its vectors in place and returns which texts they are of."""
     batch, found = waiting.popleft()
     vectors[list(batch.members)] = np.asarray(found)[: len(batch.members)]

@@ -24,7 +24,7 @@ from prb_jax.runs.progress import Speed
 from prb_jax.training.logs import StepFile
 from prb_jax.training.order import Order, permutation
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import DealtBatch, Shapes
+from prb_jax.trees.shapes import PaddedBatch, Shapes
 from prb_jax.trees.tree import Tree
 
 
@@ -145,9 +145,9 @@ class PolicySteps:
         count, responses, columns = batch.mask.shape
         logprobs, reference = np.zeros((2, count, responses, columns), np.float32)
         values = np.zeros((count, responses, columns + 1), np.float32)
-        for dealt, trees in self._microbatches(batch, range(count)):
+        for padded, trees in self._microbatches(batch, range(count)):
             part = self.learner.look(trees)
-            rows, length = list(dealt.members), dealt.bucket.response_length
+            rows, length = list(padded.members), padded.bucket.response_length
             for whole, array, width in (
                 (logprobs, part.logprobs, length),
                 (reference, part.reference, length),
@@ -156,12 +156,12 @@ class PolicySteps:
                 whole[rows, :, :width] = array[: len(rows), :responses]
         return TokenStats(logprobs * batch.mask, reference * batch.mask, values)
 
-    def _microbatches(self, batch: StepBatch, rows: Iterable[int]) -> Iterable[tuple[DealtBatch, TreeBatch]]:
+    def _microbatches(self, batch: StepBatch, rows: Iterable[int]) -> Iterable[tuple[PaddedBatch, TreeBatch]]:
         """These rows of a step in microbatches of the shapes of the run."""
         members = list(rows)
-        for dealt in self.shapes.deal([batch.trees[row].shape for row in members], members):
-            trees = [batch.trees[row] for row in dealt.members]
-            yield dealt, make_batch(trees, dealt.bucket, batch=dealt.rows)
+        for padded in self.shapes.batches([batch.trees[row].shape for row in members], members):
+            trees = [batch.trees[row] for row in padded.members]
+            yield padded, make_batch(trees, padded.bucket, batch=padded.rows)
 
     def _update(self, step: int, batch: StepBatch, members: Sequence[int]) -> dict[str, float]:
         """Make the updates of a step; the means of their numbers."""
@@ -176,8 +176,8 @@ class PolicySteps:
                 arrays = self._targets(batch, rows)
                 metrics = self.learner.update(
                     [
-                        (trees, _cut(arrays, np.searchsorted(rows, dealt.members), dealt))
-                        for dealt, trees in self._microbatches(batch, rows.tolist())
+                        (trees, _cut(arrays, np.searchsorted(rows, padded.members), padded))
+                        for padded, trees in self._microbatches(batch, rows.tolist())
                     ]
                 )
                 if not metrics.pop("finite") or not all(map(math.isfinite, metrics.values())):
@@ -212,16 +212,16 @@ class PolicySteps:
         )
 
 
-def _cut(whole: Any, rows: np.ndarray, dealt: DealtBatch) -> Any:
+def _cut(whole: Any, rows: np.ndarray, padded: PaddedBatch) -> Any:
     """The arrays of some rows, cut to the columns of a microbatch; rows that only fill it up are 0."""
     arrays = {}
     for name, array in vars(whole).items():
         part = array[rows]
         if part.ndim == 3:
             extra = 1 if name in ("value_weights", "values", "returns") else 0
-            part = part[:, :, : dealt.bucket.response_length + extra]
-            part = np.pad(part, ((0, 0), (0, dealt.bucket.responses - part.shape[1]), (0, 0)))
-        missing = [(0, dealt.rows - len(rows)), *[(0, 0)] * (part.ndim - 1)]
+            part = part[:, :, : padded.bucket.response_length + extra]
+            part = np.pad(part, ((0, 0), (0, padded.bucket.responses - part.shape[1]), (0, 0)))
+        missing = [(0, padded.rows - len(rows)), *[(0, 0)] * (part.ndim - 1)]
         arrays[name] = np.pad(part, missing).astype(np.float32)
     return type(whole)(**arrays)
 

@@ -16,15 +16,10 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.sharding import mesh_shape
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.packing import (
-    DealtStreams,
-    StreamOptions,
-    StreamShape,
-    choose_stream_shape,
-    deal_streams,
-)
+from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
@@ -120,20 +115,19 @@ def _stream_batches(
 ) -> Iterator[PlannedBatch]:
     """Pack trees into streams; those that begin alike share their beginning."""
 
-    def take(dealt: DealtStreams, scores: np.ndarray) -> list[np.ndarray]:
+    def take(packed: PackedBatch, scores: np.ndarray) -> list[np.ndarray]:
         rows = []
-        for row, stream in zip(scores, dealt.streams, strict=False):
+        for row, stream in zip(scores, packed, strict=False):
             counts = [len(trees[member].responses) for member in stream.members]
             rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
         return rows
 
-    layout = {"streams": options.streams, "window": options.window, "paged": options.paged}
-    for dealt in deal_streams(trees, shape, options):
+    for packed in pack_streams(trees, shape, options):
         yield PlannedBatch(
-            members=tuple(indices[member] for stream in dealt.streams for member in stream.members),
-            computed=sum(stream.tokens for stream in dealt.streams),
-            make=partial(make_stream_batch, trees, dealt, **layout),
-            take=partial(take, dealt),
+            members=tuple(indices[member] for stream in packed for member in stream.members),
+            computed=sum(stream.tokens for stream in packed),
+            make=partial(make_stream_batch, trees, packed, options),
+            take=partial(take, packed),
         )
 
 
@@ -145,12 +139,12 @@ def _bucket_batches(
     def take(rows: Sequence[Tree], scores: np.ndarray) -> list[np.ndarray]:
         return [scores[row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
 
-    for dealt in shapes.deal([tree.shape for tree in trees], range(len(trees))):
-        rows = [trees[member] for member in dealt.members]
+    for padded in shapes.batches([tree.shape for tree in trees], range(len(trees))):
+        rows = [trees[member] for member in padded.members]
         yield PlannedBatch(
-            members=tuple(indices[member] for member in dealt.members),
+            members=tuple(indices[member] for member in padded.members),
             computed=sum(tree.tokens for tree in rows),
-            make=partial(make_batch, rows, dealt.bucket, batch=dealt.rows),
+            make=partial(make_batch, rows, padded.bucket, batch=padded.rows),
             take=partial(take, rows),
         )
 

@@ -10,8 +10,9 @@ import numpy as np
 from prb_jax.scoring.batching import Batch, Batcher, fixed_batcher
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.packing import READS_STEP, DealtStreams, PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.shapes import ShapeOptions, Shapes, fixed_shapes, round_up
+from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -94,7 +95,5 @@ def _empty_batches(fixed: StreamOptions | Shapes) -> Iterator[Batch]:
         for bucket, rows in fixed.rows.items():
             yield make_batch([tree], bucket, batch=rows)
         return
-    packed = PackedStream((0,), (0,), tree.tokens)
     for shape in fixed.fixed:
-        dealt = DealtStreams(shape, (packed,))
-        yield make_stream_batch([tree], dealt, streams=fixed.streams, window=fixed.window, paged=fixed.paged)
+        yield make_stream_batch([tree], (PackedStream(shape, (0,), (0,), tree.tokens),), fixed)

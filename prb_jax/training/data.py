@@ -14,7 +14,7 @@ from prb_jax.scoring.stream import Encode, encode_pieces
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import DealtBatch, ShapeOptions, Shapes, choose_shapes
+from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.tree import Tree
 
 STEPS_SIMULATED = 64
@@ -114,7 +114,7 @@ class Examples:
         if isinstance(self.trees, TreesOnDemand):
             self.trees.ahead(members)
 
-    def batch(self, microbatch: DealtBatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
+    def batch(self, microbatch: PaddedBatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
         """The arrays of one microbatch, on the host; rows that only fill up are masked.
 
         Args:

@@ -18,9 +18,9 @@ from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
 from prb_jax.training.settings import BatchSettings
 from prb_jax.trees.kernel_tables import KernelLayout
-from prb_jax.trees.packing import DealtStreams, StreamOptions, StreamShape, for_kernel
+from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, for_kernel
 from prb_jax.trees.shapes import Shapes
-from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
+from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree
 
@@ -149,10 +149,10 @@ class _Padded:
         slot_of = dict(zip(members.tolist(), slots.tolist(), strict=True))
         lengths = [self._examples.trees[member].shape for member in members]
         batches = []
-        for dealt in self._shapes.deal(lengths, members.tolist()):
-            batch, extras = self._examples.batch(dealt, slots=slot_of)
-            tokens = sum(self._examples.trees[member].tokens for member in dealt.members)
-            flops = sum(self._flops_of(member) for member in dealt.members)
+        for padded in self._shapes.batches(lengths, members.tolist()):
+            batch, extras = self._examples.batch(padded, slots=slot_of)
+            tokens = sum(self._examples.trees[member].tokens for member in padded.members)
+            flops = sum(self._flops_of(member) for member in padded.members)
             activations = (batch.prefix.size + batch.responses.size) * self._bytes_per_token
             batches.append(Microbatch(batch, extras, tokens, flops, activations))
         return batches
@@ -220,14 +220,12 @@ class _Packed:
             self._named(self._examples.trees[member], slot)
             for member, slot in zip(members, slots, strict=True)
         ]
-        for dealt in deal_step(trees, self.shapes, options):
-            batch = make_stream_batch(
-                trees, dealt, streams=options.streams, window=options.window, kernel=kernel
-            )
-            extras = self._extras(members, dealt)
-            tokens = sum(stream.tokens for stream in dealt.streams)
+        for packed in pack_step(trees, self.shapes, options):
+            batch = make_stream_batch(trees, packed, options)
+            extras = self._extras(members, packed)
+            tokens = sum(stream.tokens for stream in packed)
             if kernel is not None:  # these are places
-                placed = [trees[member] for stream in dealt.streams for member in stream.members]
+                placed = [trees[member] for stream in packed for member in stream.members]
                 tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in placed)
             flops = stream_flops(batch, self._config)
             activations = batch.tokens.size * self._bytes_per_token
@@ -242,11 +240,10 @@ class _Packed:
         prefix[: self._prompt_tokens] = slot
         return replace(tree, prefix=prefix)
 
-    def _extras(self, members: np.ndarray, dealt: DealtStreams) -> Extras:
-        streams, rows = self.options.streams, dealt.shape.reads
+    def _extras(self, members: np.ndarray, packed: PackedBatch) -> Extras:
+        streams, rows = self.options.streams, packed[0].shape.reads
         comparisons = [
-            [self._examples.comparisons[members[place]] for place in stream.members]
-            for stream in dealt.streams
+            [self._examples.comparisons[members[place]] for place in stream.members] for stream in packed
         ]
         counts = [[len(comparison.labels or ()) for comparison in of_stream] for of_stream in comparisons]
         responses = self._responses
@@ -255,7 +252,7 @@ class _Packed:
         labels = np.zeros((streams, rows, responses), np.float32)
         mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
         margin, weights = np.zeros((2, streams, rows), np.float32)
-        for number, stream in enumerate(dealt.streams):
+        for number, stream in enumerate(packed):
             read = 0
             for row, place in enumerate(stream.members):
                 comparison, count = comparisons[number][row], counts[number][row]

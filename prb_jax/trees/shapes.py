@@ -1,7 +1,7 @@
 """Which fixed shapes batches have, and which tree goes into which batch: for scoring, training and encoders.
 
 The callers ask for :class:`Shapes` once, with :func:`choose_shapes` from the lengths of their data or with
-:func:`fixed_shapes` without any, and then let them deal tree after tree into batches. A program is compiled
+:func:`fixed_shapes` without any, and then let them put tree after tree into batches. A program is compiled
 once for each shape. All choices are functions of lengths and options alone: not of the number of processes,
 nor of the work that is done already. So a continued run forms the same batches and gives the same bytes.
 """
@@ -21,7 +21,7 @@ from prb_jax.trees.shape_search import ShapeOptions, Sides, refine, split_by_k
 
 __all__ = [
     "Bucket",
-    "DealtBatch",
+    "PaddedBatch",
     "ShapeOptions",
     "Shapes",
     "choose_shapes",
@@ -48,7 +48,7 @@ class Bucket(TreeLayout):
 
 
 @dataclass(frozen=True)
-class DealtBatch:
+class PaddedBatch:
     """Which trees make up one batch.
 
     Attributes:
@@ -66,7 +66,7 @@ class DealtBatch:
 
 @dataclass(frozen=True)
 class Shapes:
-    """A short list of fixed shapes, which trees are dealt into.
+    """A short list of fixed shapes of batches.
 
     Attributes:
       rows: of the batches of each bucket: one size for each, so that compiles are buckets used.
@@ -78,8 +78,8 @@ class Shapes:
     options: ShapeOptions
     fill: bool = False
 
-    def deal(self, lengths: Sequence[Sides] | np.ndarray, members: Sequence[int]) -> list[DealtBatch]:
-        """Deal trees into batches: the largest bucket first, so that one that exceeds the memory shows at once.
+    def batches(self, lengths: Sequence[Sides] | np.ndarray, members: Sequence[int]) -> list[PaddedBatch]:
+        """Put trees into batches: the largest bucket first, so that one that exceeds the memory shows at once.
 
         A tree goes to the cheapest bucket that holds it (with `fill` to the one of fewest tokens), or, if
         none does, to one of its own on a coarse grid. Within a bucket trees keep their order.
@@ -103,18 +103,18 @@ class Shapes:
         for place in np.flatnonzero(chosen < 0).tolist():
             bucket = _own_bucket(table[place].tolist(), self.options.multiple)
             waiting.setdefault(bucket, deque()).append(place)
-        dealt: list[DealtBatch] = []
+        batches: list[PaddedBatch] = []
         order = sorted(waiting, key=_largest_first)
         queues = [waiting[bucket] for bucket in order]
-        for number, (bucket, own) in enumerate(zip(order, queues, strict=True)):
+        for number, (bucket, queue) in enumerate(zip(order, queues, strict=True)):
             rows = self.rows.get(bucket) or int(self.options.most_rows(bucket.tokens))
-            while own:
-                taken = [own.popleft() for _ in range(min(rows, len(own)))]
+            while queue:
+                taken = [queue.popleft() for _ in range(min(rows, len(queue)))]
                 for smaller in queues[number + 1 :] if self.fill and len(taken) < rows else []:
                     while smaller and len(taken) < rows and bucket.fits(table[smaller[0]].tolist()):
                         taken.append(smaller.popleft())
-                dealt.append(DealtBatch(bucket, rows, tuple(members[place] for place in taken)))
-        return dealt
+                batches.append(PaddedBatch(bucket, rows, tuple(members[place] for place in taken)))
+        return batches
 
 
 def choose_shapes(
@@ -131,7 +131,7 @@ def choose_shapes(
     Args:
       lengths: (p, K, r) of every tree: prefix length, responses, longest response. Their order decides nothing.
       options: multiples, limits and costs.
-      together: indices of trees that will be dealt at one time, for some such times; the rows of a batch are
+      together: indices of trees that will be put into batches at one time, for some such times; the rows of a batch are
         then chosen for them, and are else as many as `tokens_per_batch` allows.
       fill: as for :class:`Shapes`.
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import jax
 import numpy as np
+
+from prb_jax.errors import short_repr
 
 BLOCK = 128
 """Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
 
 
-def block_tables(
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockTable:
+    """Which blocks of S streams of N tokens meet, see :func:`block_table`. int32 arrays.
+
+    Attributes:
+      keys: [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys.
+      counts: [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not.
+    """
+
+    keys: np.ndarray | jax.Array
+    counts: np.ndarray | jax.Array
+
+    __repr__ = short_repr
+
+
+def block_table(
     until: np.ndarray, positions: np.ndarray, used: int, *, window: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for every block of queries, the blocks of keys of which one of its queries sees something.
+    """Return, for every block of queries of one stream, the blocks of keys of which one of its queries sees something.
 
     Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
 
@@ -59,12 +80,12 @@ def _within_window(
         low, high = query * BLOCK, (query + 1) * BLOCK
         # Keys before the block: queries of the trees that begin within it see none of them. The nearest of the
         # others bounds the distance from below.
-        own = positions[low:high]
-        begins = np.flatnonzero(own == 0)
-        before = own[: begins[0]] if len(begins) else own
+        of_queries = positions[low:high]
+        begins = np.flatnonzero(of_queries == 0)
+        before = of_queries[: begins[0]] if len(begins) else of_queries
         nearest = positions.copy()
         nearest[:low] = before.min(initial=np.iinfo(np.int32).max)
         seen = (until > low) & (places < high)
         near[query] = (seen & (nearest - positions < window)).reshape(count, BLOCK).any(axis=1)
-        whole[query] = (own.max() - positions < window).reshape(count, BLOCK).all(axis=1)
+        whole[query] = (of_queries.max() - positions < window).reshape(count, BLOCK).all(axis=1)
     return near, whole

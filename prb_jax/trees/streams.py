@@ -23,28 +23,12 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
-from prb_jax.trees.kernel_tables import KernelLayout, KernelTable, kernel_table
-from prb_jax.trees.packing import DealtStreams, PackedStream, StreamShape
+from prb_jax.trees.kernel_tables import KernelTable, kernel_table
+from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
 from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_blocks import block_tables
+from prb_jax.trees.stream_blocks import BlockTable, block_table
 from prb_jax.trees.stream_pages import PageTable, page_table
 from prb_jax.trees.tree import Tree
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BlockTable:
-    """Which blocks of a stream meet, see :func:`prb_jax.trees.stream_blocks.block_tables`. int32 arrays.
-
-    Attributes:
-      keys: [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys.
-      counts: [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not.
-    """
-
-    keys: np.ndarray | jax.Array
-    counts: np.ndarray | jax.Array
-
-    __repr__ = short_repr
 
 
 @jax.tree_util.register_dataclass
@@ -94,62 +78,54 @@ def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) ->
     )
 
 
-def make_stream_batch(
-    trees: Sequence[Tree],
-    dealt: DealtStreams,
-    *,
-    streams: int,
-    window: int | None,
-    paged: bool = False,
-    kernel: KernelLayout | None = None,
-) -> StreamBatch:
+def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: StreamOptions) -> StreamBatch:
     """Lay the trees of a batch out.
 
     Args:
-      trees: what was packed.
-      dealt: which of them stand in which stream.
-      streams: S; those that are missing hold nothing but padding.
-      window: of the model's sliding layers, if it has any.
-      paged: with the pages of a kernel instead of the tables of blocks.
-      kernel: with the tables of the splash kernel instead; no tree shares its beginning with another.
+      trees: those that were packed.
+      packed: which of them stand in which stream; streams that are missing hold nothing but padding.
+      options: with S, the model's window, and the tables that its attention reads: of blocks, pages or a kernel.
 
     Raises:
       ValueError: more streams than S, or trees that do not fit.
     """
-    if len(dealt.streams) > streams:
-        raise ValueError(f"{len(dealt.streams)} streams do not fit a batch of {streams}")
-    empty = PackedStream((), (), 0)
-    unit = 1 if kernel is None else kernel.unit
-    laid = [_lay(trees, each, dealt.shape, unit) for each in dealt.streams]
-    laid += [_lay(trees, empty, dealt.shape, unit)] * (streams - len(laid))
+    if len(packed) > options.streams:
+        raise ValueError(f"{len(packed)} streams do not fit a batch of {options.streams}")
+    kernel, shape = options.kernel, packed[0].shape
+    empty = PackedStream(shape, (), (), 0)
+    streams = [*packed, *[empty] * (options.streams - len(packed))]
+    laid = [_lay(trees, stream, 1 if kernel is None else kernel.unit) for stream in streams]
+    arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
 
     def table(window: int | None) -> BlockTable | KernelTable:
         if kernel is not None:
             names = ("until", "positions", "previous")
             return kernel_table(*(arrays[name] for name in names), layout=kernel, window=window)
-        found = [block_tables(each["until"], each["positions"], used, window=window) for each, used in laid]
-        keys, counts = zip(*found, strict=True)
-        return BlockTable(np.stack(keys), np.stack(counts))
+        tables = [
+            block_table(stream["until"], stream["positions"], used, window=window) for stream, used in laid
+        ]
+        return BlockTable(*(np.stack(part) for part in zip(*tables, strict=True)))
 
     def pages() -> PageTable:
-        runs = dealt.shape.reads
-        found = [page_table(each["previous"], each["positions"], used, runs=runs) for each, used in laid]
-        return PageTable(**{name: np.stack([each[name] for each in found]) for name in found[0]})
+        tables = [
+            page_table(stream["previous"], stream["positions"], used, runs=shape.reads)
+            for stream, used in laid
+        ]
+        return PageTable(**{name: np.stack([table[name] for table in tables]) for name in tables[0]})
 
-    arrays: dict[str, Any] = {name: np.stack([each[name] for each, _ in laid]) for name in laid[0][0]}
+    blocks = not options.paged
     return StreamBatch(
         **arrays,
-        blocks=None if paged else table(None),
-        window_blocks=None if paged or window is None else table(window),
-        pages=pages() if paged else None,
+        blocks=table(None) if blocks else None,
+        window_blocks=table(options.window) if blocks and options.window is not None else None,
+        pages=pages() if options.paged else None,
     )
 
 
-def _lay(
-    trees: Sequence[Tree], stream: PackedStream, shape: StreamShape, unit: int
-) -> tuple[dict[str, np.ndarray], int]:
+def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[str, np.ndarray], int]:
     """The arrays of one stream, and how many tokens it has. With a ``unit`` beyond 1, prefixes end and responses begin
     at its multiples."""
+    shape = stream.shape
     if (
         stream.tokens > shape.tokens
         or sum(len(trees[index].responses) for index in stream.members) > shape.reads
@@ -164,7 +140,7 @@ def _lay(
     length = 0  # tokens of the open beginning
     known: dict[
         bytes, int
-    ] = {}  # where each response to the open prefix stands: equal ones are computed once
+    ] = {}  # the place of each response to the open prefix: equal ones are computed once
 
     def place_of(position: int) -> int:
         """Where the token at this position of the open beginning stands."""

@@ -12,7 +12,7 @@ from prb_jax.bench.scorer import load_for_bench, score_pass
 from prb_jax.bench.workload import count_pairs, synthetic_workload
 from prb_jax.cli import main as prb
 from prb_jax.models.flops import best_time, stream_flops, tree_flops
-from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import make_stream_batch
 from tests.tiny_models import write_tiny_model
 
@@ -76,7 +76,7 @@ def test_shared_profiles_are_counted_once(folder: Path) -> None:
     # Streams of single trees need what trees need.
     single = StreamOptions(tokens=1024, share=False)
     flops = sum(
-        stream_flops(make_stream_batch(workload.trees, dealt, streams=1, window=None), model.decoder)
-        for dealt in deal_streams(workload.trees, StreamShape(1024, 16), single)
+        stream_flops(make_stream_batch(workload.trees, packed, single), model.decoder)
+        for packed in pack_streams(workload.trees, StreamShape(1024, 16), single)
     )
     assert flops == pytest.approx(tree_flops(workload.trees, model.decoder), rel=1e-9)

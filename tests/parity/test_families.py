@@ -12,7 +12,7 @@ from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
@@ -67,10 +67,11 @@ def test_float32_scores_equal_transformers(family, responses, tmp_path):
 def packed_scores(folder, trees) -> dict[int, np.ndarray]:
     config = load_config(folder)
     params = load_params(folder, config, dtype=jnp.dtype("float32"), head_dtype=jnp.float32).params
-    (dealt,) = deal_streams(trees, StreamShape(512, 16), StreamOptions(tokens=512))
-    batch = make_stream_batch(trees, dealt, streams=1, window=config.sliding_window)
+    options = StreamOptions(tokens=512, window=config.sliding_window)
+    (packed,) = pack_streams(trees, StreamShape(512, 16), options)
+    batch = make_stream_batch(trees, packed, options)
     run = jax.jit(lambda p, b: score_stream(p, b, config=config, dtype=jnp.dtype("float32")))
-    scores, members = np.asarray(run(params, batch))[0], dealt.streams[0].members
+    scores, members = np.asarray(run(params, batch))[0], packed[0].members
     counts = np.cumsum([0, *(len(trees[member].responses) for member in members)])
     return {
         member: scores[low:high]

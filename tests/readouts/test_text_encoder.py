@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prb_jax.errors import CheckpointError, DataError, MeshError
-from prb_jax.readouts.text_encoder import Pooling, deal_texts, load_text_encoder, read_pooling
+from prb_jax.readouts.text_encoder import Pooling, batch_texts, load_text_encoder, read_pooling
 from tests.tiny_encoders import WORDS, write_encoder
 
 TOLERANCE = 1e-5
@@ -199,7 +199,7 @@ def test_every_text_is_in_one_batch_that_holds_it(
     lengths: list[int], divisor: int, budget: int, slack: int
 ) -> None:
     limit = max(lengths, default=1) + slack
-    dealt = deal_texts(lengths, limit=limit, tokens=budget, divisor=divisor)
+    dealt = batch_texts(lengths, limit=limit, tokens=budget, divisor=divisor)
     assert sorted(index for batch in dealt for index in batch.members) == list(range(len(lengths)))
     padded_to = [batch.bucket.tokens for batch in dealt]
     for batch, length in zip(dealt, padded_to, strict=True):

@@ -109,7 +109,7 @@ def test_a_server_compiles_its_shapes_before_the_first_request(folder: Path) -> 
     trees = model.encode(comparisons, profile_posts=0)
     found: list[np.ndarray] = [np.zeros(0)] * len(trees)
     for request in (range(1), range(1, 9)):
-        for dealt in fixed.deal([trees[number].shape for number in request], request):
+        for dealt in fixed.batches([trees[number].shape for number in request], request):
             batch = make_batch([trees[number] for number in dealt.members], dealt.bucket, batch=dealt.rows)
             scores = model.score_fn(model.params, model.place(batch))
             for row, number in zip(np.asarray(scores), dealt.members, strict=False):

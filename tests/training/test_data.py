@@ -5,7 +5,7 @@ import pytest
 
 from prb_jax.training.data import Examples, shapes_of_steps
 from prb_jax.training.order import Order, permutation
-from prb_jax.trees.shapes import Bucket, DealtBatch, ShapeOptions
+from prb_jax.trees.shapes import Bucket, PaddedBatch, ShapeOptions
 from prb_jax.trees.tree import Tree
 from tests.training.tiny import comparisons
 
@@ -48,7 +48,7 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
     real = computed = 0
     for step in range(12):
         members = order.step(step).tolist()
-        dealt = shapes.deal([trees[member].shape for member in members], members)
+        dealt = shapes.batches([trees[member].shape for member in members], members)
         assert sorted(member for one in dealt for member in one.members) == sorted(members)
         for one in dealt:
             assert one.rows == shapes.rows[one.bucket]
@@ -72,7 +72,7 @@ def test_a_batch_masks_what_only_fills_up():
     found = comparisons(3)
     trees = [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
     examples = Examples(found, trees, np.asarray([1.0, 2.0, 3.0], np.float32), np.zeros(3, np.int32))
-    batch, extras = examples.batch(DealtBatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
+    batch, extras = examples.batch(PaddedBatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
     assert batch.prefix.shape == (4, 8)
     np.testing.assert_array_equal(batch.prefix_lengths, [0, 4, 0, 0])
     np.testing.assert_array_equal(extras.mask.sum(axis=1), [2, 2, 0, 0])

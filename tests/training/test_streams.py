@@ -32,7 +32,7 @@ from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.packing import StreamOptions, StreamShape
-from prb_jax.trees.step_shapes import choose_step_shapes, deal_step
+from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
@@ -159,17 +159,17 @@ def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> Non
         computed = needed = 0
         for trees in steps:
             found: list[int] = []
-            for dealt in deal_step(trees, both, options):
-                assert dealt.shape in both
-                assert len(dealt.streams) <= streams
-                computed += streams * dealt.shape.tokens
-                found += [member for stream in dealt.streams for member in stream.members]
+            for packed in pack_step(trees, both, options):
+                assert {stream.shape for stream in packed} <= set(both)
+                assert len(packed) <= streams
+                computed += streams * packed[0].shape.tokens
+                found += [member for stream in packed for member in stream.members]
             needed += sum(tree.tokens for tree in trees)
             assert sorted(found) == list(range(len(trees)))
         assert needed / computed > (0.85 if streams == 1 else 0.75)
     # A tree that is longer than all others gets a stream of its own.
     long = build_tree([rng.integers(3, 60, 3000), rng.integers(3, 60, 30)])
-    shapes = [dealt.shape for dealt in deal_step([*steps[0], long], both, options)]
+    shapes = [packed[0].shape for packed in pack_step([*steps[0], long], both, options)]
     assert [shape for shape in shapes if shape not in both] == [StreamShape(3072, both[-1].reads)]
 
 
@@ -178,7 +178,7 @@ def test_the_streams_of_a_step_are_as_full_as_each_other() -> None:
     trees = [build_tree(np.split(rng.integers(3, 60, size), 2)) for size in (700, 520, 460, 330)]
     options = StreamOptions(tokens=1280)
     (shape,) = choose_step_shapes([trees], options, most_shapes=1, compile_cost=0, count=10)
-    members = [stream.members for dealt in deal_step(trees, (shape,), options) for stream in dealt.streams]
+    members = [stream.members for packed in pack_step(trees, (shape,), options) for stream in packed]
     # First fit alone would put the two longest together, in a stream that is a fifth longer.
     assert sorted(map(sorted, members)) == [[0, 3], [1, 2]]
     assert shape.tokens < sum(tree.tokens for tree in trees[:2])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prb_jax.trees.shape_search import split_by_k
 from prb_jax.trees.shapes import (
     Bucket,
-    DealtBatch,
+    PaddedBatch,
     ShapeOptions,
     Shapes,
     choose_shapes,
@@ -64,7 +64,7 @@ def test_every_tree_fits_a_bucket(
     for bucket in chosen.rows:
         assert bucket.prefix % multiple == bucket.response_length % multiple == 0
         assert bucket.prefix >= multiple
-    dealt = chosen.deal(shapes, everything)
+    dealt = chosen.batches(shapes, everything)
     assert {batch.bucket: batch.rows for batch in dealt} == chosen.rows  # none is unused
     # The order of the trees decides nothing.
     assert choose_shapes(shapes[::-1], options=options, together=[everything]) == chosen
@@ -129,7 +129,7 @@ def test_different_numbers_of_responses_are_kept_apart() -> None:
     shapes = [(100, 2, 20)] * 500 + [(100, 25, 20)] * 20
     chosen = choose_shapes(shapes, options=replace(OPTIONS, compile_cost=1000))
     assert sorted(chosen.rows) == [Bucket(112, 2, 32), Bucket(112, 25, 32)]
-    members = {batch.bucket: batch.members for batch in chosen.deal(shapes, range(520))}
+    members = {batch.bucket: batch.members for batch in chosen.batches(shapes, range(520))}
     assert members[Bucket(112, 25, 32)][-1] == 519
     assert max(members[Bucket(112, 2, 32)]) == 499
     # with one compile allowed, everything takes the larger one
@@ -176,7 +176,7 @@ def random_shapes(count: int, *, seed: int = 0, longest: int = 2000) -> list[Sha
 
 def bucket_for(shape: Shape, buckets: list[Bucket], *, multiple: int = 16) -> Bucket:
     options = replace(OPTIONS, multiple=multiple, attention_length=4096)
-    (batch,) = Shapes(dict.fromkeys(buckets, 1), options).deal([shape], [0])
+    (batch,) = Shapes(dict.fromkeys(buckets, 1), options).batches([shape], [0])
     return batch.bucket
 
 
@@ -219,7 +219,7 @@ def test_every_tree_is_in_one_batch_that_holds_it(options: ShapeOptions, fill: b
     chosen = choose_shapes(random_shapes(300), options=options, fill=fill)
     assert len(chosen.rows) <= options.max_buckets
     later = random_shapes(400, seed=1, longest=2600)
-    dealt = chosen.deal(later, range(1000, 1400))
+    dealt = chosen.batches(later, range(1000, 1400))
     assert sorted(member for batch in dealt for member in batch.members) == list(range(1000, 1400))
     for batch in dealt:
         assert batch.rows % options.divisor == 0
@@ -235,23 +235,23 @@ def test_every_tree_is_in_one_batch_that_holds_it(options: ShapeOptions, fill: b
     # Only the last batch of a bucket is not full.
     for batch, following in itertools.pairwise(dealt):
         assert len(batch.members) == batch.rows or batch.bucket != following.bucket
-    assert chosen.deal(later, range(1000, 1400)) == dealt
+    assert chosen.batches(later, range(1000, 1400)) == dealt
 
 
 def test_a_small_input_gets_batches_of_its_size() -> None:
     """Three trees are not padded to the five hundred rows that would fit."""
     shapes = [(20, 2, 10)] * 3
     chosen = choose_shapes(shapes, options=OPTIONS, together=[range(3)])
-    assert chosen.deal(shapes, range(3)) == [DealtBatch(Bucket(32, 2, 16), 3, (0, 1, 2))]
+    assert chosen.batches(shapes, range(3)) == [PaddedBatch(Bucket(32, 2, 16), 3, (0, 1, 2))]
 
 
 def test_rows_left_over_in_a_large_shape_take_smaller_trees() -> None:
     large, small = Bucket(64, 2, 16), Bucket(16, 2, 16)
     shapes = Shapes({large: 4, small: 4}, OPTIONS, fill=True)
     lengths = [(60, 2, 5), (5, 2, 5), (6, 2, 5), (7, 2, 5)]
-    assert shapes.deal(lengths, range(4)) == [DealtBatch(large, 4, (0, 1, 2, 3))]
-    assert replace(shapes, fill=False).deal(lengths, range(4)) == [
-        DealtBatch(large, 4, (0,)), DealtBatch(small, 4, (1, 2, 3)),
+    assert shapes.batches(lengths, range(4)) == [PaddedBatch(large, 4, (0, 1, 2, 3))]
+    assert replace(shapes, fill=False).batches(lengths, range(4)) == [
+        PaddedBatch(large, 4, (0,)), PaddedBatch(small, 4, (1, 2, 3)),
     ]  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_fixed_shapes_hold_what_they_promise() -> None:
         (int(p), int(k), int(r))
         for p, k, r in zip(*(rng.integers(1, n, 200) for n in (513, 17, 65)), strict=True)
     ]
-    dealt = fixed.deal(lengths, range(200))
+    dealt = fixed.batches(lengths, range(200))
     assert {(batch.bucket, batch.rows) for batch in dealt} == set(fixed.rows.items())
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prb_jax.trees.grouping import LEAST_SHARED, divide, sort_trees
-from prb_jax.trees.packing import StreamOptions, StreamShape, choose_stream_shape, deal_streams
+from prb_jax.trees.packing import LEAST_SHARED, StreamOptions, StreamShape, divide, pack_streams, sort_trees
 from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 
@@ -35,10 +35,10 @@ def laid(
     """Batches, and for each stream the trees in it."""
     return [
         (
-            make_stream_batch(trees, dealt, streams=options.streams, window=options.window),
-            [list(stream.members) for stream in dealt.streams],
+            make_stream_batch(trees, packed, options),
+            [list(stream.members) for stream in packed],
         )
-        for dealt in deal_streams(trees, shape, options)
+        for packed in pack_streams(trees, shape, options)
     ]
 
 
@@ -79,15 +79,13 @@ def test_what_begins_alike_is_computed_once() -> None:
     for number in range(15):
         question = np.concatenate([profile, [60 + number], rng.integers(3, 60, 19)])
         trees.append(build_tree([np.append(question, [k, 9, 9]) for k in range(2)]))
-    (batch,) = deal_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048))
-    assert batch.streams[0].tokens == 500 + 15 * (20 + 2 * 3)
-    alone = deal_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048, share=False))
-    assert sum(stream.tokens for each in alone for stream in each.streams) == sum(
-        tree.tokens for tree in trees
-    )
+    (batch,) = pack_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048))
+    assert batch[0].tokens == 500 + 15 * (20 + 2 * 3)
+    alone = pack_streams(trees, StreamShape(2048, 32), StreamOptions(tokens=2048, share=False))
+    assert sum(stream.tokens for packed in alone for stream in packed) == sum(tree.tokens for tree in trees)
     # Longer than a stream: the profile is repeated, once a stream.
-    short = deal_streams(trees, StreamShape(768, 32), StreamOptions(tokens=768))
-    split = [stream for each in short for stream in each.streams]
+    short = pack_streams(trees, StreamShape(768, 32), StreamOptions(tokens=768))
+    split = [stream for packed in short for stream in packed]
     assert sum(stream.tokens for stream in split) == len(split) * 500 + 15 * (20 + 2 * 3)
     assert len(split) == 2
 
@@ -95,10 +93,11 @@ def test_what_begins_alike_is_computed_once() -> None:
 def test_equal_conversations_are_one() -> None:
     """So that equal responses tie exactly, also those of two comparisons with one short prompt."""
     trees = [build_tree([[5, 6, 7], [5, 6, 8, 9], [5, 6, 7]]), build_tree([[5, 6, 8, 9], [5, 6, 3]])]
-    (dealt,) = deal_streams(trees, StreamShape(128, 16), StreamOptions(tokens=128))
-    assert dealt.streams[0].tokens == 2 + 1 + 2 + 2 + 1
-    batch = make_stream_batch(trees, dealt, streams=1, window=None)
-    assert dealt.streams[0].members == (0, 1)
+    options = StreamOptions(tokens=128)
+    (packed,) = pack_streams(trees, StreamShape(128, 16), options)
+    assert packed[0].tokens == 2 + 1 + 2 + 2 + 1
+    batch = make_stream_batch(trees, packed, options)
+    assert packed[0].members == (0, 1)
     first, second, third, fourth, fifth = batch.reads[0, :5].tolist()
     assert (first, second) == (third, fourth)
     assert len({first, second, fifth}) == 3
@@ -108,12 +107,12 @@ def test_equal_conversations_are_one() -> None:
 def test_a_short_common_opening_is_not_worth_it() -> None:
     opening = list(range(3, 3 + LEAST_SHARED - 1))
     trees = [build_tree([[*opening, n, n, 1], [*opening, n, n, 2]]) for n in range(70, 74)]
-    assert not sort_trees(trees).shared.any()
+    assert not sort_trees(trees, StreamOptions(tokens=1024)).shared.any()
 
 
 def test_no_unit_is_larger_than_a_stream_unless_a_tree_is() -> None:
     trees = [*people(3, 40, profile=300), *people(1, 1, profile=3000)]
-    found = sort_trees(trees)
+    found = sort_trees(trees, StreamOptions(tokens=1024))
     units = divide(found, most_tokens=1024, most_reads=24)
     assert [place for unit in units for place in range(unit.start, unit.stop)] == list(range(len(trees)))
     for unit in units:
@@ -128,28 +127,29 @@ def test_a_tree_larger_than_a_stream_gets_one_of_its_own() -> None:
     options = StreamOptions(tokens=384, streams=2)
     assert choose_stream_shape(trees, options, whole=True).tokens < 1536
     assert choose_stream_shape([long], options, whole=True) == StreamShape(384, 16)
-    dealt = deal_streams(trees, StreamShape(512, 16), options)
-    assert dealt[0].shape > StreamShape(1750, 40)
-    assert [stream.members for stream in dealt[0].streams] == [(len(trees) - 1,)]
-    assert {each.shape for each in dealt[1:]} == {StreamShape(512, 16)}
+    batches = pack_streams(trees, StreamShape(512, 16), options)
+    assert [stream.members for stream in batches[0]] == [(len(trees) - 1,)]
+    assert batches[0][0].shape > StreamShape(1750, 40)
+    assert {stream.shape for packed in batches[1:] for stream in packed} == {StreamShape(512, 16)}
 
 
 def test_shapes_fit_the_data_and_the_same_data_give_the_same_streams() -> None:
     trees = people(40, 4)
     options = StreamOptions(tokens=4096, streams=2)
     shape = choose_stream_shape(trees, options, whole=True)
-    dealt = deal_streams(trees, shape, options)
-    assert dealt == deal_streams(trees, shape, options)
-    assert {each.shape for each in dealt} == {shape}
-    computed = sum(each.shape.tokens * options.streams for each in dealt)
-    used = sum(stream.tokens for each in dealt for stream in each.streams)
+    batches = pack_streams(trees, shape, options)
+    assert batches == pack_streams(trees, shape, options)
+    assert {stream.shape for packed in batches for stream in packed} == {shape}
+    computed = len(batches) * shape.tokens * options.streams
+    used = sum(stream.tokens for packed in batches for stream in packed)
     assert used > 0.9 * computed
     # One of many windows: longer ones may follow, so that there is room for them.
     more = choose_stream_shape(trees, options, whole=False)
     assert more.tokens >= options.tokens
     assert more.reads > shape.reads
     fixed = replace(options, fixed=(StreamShape(1024, 32), StreamShape(4096, 128)))
-    assert {each.shape for each in deal_streams(trees[:3], fixed.fixed[-1], fixed)} == {StreamShape(1024, 32)}
+    batches = pack_streams(trees[:3], fixed.fixed[-1], fixed)
+    assert {stream.shape for packed in batches for stream in packed} == {StreamShape(1024, 32)}
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 600])

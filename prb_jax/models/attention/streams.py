@@ -21,8 +21,8 @@ from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
 from prb_jax.models.layers import matmul_precision
 from prb_jax.sharding import RULES
-from prb_jax.trees.stream_blocks import BLOCK
-from prb_jax.trees.streams import BlockTable, StreamBatch
+from prb_jax.trees.stream_blocks import BLOCK, BlockTable
+from prb_jax.trees.streams import StreamBatch
 
 HEADS = 2
 """Query heads that share their kv head and are computed together, at most: what more of them need falls out of the

@@ -24,7 +24,7 @@ from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import _nothing_kept
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.sharding import make_mesh, partition_spec
-from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_pages import PageTable, most_sequences, page_size, page_table
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
@@ -148,7 +148,7 @@ def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch:
     trees = random_trees(2)
     trees.append(build_tree([[*trees[0].prefix[:9], *ids] for ids in ([20, 21], [30], [31, 32])]))
     options = StreamOptions(tokens=128, window=window, paged=True)
-    (dealt,) = deal_streams(trees, StreamShape(128, 16), options)
+    (packed,) = pack_streams(trees, StreamShape(128, 16), options)
     params = initial_params(config)
 
     def by_reference(
@@ -158,12 +158,12 @@ def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch:
         return jnp.pad(found, ((0, len(q) - len(found)), (0, 0), (0, 0)), constant_values=jnp.nan)
 
     monkeypatch.setattr(paged, "ragged_paged_attention", by_reference)
-    batch = make_stream_batch(trees, dealt, streams=1, window=window, paged=True)
+    batch = make_stream_batch(trees, packed, options)
     by_pages = jit(lambda params: score_stream(params, batch, config=config, dtype=jnp.dtype("float32")))
     in_buckets = jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
     ours = np.asarray(by_pages(params))[0, :, 0]
     theirs = np.asarray(in_buckets(params, batch_of(trees)))[..., 0]
-    (stream,) = dealt.streams
+    (stream,) = packed
     expected = [theirs[member, : len(trees[member].responses)] for member in stream.members]
     np.testing.assert_allclose(ours[:7], np.concatenate(expected), atol=1e-5, rtol=0)
     assert len(np.unique(ours[:7])) == 7

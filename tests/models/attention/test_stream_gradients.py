@@ -95,11 +95,11 @@ def test_a_model_has_the_gradients_of_separate_trees(family: str, tmp_path) -> N
     config = family_config(family, tmp_path)
     params = init_params(config, seed=1)
     trees = people(2, 2, profile=150)
-    batch, dealt = batch_of(trees, StreamShape(768, 32), window=config.sliding_window)
+    batch, packed = batch_of(trees, StreamShape(768, 32), window=config.sliding_window)
     rng = np.random.default_rng(0)
     towards = rng.normal(size=(len(trees), 4))
     by_read = np.zeros(batch.reads.shape)
-    for row, stream in enumerate(dealt.streams):
+    for row, stream in enumerate(packed):
         values = [towards[member, : len(trees[member].responses)] for member in stream.members]
         by_read[row, : sum(map(len, values))] = np.concatenate(values)
     present = np.arange(4)[None] < np.asarray([len(tree.responses) for tree in trees])[:, None]

@@ -12,7 +12,7 @@ import pytest
 
 from prb_jax.models.attention.stream_splash import splash_stream_attention, tree_sight
 from prb_jax.trees.kernel_tables import KernelLayout, KernelTable, choose_unit
-from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_stream_gradients import gradients, off
@@ -43,8 +43,8 @@ def kernel_batch(
     longest = max(tree.tokens for tree in trees)
     layout = KernelLayout(longest=longest, unit=unit, block=128)
     options = StreamOptions(tokens=tokens, streams=streams, window=window, kernel=layout)
-    (dealt,) = deal_streams(trees, StreamShape(tokens, 32), options)
-    return make_stream_batch(trees, dealt, streams=streams, window=window, kernel=layout)
+    (packed,) = pack_streams(trees, StreamShape(tokens, 32), options)
+    return make_stream_batch(trees, packed, options)
 
 
 def table_of(batch: StreamBatch, window: int | None) -> KernelTable:

@@ -17,7 +17,7 @@ from prb_jax.models.layers import rms_norm
 from prb_jax.models.states import StreamStates, TreeStates
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.packing import StreamOptions, StreamShape, deal_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
@@ -29,8 +29,8 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 def batch_of(trees, shape: StreamShape, *, streams: int = 2, window: int | None = None):
     options = StreamOptions(tokens=shape.tokens, streams=streams, window=window)
-    (dealt,) = deal_streams(trees, shape, options)
-    return make_stream_batch(trees, dealt, streams=streams, window=window), dealt
+    (packed,) = pack_streams(trees, shape, options)
+    return make_stream_batch(trees, packed, options), packed
 
 
 def dense(q, k, v, batch: StreamBatch, window: int | None, softcap: float | None) -> jax.Array:
@@ -72,12 +72,12 @@ def test_a_model_scores_streams_as_single_trees(family: str, tmp_path) -> None:
     config = family_config(family, tmp_path)
     params = init_params(config, seed=1)
     trees = people(2, 2, profile=150)
-    batch, dealt = batch_of(trees, StreamShape(768, 32), window=config.sliding_window)
+    batch, packed = batch_of(trees, StreamShape(768, 32), window=config.sliding_window)
     run = jit(functools.partial(score_stream, config=config, dtype=jnp.float32))
     found = np.asarray(run(params, batch))
     alone = jit(functools.partial(score_tree, config=config, dtype=jnp.float32))
     expected = alone(params, make_batch(trees, Bucket(320, 4, 48), batch=len(trees)))
-    for row, stream in zip(found, dealt.streams, strict=False):
+    for row, stream in zip(found, packed, strict=False):
         wanted = [expected[member, : len(trees[member].responses)] for member in stream.members]
         wanted = np.concatenate(wanted)
         np.testing.assert_allclose(row[: len(wanted)], wanted, atol=1e-5)
@@ -92,7 +92,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
         build_tree([[*shared, 10, 11, 7], [*shared, 12]], read=[len(shared), len(shared)]),
         build_tree([[7], [8, 7, 8]]),
     ]
-    batch, dealt = batch_of(trees, StreamShape(256, 16), streams=1)
+    batch, packed = batch_of(trees, StreamShape(256, 16), streams=1)
     packed = make_batch(trees, Bucket(64, 2, 8), batch=3)
     norm = functools.partial(rms_norm, weight=jnp.ones(3), eps=1e-6, plus_one=False, scale_after_cast=False)
 
@@ -104,7 +104,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
 
     ours = StreamStates(states_of(batch.tokens, batch.positions), batch, norm)
     theirs = TreeStates(states_of(tree_tokens(packed), tree_positions(packed)), packed, norm)
-    (stream,) = dealt.streams
+    (stream,) = packed
 
     def same(found: jax.Array, expected: jax.Array) -> None:
         wanted = np.concatenate([expected[m, : len(trees[m].responses)] for m in stream.members])
