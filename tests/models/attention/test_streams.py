@@ -92,7 +92,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
         build_tree([[*shared, 10, 11, 7], [*shared, 12]], read=[len(shared), len(shared)]),
         build_tree([[7], [8, 7, 8]]),
     ]
-    batch, packed = batch_of(trees, StreamShape(256, 16), streams=1)
+    batch, streams = batch_of(trees, StreamShape(256, 16), streams=1)
     packed = make_batch(trees, Bucket(64, 2, 8), batch=3)
     norm = functools.partial(rms_norm, weight=jnp.ones(3), eps=1e-6, plus_one=False, scale_after_cast=False)
 
@@ -104,7 +104,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
 
     ours = StreamStates(states_of(batch.tokens, batch.positions), batch, norm)
     theirs = TreeStates(states_of(tree_tokens(packed), tree_positions(packed)), packed, norm)
-    (stream,) = packed
+    (stream,) = streams
 
     def same(found: jax.Array, expected: jax.Array) -> None:
         wanted = np.concatenate([expected[m, : len(trees[m].responses)] for m in stream.members])
