@@ -77,6 +77,11 @@ def quote(value: object, *, limit: int = QUOTED) -> str:
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as "1 post" and "2,000 posts"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def listed(names: Sequence[str], *, most: int = 3) -> str:
     """Return the first names with commas between them, and how many more there are."""
     rest = len(names) - most

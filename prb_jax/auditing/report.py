@@ -17,6 +17,7 @@ from prb_jax.auditing.figures import (
 from prb_jax.auditing.folder import REPORT
 from prb_jax.auditing.judgements import read_state
 from prb_jax.data.writing import write_json
+from prb_jax.errors import counted
 
 DEFINITIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -100,7 +101,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     planned = f"{report['complete']:,} of {report['items']:,} pairs have the planned {report['per_item']} judgements"
     parts = [
         f"Preliminary: {planned}." if report["complete"] < report["items"] else "",
-        f"{people} annotator{'s' if people > 1 else ''} judged {report['judged']:,} pairs "
+        f"{counted(people, 'annotator')} judged {report['judged']:,} pairs "
         f"({report['judgements']:,} judgements), blind to the labels and in random order of the two responses.",
         _fit(report),
         _agreement(report),

@@ -14,6 +14,7 @@ from prb_jax.commands.arguments import (
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
+from prb_jax.errors import counted
 from prb_jax.readouts.load_options import LoadOptions
 
 
@@ -63,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if found["posts_dropped"]["prompts"]:
         dropped = found["posts_dropped"]
-        print(f"{dropped['prompts']:,} prompts lost {dropped['posts']:,} posts that did not fit")
+        print(
+            f"{counted(dropped['prompts'], 'prompt')} lost {counted(dropped['posts'], 'post')} that did not fit"
+        )
     print(f"written to {result.out}")
     return 0

@@ -144,7 +144,8 @@ class FieldMapper:
                 self._told.add(column)
                 warnings.warn(
                     f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
-                    f"give --columns {name}={column}, or end the name of the data in '?{name}={column}'",
+                    f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
+                    "does the same)",
                     PrbWarning,
                     stacklevel=2,
                 )

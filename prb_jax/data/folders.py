@@ -16,7 +16,7 @@ from typing import Any, Final
 from prb_jax.data.field_names import RECORD, FieldNames
 from prb_jax.data.files import Row, has_known_suffix, read_rows
 from prb_jax.data.hub import choose_configs, join_configs, paper_order
-from prb_jax.errors import DataError, listed, quote
+from prb_jax.errors import DataError, counted, listed, quote
 
 README: Final = "README.md"
 
@@ -146,7 +146,7 @@ def _refuse(folder: Path, files: Collection[Path], why: str) -> None:
     if files:
         names = [file.relative_to(folder).as_posix() for file in files]
         raise DataError(
-            f"{folder}: holds {len(names)} data file{'s' if len(names) > 1 else ''} {why} and would not be read: "
+            f"{folder}: holds {counted(len(names), 'data file')} {why} and would not be read: "
             f"{listed(names, most=5)}; remove or rename, or declare in {README} what is to be read"
         )
 

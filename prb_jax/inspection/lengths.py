@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import listed, quote
+from prb_jax.errors import counted, listed, quote
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.view import View
@@ -47,8 +47,8 @@ class LengthReport:
         """The lengths in words."""
         middle, high = (int(np.percentile(self.whole, q, method="higher")) for q in (50, 95))
         return (
-            f"{len(self.whole):,} comparisons, {self.view.profile_posts} posts: {middle:,} tokens in the middle, "
-            f"95 % up to {high:,}, longest {self.whole[-1]:,} (prompt and longest response, nothing cut)"
+            f"{len(self.whole):,} comparisons, {counted(self.view.profile_posts, 'post')}: {middle:,} tokens in the "
+            f"middle, 95 % up to {high:,}, longest {self.whole[-1]:,} (prompt and longest response, nothing cut)"
         )
 
     @property
@@ -56,7 +56,7 @@ class LengthReport:
         """What the limit does, in words."""
         said = []
         if self.posts:
-            said.append(f"{self.posts:,} lose posts of the profile ({self.posts_dropped:,} posts)")
+            said.append(f"{self.posts:,} lose posts of the profile ({counted(self.posts_dropped, 'post')})")
         if self.prompts:
             side = (
                 "the prompt's end" if FACTS[self.view.protocol].cuts_responses else "the start of the prompt"

@@ -52,9 +52,10 @@ def summarise(
         raise DataError("no scored comparisons to summarise")
     clusters = clusters or Clusters(tuple(row.user_id for row in rows))
     baselines = baselines or {}
-    undefined = baselines.get(model or "")
+    reason = baselines.get(model or "")
+    undefined = reason if isinstance(reason, str) else None
     seen = _go_through(rows)
-    summary = _figures(seen, clusters, undefined=undefined if isinstance(undefined, str) else None)
+    summary = _figures(seen, clusters, undefined=undefined)
     compared: dict[str, Any] = {}
     for name, found in baselines.items():
         if isinstance(found, str):
@@ -69,8 +70,8 @@ def summarise(
             own = _go_through(match_rows(compared_rows, found))
             figures = _figures(own, over)
             difference = difference_of_wins(wins, own.result.wins, over)
-            if name == model:
-                difference = {"difference": None, "ci95": None, "ci95_reason": ITSELF}
+            if name == model or undefined is not None:
+                difference = {"difference": None, "ci95": None, "ci95_reason": undefined or ITSELF}
         for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
             del figures[key]
         compared[name] = figures | {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.writing import refuse_file, write_json, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, counted
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.processes.agreement import differences
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 COMPARE: Final = "compare.json"
 _DIFFERENCES_SHOWN: Final = 4
-_SETTINGS: Final = {"profile_posts": "{} posts", "max_length": "max_length {}"}
-"""What is said of a setting, where its name and its value do not do."""
 _NO_SETTINGS: Final = ("data", "limit", "hints", "order_claim", "versions")  # hints are always shown in words
 _NO_VERDICT: Final = f"; fewer than {LEAST_CLUSTERS} users or responses: no verdict"
 
@@ -106,7 +104,12 @@ def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
         keys = dict.fromkeys(key for values in settings.values() for key in values)
         changed = [key for key in keys if len({repr(values.get(key)) for values in settings.values()}) > 1]
         for name, values in settings.items():
-            words = [_SETTINGS.get(key, f"{key} {{}}").format(values.get(key)) for key in changed]
+            words = [
+                counted(values["profile_posts"], "post")
+                if key == "profile_posts" and key in values
+                else f"{key} {values.get(key)}"
+                for key in changed
+            ]
             more = [f"and {len(words) - _DIFFERENCES_SHOWN} more"] if len(words) > _DIFFERENCES_SHOWN else []
             shown[name] = ", ".join([*words[:_DIFFERENCES_SHOWN], *more])
     return shown

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from prb_jax.errors import counted
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.calibration import CALIBRATION_DEFINITION, calibration
 from prb_jax.metrics.length import LENGTH_DEFINITION, length_bias
@@ -301,7 +302,7 @@ def posts_blocks(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         return
     seen = [posts_seen(run, row, len(texts.by_id[row.id].profile)) for row in run.rows]
     if len(set(seen)) < 2:
-        yield Paragraph(f"Every comparison was scored with {seen[0]:,} posts.")
+        yield Paragraph(f"Every comparison was scored with {counted(seen[0], 'post')}.")
         return
     result, parts = outcomes(run.rows), _ranges(seen)
     points, rows = [], []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.benchmarks.results import AGGREGATES, organisation_and_name
 from prb_jax.data.reading import read_json, read_object
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, counted, quote
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
 from prb_jax.runs.folder import KIND, SCORES
@@ -222,7 +222,7 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _view(entry: Mapping[str, Any]) -> str:
-    view = f"{entry['protocol']}, {entry['profile_posts']} posts"
+    view = f"{entry['protocol']}, {counted(entry['profile_posts'], 'post')}"
     return f"{view}, {entry['hints']}" if entry["hints"] else view
 
 

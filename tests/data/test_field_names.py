@@ -60,7 +60,8 @@ def test_a_name_like_that_of_a_field_is_told_once(data):
     assert len(texts) == 2, texts
     for text, name, field in zip(texts, ("posts", "user"), ("profile", "user_id")):
         told_of = f"{name!r} is no field of a record and is not read; to read it as {field!r}"
-        assert f"{told_of}, give --columns {field}={name}, or" in text
+        assert f"{told_of}, end the name of the data in '?{field}={name}' (" in text
+        assert f"--columns {field}={name} " in text
 
 
 def test_columns_are_mapped(data):

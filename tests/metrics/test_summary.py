@@ -137,8 +137,10 @@ def test_what_is_undefined_is_null_with_the_reason():
     assert itself["accuracy"] == 0.8
     assert (itself["difference"], itself["difference_ci95"]) == (None, None)
     assert itself["difference_ci95_reason"] == ITSELF
-    alone = summarise(HAND, baselines={"m": reason}, model="m")
+    alone = summarise(HAND, baselines={"m": reason, "baseline:length": HAND}, model="m")
     assert (alone["accuracy"], alone["coverage"], alone["ci95_reason"]) == (None, None, reason)
+    length = alone["baselines"]["baseline:length"]  # defined itself, but its difference from the model is not
+    assert (length["accuracy"], length["difference"], length["difference_ci95_reason"]) == (0.8, None, reason)
 
 
 def test_a_baseline_on_other_rows_is_an_error():

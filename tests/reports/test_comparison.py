@@ -110,6 +110,11 @@ def test_what_cannot_be_compared_is_refused_by_name(
     assert "data.comparisons: 80 and 9" in line
     assert "limit: null and 9" in line
     assert not (tmp_path / "out").exists()
+    alone = [prb.Comparison(id=f"{i}", question="?", chosen="a" * i, rejected="b") for i in range(1, 5)]
+    for name in ("length", "profile-overlap"):
+        prb.evaluate(f"baseline:{name}", alone, out=tmp_path / "alone" / name, progress=False)
+    undefined = "profile-overlap: its accuracy is not defined on these data (no response shares a word with a profile)"
+    assert undefined in refusal(capsys, tmp_path / "alone" / "length", tmp_path / "alone" / "profile-overlap")
     (tmp_path / "less" / "summary.json").unlink()
     assert "the run is not finished" in refusal(capsys, length, tmp_path / "less", "--out", tmp_path / "out")
     (tmp_path / "file").touch()

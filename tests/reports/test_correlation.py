@@ -196,6 +196,13 @@ def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Pat
     with pytest.raises(prb.DataError, match="quantile: expected above 0"):
         prb.correlate([folders / "m1"], behaviour, quantile=0.7)
     prb.evaluate(
+        "baseline:profile-overlap", str(folders / "pairs.jsonl"), out=tmp_path / "overlap", progress=False
+    )
+    with pytest.raises(
+        prb.RunError, match=r"overlap: its accuracy is not defined on these data .*leave it out"
+    ):
+        prb.correlate([folders / "m1", folders / "m2", folders / "m3", tmp_path / "overlap"], behaviour)
+    prb.evaluate(
         judge(1), str(folders / "pairs.jsonl"), out=tmp_path / "again", name="m1", seed=3, progress=False
     )
     with pytest.raises(prb.RunError, match="m1 and again: the same reward model twice"):
