@@ -92,7 +92,13 @@ def main(people: int) -> None:
         ]
         write_features(Planted(), seen, out=out / "features", progress=False)
         prb.personalise(
-            seen, backbone=out / "features", out=out / "study", methods=["pref"], shots=(8,), progress=False
+            seen,
+            backbone=out / "features",
+            out=out / "study",
+            methods=["pref"],
+            shots=(8,),
+            split="other-question",
+            progress=False,
         )
         model = PersonalisedModel(read_fitted(out / "study" / "fitted" / "pref"), Planted())
     print(

@@ -156,6 +156,7 @@ def train_reward_models(out: Path) -> None:
     run(f"features {out}/models/{BACKBONE} --data {out}/persons.jsonl --out {out}/features")
     run(
         f"personalise --data {out}/persons.jsonl --backbone {out}/features --methods {METHOD} --shots 0,{SHOTS} "
+        "--split other-question "
         f"--seeds 1 --out {out}/study"
     )
 

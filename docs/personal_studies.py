@@ -40,7 +40,7 @@ class Study:
       data: the name of the file; None for the generated personas.
       rows: what is used of the rows of the file.
       methods: of `prb personalise`.
-      shots, seeds: likewise.
+      shots, seeds, split: likewise.
       features: options of `prb features`.
       settings: of methods, as of `--set`.
       more: tables of this data set alone, from the folder of all studies.
@@ -51,6 +51,7 @@ class Study:
     methods: str
     shots: str = "0,1,2,4,8,16"
     seeds: int = 5
+    split: str = "other-question"
     features: str = "--responses-alone"
     settings: str = ""
     more: Callable[[Path], list[str]] | None = None
@@ -188,7 +189,7 @@ def _by_conversation(out: Path) -> list[str]:
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
-    splits = make_splits(population, by="user", seeds=study.seeds)
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
     topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
     methods = study.methods.split(",")
     outcomes = {
@@ -320,7 +321,7 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
             settings = f"--set {study.settings} " if study.settings else ""
             run(
                 f"personalise --data {path} --backbone {features} --methods {methods} --shots {study.shots} "
-                f"--seeds {study.seeds} {settings}--out {out / name}"
+                f"--seeds {study.seeds} --split {study.split} {settings}--out {out / name}"
             )
         write_table(name, out / name, out)
 

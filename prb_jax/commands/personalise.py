@@ -44,9 +44,10 @@ def add(sub: Parser) -> None:
     )
     sub.option(
         "--split",
-        "what is new in the test: people (default), or people and questions",
+        "what is new in the test: people (default), people and the questions that they are adapted on, or people and "
+        "all questions",
         default="user",
-        choices=("user", "user+question"),
+        choices=("user", "other-question", "user+question"),
     )
     sub.option(
         "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"

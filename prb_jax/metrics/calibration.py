@@ -35,10 +35,14 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
     Raises:
       DataError: as `prb_jax.metrics.accuracy.margin`.
     """
-    confidence, right = np.empty(len(rows)), np.empty(len(rows))
-    for i, row in enumerate(rows):
+    for row in rows:
         margin(row.scores, row.labels, id=row.id)  # refuses what cannot be compared
-        confidence[i], right[i] = _pick(row.scores, row.labels)
+    confidence, right = np.array([_pick(row.scores, row.labels) for row in rows]).T
+    return calibration_of(confidence, right, bins=bins)
+
+
+def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20) -> dict[str, Any]:
+    """Return what :func:`calibration` does, from the confidence [n] of each pick and whether it is right [n]."""
     place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
     found = []
     for number in np.unique(place):
@@ -53,9 +57,9 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
             }
         )
     return {
-        "ece": math.fsum(part["n"] * abs(part["right"] - part["confidence"]) for part in found) / len(rows),
-        "confidence": math.fsum(confidence) / len(rows),
-        "right": math.fsum(right) / len(rows),
+        "ece": math.fsum(part["n"] * abs(part["right"] - part["confidence"]) for part in found) / len(right),
+        "confidence": math.fsum(confidence) / len(right),
+        "right": math.fsum(right) / len(right),
         "bins": found,
     }
 

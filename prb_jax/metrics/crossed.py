@@ -23,7 +23,7 @@ class CrossedVariance:
     Attributes:
       variance: never below the smaller one of ``by_user`` and ``by_responses``, because the difference that two-way
         clustering takes can be negative by chance; where rows share single responses, whose variance can be negative
-        too, never below ``by_user``; and never below that of half a row.
+        too, never below ``by_user``; and never below that of half a verdict (``least``).
       by_user, by_responses, by_both: clustered one way, see :class:`OneWayVariance`.
       clusters: the smaller one of the numbers of users and of sets of responses.
       effective: the smaller one of their effective numbers.
@@ -37,12 +37,13 @@ class CrossedVariance:
     effective: float
 
 
-def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
+def crossed_variance(values: np.ndarray, clusters: Clusters, *, least: float = 0.25) -> CrossedVariance:
     """Variance of the mean of ``values`` over users and responses.
 
     Args:
-      values: [n] int.
+      values: [n] numbers.
       clusters: of the same rows, crossed.
+      least: of the variance of the sum: by default that of half a verdict.
     """
     assert clusters.responses is not None
     users = user_keys(clusters.users)
@@ -51,9 +52,9 @@ def crossed_variance(values: np.ndarray, clusters: Clusters) -> CrossedVariance:
     by_responses = _by_responses(values, keys)
     by_both = _by_responses(values, [tuple((user, key) for key in pair) for user, pair in zip(users, keys)])
     difference = by_user.variance + by_responses.variance - by_both.variance
-    least = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
+    below = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
     return CrossedVariance(
-        variance=max(difference, least, 0.25 / len(values) ** 2),
+        variance=max(difference, below, least / len(values) ** 2),
         by_user=by_user.variance,
         by_responses=by_responses.variance,
         by_both=by_both.variance,

@@ -191,7 +191,13 @@ def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float =
     )
 
 
-def mean_interval(values: np.ndarray, users: Sequence[str | None], *, level: float = 0.95) -> Interval:
+def mean_interval(
+    values: np.ndarray,
+    users: Sequence[str | None],
+    *,
+    responses: tuple[tuple[str, ...], ...] | None = None,
+    level: float = 0.95,
+) -> Interval:
     """Interval of a mean of numbers over rows that depend on each other within a user.
 
     A t interval on the sums of the residuals by user; where every row is a user of its own, it is the usual t interval.
@@ -199,9 +205,22 @@ def mean_interval(values: np.ndarray, users: Sequence[str | None], *, level: flo
     Args:
       values: [n] numbers.
       users: [n]; None for a row that is a cluster of its own.
+      responses: [n] of crossed data, as of `Clusters`: the interval is then over users and responses.
       level: nominal coverage.
     """
-    return _t_interval(np.asarray(values, np.float64), Clusters(tuple(users)), level=level, method=MEAN)
+    numbers, clusters = np.asarray(values, np.float64), Clusters(tuple(users), responses)
+    if responses is None:
+        return _t_interval(numbers, clusters, level=level, method=MEAN)
+    found = crossed_variance(numbers, clusters, least=0.0)
+    return _around(
+        float(numbers.mean()),
+        found.variance,
+        clusters=found.clusters,
+        effective=found.effective,
+        what="users or sets of responses",
+        level=level,
+        method=MEAN,
+    )
 
 
 def paired_difference(

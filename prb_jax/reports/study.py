@@ -41,6 +41,8 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
         here = [row for row in rows if row["split"] == part]
         if here:
             parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
+            if any(row.get("log_loss") is not None for row in here):  # earlier versions did not have it
+                parts.insert(-2, _curves(here, f"{part}: log-loss", figure="log_loss"))
     return Group(*parts, _cost_table(rows), Text("\n".join(_notes(summary))))
 
 
@@ -91,8 +93,8 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
-    """Accuracy of each method by shots."""
+def _curves(rows: Sequence[Mapping[str, Any]], title: str, *, figure: str = "accuracy") -> RenderableType:
+    """Accuracy, or another figure, of each method by shots."""
     plain = [row for row in rows if row["control"] is None]
     shots = sorted({row["shots"] for row in plain})[:_WIDE]
     table = new_table(title, ["method", *(f"k={count}" for count in shots)])
@@ -104,11 +106,12 @@ def _curves(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
         end_section=True,
     )
     for name in dict.fromkeys(row["method"] for row in plain):
-        found = {row["shots"]: row["accuracy"] for row in plain if row["method"] == name}
+        found = {row["shots"]: row[figure] for row in plain if row["method"] == name}
         table.add_row(name, *(figure_cell(found[count]).text if count in found else "" for count in shots))
     one = max(plain, key=lambda row: row["n"])
     table.caption = (
-        f"accuracy after k comparisons of a person; {one['n']:,} choices of {one['users']:,} people"
+        f"{figure.replace('_', '-')} after k comparisons of a person; {one['n']:,} choices of "
+        f"{one['users']:,} people"
     )
     return table
 
@@ -215,6 +218,12 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
             figure_cell(row["user_accuracy"], row["user_accuracy_ci95"]),
             Cell(signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]), row["diff_to_pooled"]),
             figure_cell(row["p_holm"], form="{:.2g}"),
+            figure_cell(row.get("log_loss"), row.get("log_loss_ci95")),
+            Cell(
+                signed(row.get("log_loss_diff_to_pooled"), row.get("log_loss_diff_to_pooled_ci95")),
+                row.get("log_loss_diff_to_pooled"),
+            ),
+            figure_cell(row.get("ece")),
             Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
             figure_cell(row["ties"], form="{:,}"),
             figure_cell(row["n"], form="{:,}"),
@@ -230,6 +239,9 @@ def study_chapter(folder: Path, title: str, name: str) -> Chapter:
         "per user",
         "minus pooled",
         "p, Holm",
+        "log-loss",
+        "log-loss minus pooled",
+        "calibration error",
         "pooled + offset",
         "ties",
         "n",

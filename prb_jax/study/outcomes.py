@@ -1,4 +1,4 @@
-"""What one method does on one split: which choices it predicts rightly, for every number of shots, in one file."""
+"""The margins of the choices that one method predicts on one split, for every number of shots, in one file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
-from prb_jax.personal.few_shot.choices import Choices, UserRows, group
+from prb_jax.personal.few_shot.choices import Choices, UserRows, group, shares_response
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Method,
@@ -34,17 +34,15 @@ SHUFFLED: Final = "shuffled user"
 NO_PROFILE: Final = "no profile"
 CONTROLS: Final = (NO_USER, SHUFFLED, NO_PROFILE)
 
-LOST, TIED, WON = 0, 1, 2
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdicts of a method on the queries of one split.
+    """The margins of a method on the queries of one split.
 
     Attributes:
       places: int32 [q], the choices that were predicted.
       short: int32 [q], how many comparisons the person of each choice can be adapted on.
-      verdicts: by (control, shots), int8 [q]: 0 lost, 1 tied, 2 won.
+      margins: by (control, shots), float32 [q]: the score of the chosen response minus that of the other one.
       figures: seconds_fit, seconds_adapt_per_user, bytes_per_user, disk_bytes_per_user (None where no states were
         written); "numbers" that were chosen on the validation part;
         "controls" that the method itself asks for.
@@ -52,19 +50,19 @@ class Outcome:
 
     places: np.ndarray
     short: np.ndarray
-    verdicts: Mapping[tuple[str, int], np.ndarray]
+    margins: Mapping[tuple[str, int], np.ndarray]
     figures: Mapping[str, Any]
 
     def save(self, path: Path) -> None:
         """Write the outcome as one whole file."""
-        names = list(self.verdicts)
-        facts = json.dumps({"verdicts": names, "figures": self.figures})
+        names = list(self.margins)
+        facts = json.dumps({"margins": names, "figures": self.figures})
         with writing(path), whole_file(path) as file:
             np.savez_compressed(
                 file,
                 places=self.places,
                 short=self.short,
-                verdicts=np.stack([self.verdicts[name] for name in names]),
+                margins=np.stack([self.margins[name] for name in names]),
                 facts=np.frombuffer(facts.encode(), np.uint8),
             )
 
@@ -79,9 +77,9 @@ def read_outcome(path: Path) -> Outcome:
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         facts = json.loads(arrays["facts"].tobytes())
-        names = [(str(control), int(shots)) for control, shots in facts["verdicts"]]
-        verdicts = dict(zip(names, arrays["verdicts"], strict=True))
-        return Outcome(arrays["places"], arrays["short"], verdicts, facts["figures"])
+        names = [(str(control), int(shots)) for control, shots in facts["margins"]]
+        margins = dict(zip(names, arrays["margins"], strict=True))
+        return Outcome(arrays["places"], arrays["short"], margins, facts["figures"])
     except (OSError, ValueError, KeyError) as error:
         raise RunError(
             f"{path}: cannot be read: {error}; remove it, and the same command makes it again"
@@ -95,8 +93,9 @@ class Part:
     Attributes:
       choices: all choices, features standardised on the seen part.
       split: of the people.
-      contexts: of the people who are asked, what they can be adapted on, in a seeded order.
-      queries: of the same people, what is to be predicted.
+      contexts: of the people who are asked, what they can be adapted on, in a seeded order; a row for each person and
+        fold.
+      queries: of the same people and folds, what is to be predicted.
     """
 
     choices: Choices
@@ -106,15 +105,20 @@ class Part:
 
 
 def make_part(choices: Choices, split: Split) -> Part:
-    """Return the contexts and queries of the seen and the unseen people of a split."""
+    """Return the contexts and queries of the seen and the unseen people of a split, a row for each person and fold."""
     asked = ~split.of_part(choices.users, VALIDATION_PART)
-    queries = group(choices, asked & split.queries)
-    known = asked & ~split.queries & ~split.told
-    if not known.any():
-        empty = np.zeros((len(queries.users), 1), np.int32)
-        return Part(choices, split, UserRows(queries.users, empty, empty > 0), queries)
-    contexts = group(choices, known, seed=split.seed).of(queries.users)
-    return Part(choices, split, contexts, queries)
+    contexts, queries = list[UserRows](), list[UserRows]()
+    for fold in range(max(1, split.fold.max(initial=0) + 1)):
+        own = asked & (split.fold == fold)
+        queries.append(group(choices, own))
+        users = queries[-1].users
+        known = asked & (split.fold != fold) & ~shares_response(choices, own)
+        if known.any():
+            contexts.append(group(choices, known, seed=split.seed).of(users))
+        else:
+            empty = np.zeros((len(users), 1), np.int32)
+            contexts.append(UserRows(users, empty, empty > 0))
+    return Part(choices, split, UserRows.stacked(contexts), UserRows.stacked(queries))
 
 
 def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
@@ -172,35 +176,36 @@ def run_method(
     users, width = len(queries.users), max(1, *shots)
     key = jax.random.key(part.split.seed)
     other = _other_users(part)
-    verdicts: dict[tuple[str, int], np.ndarray] = {}
+    margins: dict[tuple[str, int], np.ndarray] = {}
 
     def judge(states: Any, shown: Choices = choices) -> np.ndarray:
         scores = score_users(method, fitted, states, shown, queries, mesh=mesh)[queries.mask]
         if not np.isfinite(scores).all():
             raise RunError(f"method {method.name}: a score is not a finite number")
-        return (LOST + (scores[:, 0] == scores[:, 1]) * TIED + (scores[:, 0] > scores[:, 1]) * WON).astype(
-            np.int8
-        )
+        return scores[:, 0] - scores[:, 1]
 
     def adapt(count: int, shown: Choices = choices) -> Any:
         rows = contexts.first(count, width=width)
         return adapt_users(method, fitted, shown, rows, key=key, mesh=mesh)
 
     empty = method.empty_state(fitted)
-    verdicts[NO_USER, 0] = judge(repeated(empty, users))
+    margins[NO_USER, 0] = judge(repeated(empty, users))
     for count in shots:
         states = adapt(count)
-        verdicts[PLAIN, count] = judge(states)
-        verdicts[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[other], states))
+        margins[PLAIN, count] = judge(states)
+        margins[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[other], states))
     start = time.perf_counter()
     states = adapt(max(shots))  # compiled already
     seconds = time.perf_counter() - start
-    disk = None if keep is None else keep(queries.users, states) // max(1, users)
+    disk = None
+    if keep is not None:
+        people = len(np.unique(queries.users))  # their first folds come first
+        disk = keep(queries.users[:people], jax.tree.map(lambda leaf: leaf[:people], states)) // people
     if choices.posts is not None and "posts" not in {need.partition(".")[0] for need in method.needs}:
         blind = replace(choices, posts=None)
         if not _equal(states, adapt(width, blind)):  # it reads posts
             for count in shots:
-                verdicts[NO_PROFILE, count] = judge(adapt(count, blind), blind)
+                margins[NO_PROFILE, count] = judge(adapt(count, blind), blind)
     controls = {}
     if method.controls is not None:
         rows = contexts.first(max(shots), width=width)
@@ -219,7 +224,7 @@ def run_method(
     return Outcome(
         places=queries.places[queries.mask].astype(np.int32),
         short=np.repeat(counts, queries.mask.sum(1)).astype(np.int32),
-        verdicts=verdicts,
+        margins=margins,
         figures=figures,
     )
 
@@ -231,13 +236,18 @@ def _equal(states: Any, others: Any) -> bool:
 
 
 def _other_users(part: Part) -> np.ndarray:
-    """For each person another one of the same part, in one circle: nobody keeps their own state."""
-    users = part.queries.users
-    other = np.arange(len(users))
+    """For each row that of another person of the same part, in one circle: nobody keeps their own state."""
+    rows: dict[int, list[int]] = {}
+    for row, user in enumerate(part.queries.users.tolist()):
+        rows.setdefault(user, []).append(row)
+    people = np.array(list(rows))
+    other = np.arange(len(part.queries.users))
     rng = np.random.default_rng([part.split.seed, 7])
     for name in (SEEN_PART, UNSEEN_PART):
-        members = rng.permutation(np.flatnonzero(part.split.part[users] == name))
-        other[members] = np.roll(members, 1)
+        members = rng.permutation(people[part.split.part[people] == name])
+        for user, donor in zip(members.tolist(), np.roll(members, 1).tolist(), strict=True):
+            for fold, row in enumerate(rows[user]):
+                other[row] = rows[donor][min(fold, len(rows[donor]) - 1)]
     return other
 
 
@@ -279,7 +289,7 @@ def baselines_of(population: Population) -> list[str]:
 
 
 def run_baseline(name: str, population: Population, part: Part) -> Outcome:
-    """Return the verdicts of a baseline on the queries of a split; it knows no user, and has no shots."""
+    """Return the margins of a baseline on the queries of a split; it knows no user, and has no shots."""
     scores = BASELINES[name](population, part)
     queries, counts = part.queries, part.contexts.mask.sum(1)
     places = queries.places[queries.mask]
@@ -287,6 +297,6 @@ def run_baseline(name: str, population: Population, part: Part) -> Outcome:
     return Outcome(
         places=places.astype(np.int32),
         short=np.repeat(counts, queries.mask.sum(1)).astype(np.int32),
-        verdicts={(PLAIN, 0): (1 + np.sign(chosen - rejected)).astype(np.int8)},
+        margins={(PLAIN, 0): (chosen - rejected).astype(np.float32)},
         figures={"seconds_fit": 0.0, "seconds_adapt_per_user": 0.0, "bytes_per_user": 0},
     )

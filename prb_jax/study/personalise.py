@@ -62,6 +62,8 @@ STATES: Final = "states"
 KIND: Final = "prb_jax study"
 COMMAND: Final = "prb personalise"
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
+PROTOCOL: Final = 2
+"""Of the splits and the outcomes: a study of another one is not continued."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def personalise(
         with an offset of each user are always among them.
       shots: numbers of comparisons that a person is adapted on.
       seeds: how many splits; each person is unseen in at most one.
-      split: "user", or "user+question": a third of the questions is then kept out of fitting, too.
+      split: what is new in the test, of :data:`prb_jax.study.splits.SPLITS`.
       settings: of methods by name, instead of their defaults.
       features: how features of a model are made.
       subset, limit: as of :func:`prb_jax.evaluate`.
@@ -143,6 +145,7 @@ def personalise(
             "limit": limit,
             "features": store.facts["inputs"],
             "split": split,
+            "protocol": PROTOCOL,
             "seeds": seeds,
             "shots": list(shown),
             "versions": computing_versions(plain=False),

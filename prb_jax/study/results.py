@@ -1,4 +1,4 @@
-"""From the verdicts of all splits to figures: accuracies with intervals, differences to pooled, adjusted p-values."""
+"""From the margins of all splits to figures: accuracy, log-loss, differences to pooled, adjusted p-values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.metrics.accuracy import group_counts
+from prb_jax.metrics.calibration import calibration_of
 from prb_jax.metrics.paired import holm
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
+from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval, mean_interval
 from prb_jax.study.outcomes import (
     BASELINES,
     CONTROLS,
@@ -18,8 +19,6 @@ from prb_jax.study.outcomes import (
     NO_USER,
     PLAIN,
     SHUFFLED,
-    TIED,
-    WON,
     Outcome,
 )
 from prb_jax.study.population import Population
@@ -31,13 +30,18 @@ STRONG: Final = "offset"
 
 LEVEL: Final = 0.05
 
+DIFFERENCES: Final = ("diff_to_pooled", "diff_to_offset", "diff_to_no_user", "gain_from_user")
+LOSSES: Final = ("log_loss", *(f"log_loss_{name}" for name in DIFFERENCES[:3]))
+NO_PROBABILITIES: Final = ("length", "popularity")
+"""Baselines whose margins are no log-odds."""
+
 _LEARNED: Final = (
-    *("accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95", "ties", "p", "above_offset"),
     *(
         f"{name}{end}"
-        for name in ("diff_to_pooled", "diff_to_offset", "gain_from_user")
+        for name in ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
         for end in ("", "_ci95")
     ),
+    *("ties", "ece", "p", "above_offset"),
 )
 """The figures that say how well k comparisons are learned from."""
 
@@ -55,6 +59,11 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "responses",
     "diff_to_pooled": "accuracy minus that of pooled Bradley-Terry on the same choices, with a paired interval; "
     "diff_to_offset likewise, to pooled with an offset of each user at the same shots",
+    "diff_to_no_user": "accuracy minus that of the same method when nothing is known of the person, not even a profile",
+    "log_loss": "mean of -log of the probability of the choice, the sigmoid of the margin, with the interval of a mean "
+    "over the same clusters; null for scores that are no log-odds. log_loss_diff_to_pooled and so on: minus that of "
+    "the other on the same choices; below 0 is better",
+    "ece": "expected calibration error of these probabilities, 20 bins",
     "gain_from_user": "accuracy minus that with the state of another person",
     "p": "two-sided, of diff_to_pooled: t test with the standard error of its interval",
     "p_holm": "p adjusted by the method of Holm (1979) for all methods and shots of the same split",
@@ -70,16 +79,20 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class _Verdicts:
-    """Verdicts [m] of choices ``places`` [m] that are in increasing order, each once."""
+class _Margins:
+    """Margins [m] of choices ``places`` [m] that are in increasing order, each once."""
 
     places: np.ndarray
     short: np.ndarray
-    verdicts: np.ndarray
+    margins: np.ndarray
 
     @property
     def wins(self) -> np.ndarray:
-        return self.verdicts == WON
+        return self.margins > 0
+
+    @property
+    def losses(self) -> np.ndarray:
+        return np.logaddexp(0.0, -self.margins.astype(np.float64))
 
 
 def results(
@@ -135,9 +148,9 @@ def _rows_of(
         name: {
             key: _gather(population, splits, of_splits, part, key, among)
             for key in sorted(
-                of_splits[0].verdicts, key=lambda key: ((PLAIN, *CONTROLS).index(key[0]), key[1])
+                of_splits[0].margins, key=lambda key: ((PLAIN, *CONTROLS).index(key[0]), key[1])
             )
-            if key[0] in controls and all(key in outcome.verdicts for outcome in of_splits)
+            if key[0] in controls and all(key in outcome.margins for outcome in of_splits)
         }
         for name, of_splits in outcomes.items()
     }
@@ -145,8 +158,8 @@ def _rows_of(
     return [
         _row(population, name, outcomes[name], gathered, name_of_part, key)
         for name, by_key in gathered.items()
-        for key, verdicts in by_key.items()
-        if len(verdicts.places)
+        for key, found in by_key.items()
+        if len(found.places)
     ]
 
 
@@ -157,33 +170,33 @@ def _gather(
     part: int,
     key: tuple[str, int],
     among: np.ndarray | None,
-) -> _Verdicts:
-    """The verdicts of all splits, each choice in the first one that asks for it."""
+) -> _Margins:
+    """The margins of all splits, each choice in the first one that asks for it."""
     columns = []
     for split, outcome in zip(splits, outcomes, strict=True):
         chosen = split.part[population.choices.users[outcome.places]] == part
         if among is not None:
             chosen &= among[outcome.places]
-        columns.append([column[chosen] for column in (outcome.places, outcome.short, outcome.verdicts[key])])
-    places, short, verdicts = (np.concatenate(column) for column in zip(*columns, strict=True))
+        columns.append([column[chosen] for column in (outcome.places, outcome.short, outcome.margins[key])])
+    places, short, margins = (np.concatenate(column) for column in zip(*columns, strict=True))
     once, first = np.unique(places, return_index=True)
-    return _Verdicts(once, short[first], verdicts[first])
+    return _Margins(once, short[first], margins[first])
 
 
 def _row(
     population: Population,
     name: str,
     outcomes: Sequence[Outcome],
-    gathered: Mapping[str, Mapping[tuple[str, int], _Verdicts]],
+    gathered: Mapping[str, Mapping[tuple[str, int], _Margins]],
     part: str,
     key: tuple[str, int],
 ) -> dict[str, Any]:
     control, shots = key
-    verdicts = gathered[name][key]
-    wins, clusters = verdicts.wins, population.clusters.take(verdicts.places.tolist())
-    users = population.choices.users[verdicts.places]
+    here = gathered[name][key]
+    wins, losses, clusters = here.wins, here.losses, population.clusters.take(here.places.tolist())
+    users = population.choices.users[here.places]
     counts = group_counts(wins, clusters.users)
-    few = len(np.unique(users[verdicts.short < shots]))
+    few = len(np.unique(users[here.short < shots]))
     row: dict[str, Any] = {
         "method": f"{name}, {control}" if control else name,
         "control": control or None,
@@ -195,28 +208,40 @@ def _row(
         "accuracy_ci95": accuracy_interval(wins, clusters).bounds,
         "user_accuracy": float(np.mean(counts.accuracy)),
         "user_accuracy_ci95": accuracy_interval(wins, clusters, per_user=True).bounds,
-        "ties": int((verdicts.verdicts == TIED).sum()),
+        "ties": int((here.margins == 0).sum()),
         "short": few,
         "reached": len(counts.rows) - few,
         "reason": None,
     }
 
-    pooled = _same(gathered, POOLED, shots, name)
-    strong = _same(gathered, STRONG, shots, name) if name not in (POOLED, *BASELINES) else None
-    shuffled = gathered[name].get((SHUFFLED, shots)) if control in (PLAIN, NO_PROFILE) else None
-    for field, other in (
-        ("diff_to_pooled", pooled),
-        ("diff_to_offset", strong),
-        ("gain_from_user", shuffled),
-    ):
-        difference, interval = None, None
+    def mean(values: np.ndarray) -> Interval:
+        return mean_interval(values, clusters.users, responses=clusters.responses)
+
+    probable = name not in NO_PROBABILITIES
+    row["log_loss"] = float(losses.mean()) if probable else None
+    row["log_loss_ci95"] = mean(losses).bounds if probable else None
+    sure = 1 / (1 + np.exp(-np.abs(here.margins.astype(np.float64))))
+    right = wins + 0.5 * (here.margins == 0)
+    row["ece"] = calibration_of(sure, right)["ece"] if probable else None
+    baseline = name in (POOLED, *BASELINES)
+    others = {
+        "diff_to_pooled": _same(gathered, POOLED, shots, name),
+        "diff_to_offset": None if baseline else _same(gathered, STRONG, shots, name),
+        "diff_to_no_user": None if baseline or control == NO_USER else gathered[name].get((NO_USER, 0)),
+        "gain_from_user": gathered[name].get((SHUFFLED, shots)) if control in (PLAIN, NO_PROFILE) else None,
+    }
+    for field, other in others.items():
+        interval = None
         if other is not None:
-            difference = float(wins.mean() - other.wins.mean())
             interval = difference_interval(wins.astype(np.int64) - other.wins.astype(np.int64), clusters)
-        row[field] = difference
+        row[field] = None if other is None else float(wins.mean() - other.wins.mean())
         row[f"{field}_ci95"] = None if interval is None else interval.bounds
         if field == "diff_to_pooled":
-            row["p"] = None if interval is None else interval.p_value(float(difference or 0.0))
+            row["p"] = None if interval is None else interval.p_value(row[field])
+        if field != "gain_from_user":
+            less = losses - other.losses if other is not None and probable else None
+            row[f"log_loss_{field}"] = None if less is None else float(less.mean())
+            row[f"log_loss_{field}_ci95"] = None if less is None else mean(less).bounds
     row["p_holm"] = None
     bounds = row["diff_to_offset_ci95"]
     row["above_offset"] = None if bounds is None else bounds[0] > 0
@@ -227,16 +252,16 @@ def _row(
     if shots and not row["reached"]:
         reason = (
             f"none of {row['users']:,} people has {shots} comparisons to be adapted on (most: "
-            f"{int(verdicts.short.max()):,})"
+            f"{int(here.short.max()):,})"
         )
         row |= dict.fromkeys(_LEARNED) | {"reason": reason}
     return row
 
 
 def _same(
-    gathered: Mapping[str, Mapping[tuple[str, int], _Verdicts]], other: str, shots: int, name: str
-) -> _Verdicts | None:
-    """The verdicts of another method with the same shots, on the same choices."""
+    gathered: Mapping[str, Mapping[tuple[str, int], _Margins]], other: str, shots: int, name: str
+) -> _Margins | None:
+    """The margins of another method with the same shots, on the same choices."""
     if other == name or other not in gathered:
         return None
     return gathered[other].get((PLAIN, shots)) or gathered[other].get((NO_USER, 0))

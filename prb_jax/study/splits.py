@@ -15,7 +15,17 @@ from prb_jax.metrics.uncertainty import clustered_interval
 from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
 from prb_jax.study.population import Population
 
-SPLITS: Final = ("user", "user+question")
+SPLITS: Final[Mapping[str, str]] = {
+    "user": "new people: any other choice of the person may be learned from that shares no response",
+    "other-question": "new people, adapted on their choices on other questions",
+    "user+question": "new people and new questions, adapted on choices on other questions",
+}
+"""What is new in the test."""
+
+FOLDS: Final = 3
+"""In how many parts the choices of an unseen person are predicted, each from the others, where any other choice may be
+learned from."""
+
 UNSEEN: Final = 0.3
 VALIDATION: Final = 0.15
 LEAST_USERS: Final = 8
@@ -37,22 +47,28 @@ class Split:
     Attributes:
       seed: its number; the unseen people of the splits of a study are disjoint.
       part: int8 [U]: 0 seen, 1 validation, 2 unseen.
-      queries: bool [n]: the choices to be predicted; the others of a person may be adapted on. Of seen people nothing
-        is fitted on the queries.
-      told: bool [n]: choices with a response that the same person judges in a query, so that they tell its label:
-        nothing is fitted on them, and nobody is adapted on them.
+      fold: int8 [n]: 0 and up for the choices to be predicted, those of one person and fold together, from the
+        person's choices that are not of this fold; -1 for the others. Of seen people nothing is fitted on those to be
+        predicted.
+      told: bool [n]: choices with a response that the same person judges in another fold, so that they tell its label:
+        nothing is fitted on them, and nobody is adapted on them to predict it.
       trained: bool [n]: the choices of seen people that methods are fitted on.
       validated: bool [n]: the choices of people of the validation part, none on a question of the test.
     """
 
     seed: int
     part: np.ndarray
-    queries: np.ndarray
+    fold: np.ndarray
     told: np.ndarray
     trained: np.ndarray
     validated: np.ndarray
 
     __repr__ = short_repr
+
+    @property
+    def queries(self) -> np.ndarray:
+        """bool [n]: the choices to be predicted."""
+        return self.fold >= 0
 
     def of_part(self, users: np.ndarray, part: int) -> np.ndarray:
         """Return which choices, by their users [n], belong to people of a part."""
@@ -75,22 +91,24 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
     """Return the splits of a study.
 
     Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
-    people, at most 0.3, and 0.15 of the others choose the numbers. Of people who are not seen about a third of the
-    questions is to be predicted, at least one, and of their comparisons where they have one question; of seen people up
-    to a fifth of their comparisons, all of one question, and none where these share a response with every other one, so
-    that nothing would be left to fit on. With "user+question" a third of all questions is never fitted
-    on, another one in each split, and only comparisons of these are to be predicted.
+    people, at most 0.3, and 0.15 of the others choose the numbers. With "user" every comparison of an unseen person is
+    predicted, a third of them from the others in turn; of people of the validation part a third. Of seen people up to a
+    fifth is to be predicted, and none where these share a response with every other one, so that nothing would be left
+    to fit on. With "other-question" whole questions are predicted: of people who are not seen about a third, at least
+    one (of their comparisons where they have one question), of seen people comparisons on one. With "user+question" a
+    third of all questions is never fitted on, another one in each split, and only comparisons of these are to be
+    predicted.
 
     Args:
       population: the people.
-      by: "user" or "user+question".
+      by: of :data:`SPLITS`.
       seeds: how many splits.
 
     Raises:
       DataError: another ``by``, no split, or too few people or questions.
     """
     if by not in SPLITS:
-        raise DataError(f"split: expected {' or '.join(SPLITS)}, found {quote(by)}")
+        raise DataError(f"split: expected one of {', '.join(SPLITS)}; found {quote(by)}")
     if seeds < 1:
         raise DataError(f"seeds: expected at least 1, found {seeds}")
     users = len(population.users)
@@ -101,20 +119,33 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
             f"split{'s' if seeds > 1 else ''} into seen, validation and unseen people, found {users}"
         )
     questions = int(population.choices.questions.max()) + 1
-    if by == SPLITS[1] and questions < 3:
+    if by == "user+question" and questions < 3:
         raise DataError(
             f"split user+question: expected at least 3 questions, found {questions}: use --split user"
         )
     order = np.random.default_rng(0).permutation(users)
     asked = np.random.default_rng(1).permutation(questions)
     return [
-        _split(population, order, asked if by == SPLITS[1] else None, seed=seed, share=share)
+        _split(
+            population,
+            order,
+            asked if by == "user+question" else None,
+            plain=by == "user",
+            seed=seed,
+            share=share,
+        )
         for seed in range(seeds)
     ]
 
 
 def _split(
-    population: Population, order: np.ndarray, asked: np.ndarray | None, *, seed: int, share: float
+    population: Population,
+    order: np.ndarray,
+    asked: np.ndarray | None,
+    *,
+    plain: bool,
+    seed: int,
+    share: float,
 ) -> Split:
     choices = population.choices
     users, count = len(order), int(len(order) * share)
@@ -129,20 +160,28 @@ def _split(
         new = np.isin(choices.questions, np.array_split(asked, 3)[seed % 3])
     part_of = part[choices.users]
     validated = (part_of == VALIDATION_PART) & ~new
-    queries = (part_of == SEEN_PART) & new
+    fold = np.where((part_of == SEEN_PART) & new, 0, -1).astype(np.int8)
+    # Where any other choice may be learned from, a question of its own stands for each choice.
+    questions = np.arange(len(choices)) if plain else choices.questions
     grouped = group(choices)
     for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
         own = places[mask]
         if part[user] == SEEN_PART and asked is None and len(own) > 1:
-            held = _of_one_question(own, choices.questions, rng, most=max(1, len(own) // 5))
-            queries[held] = _some_untold(choices, np.setdiff1d(own, held), held)
+            most = max(1, len(own) // 5)
+            held = rng.permutation(own)[:most] if plain else _of_one_question(own, questions, rng, most=most)
+            fold[held] = 0 if _some_untold(choices, np.setdiff1d(own, held), held) else -1
         elif part[user] == VALIDATION_PART:
-            queries[_third(own[~new[own]], own[~new[own]], choices.questions, rng)] = True
+            fold[_third(own[~new[own]], own[~new[own]], questions, rng)] = 0
+        elif part[user] == UNSEEN_PART and plain:
+            fold[rng.permutation(own)] = np.arange(len(own)) % FOLDS
         elif part[user] == UNSEEN_PART:
-            queries[_third(own, own if asked is None else own[new[own]], choices.questions, rng)] = True
-    told = shares_response(choices, queries) & ~queries
+            fold[_third(own, own if asked is None else own[new[own]], questions, rng)] = 0
+    told = np.zeros(len(choices), bool)
+    for number in range(fold.max(initial=-1) + 1):
+        told |= shares_response(choices, fold == number) & (fold != number)
+    queries = fold >= 0
     trained = (part_of == SEEN_PART) & ~queries & ~told
-    return Split(seed, part, queries, told, trained, validated & ~told)
+    return Split(seed, part, fold, told, trained, validated & ~told)
 
 
 def _some_untold(choices: Choices, rest: np.ndarray, held: np.ndarray) -> bool:

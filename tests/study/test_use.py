@@ -73,6 +73,8 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
         "offset",
         "--shots",
         "0,4",
+        "--split",
+        "other-question",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "prb_jax", *command, "--out", "study", "--no-progress"],

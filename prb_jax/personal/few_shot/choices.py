@@ -96,7 +96,7 @@ class UserRows:
     """Comparisons grouped by user: the k of a context, or the queries to be scored. Numpy arrays of the host.
 
     Attributes:
-      users: int32 [U], distinct users; their rows in the table of posts.
+      users: int32 [U], the user of each row, and the user's row in the table of posts.
       places: int32 [U, k], the places of the choices in their `Choices`; any number where the mask is False.
       mask: bool [U, k].
     """
@@ -124,6 +124,14 @@ class UserRows:
         found = np.array([rows.get(int(user), -1) for user in users], np.int64)
         mask = self.mask[found] & (found >= 0)[:, None]
         return UserRows(np.asarray(users, np.int32), self.places[found], mask)
+
+    @classmethod
+    def stacked(cls, parts: Sequence[UserRows]) -> UserRows:
+        """Return the rows of several, one below the other."""
+        width = max(part.places.shape[1] for part in parts)
+        rows = [[np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in (p.places, p.mask)] for p in parts]
+        places, mask = (np.concatenate(tables) for tables in zip(*rows, strict=True))
+        return cls(np.concatenate([part.users for part in parts]), places, mask)
 
     def swapped_users(self, seed: int = 0) -> UserRows:
         """Return the same users, each with the comparisons of another user: the control of every personal gain."""
