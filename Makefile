@@ -17,12 +17,13 @@ FAST := XLA_FLAGS="$$($(RUN) -m tests.plain_process) $$XLA_FLAGS"
 PYTEST_ARGS ?=
 INSTALLING := echo "installing prb_jax and its libraries into $(VENV): about 1 GB, some minutes the first time ..."
 
-.PHONY: quickstart install install-check install-test install-docs docs test test-fast test-all test-newest lint format types clean intervals
+.PHONY: quickstart install install-report install-check install-test install-docs docs test test-fast test-all test-newest lint format types clean intervals
 
-quickstart: install
+quickstart: install-report
 	$(VENV)/bin/prb quickstart --out $(OUT)
 
 install: $(VENV)/.installed
+install-report: $(VENV)/.installed-report
 install-check: $(VENV)/.installed-check
 install-test: $(VENV)/.installed-test
 install-docs: $(VENV)/.installed-docs
@@ -43,6 +44,7 @@ test-all: install-test
 # `make test-newest VENV=.venv-3.12 PYTHON=python3.12` has the newest pair of jax and flax; it needs no torch, and
 # skips the tests that do.
 test-newest: install-check
+	@$(RUN) -m pip list 2>/dev/null | grep -E '^(jax|flax) '
 	$(FAST) $(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
 		$(addprefix tests/models/attention/test_,blockwise.py splash.py cudnn.py) tests/models/test_quantization.py \
 		tests/sharding tests/parity/test_stories260k.py

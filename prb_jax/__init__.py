@@ -9,6 +9,8 @@ starts neither JAX nor a tokenizer library.
 """
 
 import logging
+import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
-    from prb_jax.serving.http_server import Limits
+    from prb_jax.serving.fields import Limits
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import ServeOptions, serve
     from prb_jax.sources.prepare import Prepared, prepare
@@ -123,7 +125,7 @@ _HOMES = {
     "PromptExtras": "prb_jax.scoring.prompt_extras",
     "RewardModel": "prb_jax.scoring.reward_model",
     "PlainScorer": "prb_jax.scoring.scorer",
-    "Limits": "prb_jax.serving.http_server",
+    "Limits": "prb_jax.serving.fields",
     "reward_fn": "prb_jax.serving.reward_fn",
     "ServeOptions": "prb_jax.serving.serve",
     "serve": "prb_jax.serving.serve",
@@ -223,7 +225,16 @@ __all__ = [
 ]
 
 
+_RENAMED: dict[str, tuple[str, str]] = {}
+"""Deprecated public names: the new name, and the version without the old one (the rule is in CONTRIBUTING.md)."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new, version = _RENAMED[name]
+        text = f"prb_jax.{name} is now prb_jax.{new}; the old name goes in version {version}"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return getattr(sys.modules[__name__], new)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

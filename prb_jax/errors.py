@@ -7,7 +7,10 @@ keeps its traceback. Values of any size are quoted by :func:`quote`, also where 
 import dataclasses
 import re
 import reprlib
+import sys
+import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 QUOTED = 200
 """The most characters of a value in a message."""
@@ -54,6 +57,44 @@ class RunError(PrbError):
 
 class PrbWarning(UserWarning):
     """Something that a user should know although the work goes on; the command line prints it as one line."""
+
+
+EXTRAS = {
+    "report": ("matplotlib",),
+    "texts": ("rouge_score", "sacrebleu"),
+    "build": ("datasketch",),
+    "serve": ("starlette", "uvicorn", "prometheus_client"),
+    "redact": ("scrubadub",),
+    "inspect": ("inspect_ai",),
+}
+"""The modules that an extra of `pyproject.toml` brings, which a plain `pip install prb-jax` does not."""
+
+
+def need_extra(extra: str, what: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Raises:
+      RunError: one is not; the message says which, for what, and how it is installed.
+    """
+    if missing := [module for module in EXTRAS[extra] if not _installed(module)]:
+        lacks = "which is not installed" if len(missing) == 1 else "which are not installed"
+        raise RunError(f"{what}: needs {' and '.join(missing)}, {lacks}: pip install 'prb-jax[{extra}]'")
+
+
+def _installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None
+
+
+def has_extra(extra: str, what: str) -> bool:
+    """Return whether the packages of an extra are installed; where they are not, warn that ``what`` is left out."""
+    try:
+        need_extra(extra, what)
+    except RunError as error:
+        warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)
+        return False
+    return True
 
 
 class _Quoting(reprlib.Repr):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import prb_jax
+from prb_jax import PrbWarning, RunError, cli
+from prb_jax.errors import EXTRAS, has_extra, need_extra
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("jax", "flax", "transformers", "torch", "numpy", "datasets", "rich", "tensorflow")
@@ -65,9 +67,52 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = prb_jax.Comparision
 
 
+def test_a_renamed_public_name_works_and_warns(monkeypatch):
+    monkeypatch.setitem(prb_jax._RENAMED, "RewardScorer", ("RewardModel", "0.3"))
+    with pytest.warns(
+        FutureWarning, match=r"prb_jax.RewardScorer is now prb_jax.RewardModel; .* version 0.3"
+    ):
+        assert prb_jax.RewardScorer is prb_jax.RewardModel
+
+
 def test_the_version_is_that_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == prb_jax.__version__
+    assert f"\nversion: {prb_jax.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {prb_jax.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_that_is_missing_is_named(extra, monkeypatch):
+    """The packages of `pyproject.toml` are those that the code asks for, and none of them is in the core."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = [re.match(r"[\w-]+", text)[0] for text in project["optional-dependencies"][extra]]
+    assert [package.replace("-", "_") for package in packages] == list(EXTRAS[extra])
+    assert not {re.match(r"[\w-]+", text)[0] for text in project["dependencies"]} & set(packages)
+    for module in EXTRAS[extra]:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        RunError, match=rf"the page: needs {EXTRAS[extra][0]}.*pip install 'prb-jax\[{extra}\]'"
+    ):
+        need_extra(extra, "the page")
+    with pytest.warns(PrbWarning, match="left out: the page: needs"):
+        assert not has_extra(extra, "the page")
+
+
+def test_every_verb_has_its_help_without_any_extra(monkeypatch, capsys):
+    for module in (module for modules in EXTRAS.values() for module in modules):
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith(("prb_jax.serving", "prb_jax.auditing"))]:
+        monkeypatch.delitem(sys.modules, name)
+    assert set(cli.parser()._subparsers._group_actions[0].choices) == {
+        v for vs in cli.VERBS.values() for v in vs
+    }
+    for verb, words in {"serve": ["baseline:length"], "audit": ["folder", "--data", "personas"]}.items():
+        assert cli.main([verb, *words]) == 2
+        expected = (
+            f"error: prb {verb}: needs starlette and uvicorn and prometheus_client, which are not installed: "
+        )
+        assert expected + "pip install 'prb-jax[serve]'" in capsys.readouterr().err
 
 
 def test_import_is_light():

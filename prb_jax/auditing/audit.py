@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from socket import socket
 from urllib.parse import quote
 
-from prb_jax.auditing.app import Auditing, make_app
 from prb_jax.auditing.folder import AuditOptions, open_folder, read_secret
-from prb_jax.auditing.session import Session
 from prb_jax.data.writing import held_folder, refuse_file
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, need_extra
 from prb_jax.scoring.inputs import Data
-from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
+from prb_jax.serving.fields import Limits
 
 INVITATION = "PRB_AUDIT_TOKEN"
 """The environment variable with the token that must come with a name that is typed."""
@@ -68,6 +65,11 @@ def audit(
         address cannot be used, or others could reach it and there is neither annotator nor invitation.
       DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
     """
+    need_extra("serve", "prb audit")
+    from prb_jax.auditing.app import Auditing, make_app
+    from prb_jax.auditing.session import Session
+    from prb_jax.serving.http_server import address, bind, is_loopback, local_names, run_app
+
     options = AuditOptions(
         data=data,
         gold=gold,
@@ -107,19 +109,11 @@ def audit(
         ended.callback(auditing.worker.shutdown)
         listening = bind(host, port)
         ended.callback(listening.close)
-        _serve(auditing, listening, out=folder, links=links)
-
-
-def _serve(auditing: Auditing, listening: socket, *, out: Path, links: Sequence[tuple[str, str]]) -> None:
-    """Answer requests, and say where once they are answered."""
-    place = address(listening)
-    lines = [f"auditing {out} at {place}"]
-    lines += [f"{name}: {place}/#token={token}" for name, token in links]
-    if auditing.by_name and auditing.invitation is not None:
-        lines.append(f"invitation: {place}/#invitation={quote(auditing.invitation, safe='')}")
-    run_app(
-        make_app(auditing),
-        listening,
-        limits=auditing.limits,
-        ready=lambda: print("\n".join(lines), flush=True),
-    )
+        place = address(listening)
+        lines = [f"auditing {out} at {place}"]
+        lines += [f"{name}: {place}/#token={token}" for name, token in links]
+        if auditing.by_name and invitation is not None:
+            lines.append(f"invitation: {place}/#invitation={quote(invitation, safe='')}")
+        run_app(
+            make_app(auditing), listening, limits=LIMITS, ready=lambda: print("\n".join(lines), flush=True)
+        )

@@ -23,7 +23,7 @@ from prb_jax.building.summary import build_inputs, build_summary
 from prb_jax.building.writing import read_candidates, write_rows
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, write_json
-from prb_jax.errors import RunError, listed, quote
+from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind
@@ -78,6 +78,7 @@ def build(
       CheckpointError, MeshError: a model on this machine cannot be loaded.
     """
     settings = load_build_settings(config, overrides, relax=relax)
+    need_extra("build", "prb build")
     folder = Path(out)
     refuse_file(out)
     RUNS.read(folder)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.hub import short_name
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, need_extra, quote
 from prb_jax.sources.reading import each_row
 
 _ANSWERS: Final = ("chosen", "rejected", "responses", "labels", "margin")
@@ -155,12 +155,9 @@ def load_redactor() -> Callable[[str], str]:
     Raises:
       RunError: it is not installed.
     """
-    try:
-        import scrubadub  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise RunError(
-            "--redact: needs the package scrubadub, which is not installed: pip install 'prb-jax[redact]'"
-        ) from error
+    need_extra("redact", "--redact")
+    import scrubadub  # pyright: ignore[reportMissingImports]
+
     return lambda text: str(scrubadub.clean(text))
 
 

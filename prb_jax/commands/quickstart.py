@@ -28,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
         return INTERRUPTED  # what was saved is said already
     print_table(quickstart_table(result.summary))
     print(f"figures: {result.path}; the commands of each step: {result.report}")
-    print(f"page: {result.page} (open it in a browser)")
+    if result.page.exists():
+        print(f"page: {result.page} (open it in a browser)")
     print(
         f"next, with pairs of your own: prb evaluate {result.out}/persona --data pairs.jsonl --out runs/mine"
     )

@@ -20,7 +20,7 @@ from prb_jax.text.view import ViewOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.serving.http_server import Limits
+    from prb_jax.serving.fields import Limits
 
     sub.set_defaults(after_interrupt="nothing was served")
     sub.option("MODEL", "what `prb evaluate` takes, but for baselines")
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     with until_terminated(options):
         start(options)
-        from prb_jax.serving.http_server import Limits
+        from prb_jax.serving.fields import Limits
         from prb_jax.serving.serve import TOKEN, ServeOptions, serve
 
         serve(

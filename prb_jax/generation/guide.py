@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, need_extra, quote
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
@@ -81,6 +81,7 @@ def guide(
     Raises:
       PrbError: models, data, choices or folder cannot be used.
     """
+    need_extra("texts", "ROUGE and BLEU of prb guide")
     options = options or SampleOptions(temperature=0.0, max_new_tokens=128)
     opened = open_policy(policy, policy_loading or LoadOptions())
     model, guiding = None, None

@@ -18,7 +18,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import read_samples
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
@@ -116,6 +116,8 @@ def best_of_n(
     RUNS.read(path)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
+    if quality == REFERENCE:
+        need_extra("texts", f"the quality {REFERENCE!r}")
     run = SAMPLE_RUNS.read_finished(Path(samples))
     prompts, left_out, empty = read_candidates(Path(samples), run, data)
     qualities = _read_qualities(quality, prompts) if quality.endswith((".jsonl", ".json")) else None
@@ -186,7 +188,8 @@ def best_of_n(
             for name in rewards
         ]
         write_behaviour(path, figures)
-        _draw(path / CURVES, summary)
+        if has_extra("report", CURVES):
+            _draw(path / CURVES, summary)
         write_json(path / SUMMARY, summary)
     return BestOfN(path, summary)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
@@ -146,13 +146,17 @@ class _Steps:
                 return Quickstart(self.folder, stopped_by=result.stopped_by)
         with self._step("evaluation"):
             summary = self._evaluate([*personal, *generic])
-        with self._step("page"):
-            names = (PERSONA, USER_BLIND)
-            write_page(
-                [*(self.folder / SCORES / name for name in names), *(self.folder / name for name in names)],
-                out=self.folder / PAGE,
-                title="Quickstart: a reward model that reads the profile, and one that does not",
-            )
+        if has_extra("report", PAGE):
+            with self._step("page"):
+                names = (PERSONA, USER_BLIND)
+                write_page(
+                    [
+                        *(self.folder / SCORES / name for name in names),
+                        *(self.folder / name for name in names),
+                    ],
+                    out=self.folder / PAGE,
+                    title="Quickstart: a reward model that reads the profile, and one that does not",
+                )
         summary["seconds"] = self.seconds
         with writing(self.folder / REPORT):
             report = quickstart_report(summary, folder=str(self.folder))

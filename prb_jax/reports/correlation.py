@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import refuse_file, write_json, writing
-from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.agreement import RBO_P, tau_error
 from prb_jax.metrics.prediction import (
@@ -188,7 +188,8 @@ def correlate(
     if out is not None:
         with writing(Path(out)):
             Path(out).mkdir(parents=True, exist_ok=True)
-        draw_correlation(Path(out) / PICTURE, result)
+        if has_extra("report", PICTURE):
+            draw_correlation(Path(out) / PICTURE, result)
         write_json(Path(out) / CORRELATE, result)
     return result
 

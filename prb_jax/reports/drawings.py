@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from prb_jax.errors import RunError
+from prb_jax.errors import need_extra
 from prb_jax.reports.blocks import Drawing
 
 if TYPE_CHECKING:
@@ -205,10 +205,9 @@ def draw_shots(rows: Sequence[Mapping[str, Any]]) -> Drawing:
 
 
 def _figure(*, width: float = 6.4, height: float = 3.0) -> tuple[Figure, Axes]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RunError("a page needs matplotlib, which is not installed: pip install matplotlib") from error
+    need_extra("report", "a page")
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     axis: Any = figure.subplots()
     axis.spines[["top", "right"]].set_visible(False)

@@ -17,6 +17,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import has_extra
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import process_index
 from prb_jax.rl.held_out import Rows, held_out_parts
@@ -158,7 +159,7 @@ class Watch:
         Raises:
           RunError: the file cannot be written.
         """
-        if self.rows is not None and self.rows.rows:
+        if self.rows is not None and self.rows.rows and has_extra("report", PICTURE):
             draw_overoptimisation(self.out / PICTURE, self.rows.rows)
 
 

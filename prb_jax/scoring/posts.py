@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.writing import refuse_file, whole_file, write_json, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
@@ -104,7 +104,8 @@ def evaluate_posts(
 
         def finish() -> None:
             write_json(folder / POSTS, sweep)
-            draw_posts(points, folder / PICTURE, title=sweep["model"])
+            if has_extra("report", PICTURE):
+                draw_posts(points, folder / PICTURE, title=sweep["model"])
 
         on_first_process(finish)
     return PostsSweep(folder, points, evaluations)
@@ -142,14 +143,10 @@ def draw_posts(points: Sequence[Mapping[str, Any]], path: Path, *, title: str = 
       title: above the picture.
 
     Raises:
-      RunError: matplotlib is not installed, or the file cannot be written.
+      RunError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RunError(
-            "the picture needs matplotlib, which is not installed: pip install matplotlib"
-        ) from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axis = figure.subplots()
     posts = [point["profile_posts"] for point in points]

@@ -17,9 +17,8 @@ from starlette.routing import Route
 from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.serving.engine import BusyError, Engine, ScorerEngine
-from prb_jax.serving.fields import WHERE, Body
+from prb_jax.serving.fields import WHERE, Body, Limits
 from prb_jax.serving.http_server import (
-    Limits,
     RefusedError,
     check_json,
     check_site,

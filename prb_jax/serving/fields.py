@@ -1,17 +1,31 @@
-"""Fields of a request, checked one by one: each error names the field, and says what was found and expected."""
+"""Limits and fields of requests, checked: each error names the field, and says what was found and expected."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import ROLES
+from prb_jax.data.options import option
 from prb_jax.errors import DataError, quote
 
 WHERE = "the request"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much a client may ask for."""
+
+    bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
+    items: int = option(1024, "responses of a request", least=1, flag="max-items")
+    waiting: int = option(8192, "responses that may wait for their scores", least=1, flag="max-waiting")
+    connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
+    seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
+
 
 _NEAR = {
     "user_id": {"user", "users", "userid", "userids"},

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,10 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from prb_jax.data.options import option
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError
-from prb_jax.serving.fields import WHERE, Body
+from prb_jax.serving.fields import WHERE, Body, Limits
 
 DRAIN_SECONDS: Final = 30
 """How long requests that are being answered are waited for after SIGTERM."""
@@ -45,17 +43,6 @@ OTHER: Final = "other"
 """The path, in log and figures, of requests for paths that do not exist."""
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much a client may ask for."""
-
-    bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
-    items: int = option(1024, "responses of a request", least=1, flag="max-items")
-    waiting: int = option(8192, "responses that may wait for their scores", least=1, flag="max-waiting")
-    connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
-    seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
 
 
 class RefusedError(Exception):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prb_jax.errors import PrbWarning, RunError
+from prb_jax.errors import PrbWarning, RunError, need_extra
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import TOKEN
 from prb_jax.scoring.batching import lanes
@@ -14,13 +15,15 @@ from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
-from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import Engine, ScorerEngine
+from prb_jax.serving.fields import Limits
 from prb_jax.serving.fixed_shapes import shapes_for
-from prb_jax.serving.http_server import Limits, address, bind, is_loopback, local_names, run_app
 from prb_jax.serving.item_scorer import comparison_scores
 from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
 from prb_jax.text.view import ViewOptions
+
+if TYPE_CHECKING:
+    from prb_jax.serving.app import Served
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,10 @@ def serve(
         this model.
       CheckpointError, MeshError: the model cannot be loaded.
     """
+    need_extra("serve", "prb serve")
+    from prb_jax.serving.app import make_app
+    from prb_jax.serving.http_server import address, bind, is_loopback, run_app
+
     options, loading = options or ServeOptions(), loading or LoadOptions()
     if options.token is None and not is_loopback(options.host):
         raise RunError(
@@ -87,6 +94,9 @@ def make_engine(scorer: Scorer, *, options: ServeOptions) -> tuple[Engine | Scor
     Raises:
       RunError: an option has no effect on this scorer.
     """
+    from prb_jax.serving.app import Figures, Served
+    from prb_jax.serving.http_server import local_names
+
     figures, identity = Figures(), scorer.identity()
     if isinstance(scorer, RewardModel):
         view = scorer.reader.view(options.view)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import need_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,12 +45,9 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     Raises:
       RunError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RunError(
-            "the picture needs matplotlib, which is not installed: pip install matplotlib"
-        ) from error
+    need_extra("report", "the picture")
+    from matplotlib.figure import Figure
+
     here = [row for row in rows if row["split"] == "unseen" and row["control"] is None]
     reached = {row["shots"]: row.get("reached") for row in here}
     ticks = sorted(reached)

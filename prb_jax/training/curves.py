@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, need_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,12 +66,9 @@ def curves_figure(
     Raises:
       RunError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RunError(
-            "learning curves need matplotlib, which is not installed: pip install matplotlib, or log.plot=false"
-        ) from error
+    need_extra("report", "learning curves (none: log.plot=false)")
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, label) in zip(axes, panels, strict=True):

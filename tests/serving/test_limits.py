@@ -26,7 +26,8 @@ from prb_jax.serving import fixed_shapes
 from prb_jax.serving import serve as serve_module
 from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
-from prb_jax.serving.http_server import Limits, bind, local_names, run_app
+from prb_jax.serving.fields import Limits
+from prb_jax.serving.http_server import bind, local_names, run_app
 from prb_jax.serving.items import (
     ChatItem,
     Item,

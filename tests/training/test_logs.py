@@ -108,5 +108,5 @@ def test_curves_without_matplotlib_are_an_error_that_says_what_to_install(tmp_pa
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(RunError, match="pip install matplotlib"):
+    with pytest.raises(RunError, match=r"needs matplotlib.*pip install 'prb-jax\[report\]'"):
         plot_curves([], tmp_path / "curves.png")

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from prb_jax.errors import need_extra
+
 _WORD: Final = re.compile(r"[^\W_]+(?:[’'][^\W_]+)*")
 _SHINGLE: Final = 3
 _PERMUTATIONS: Final = 128
@@ -45,6 +47,7 @@ class NearTexts:
     """
 
     def __init__(self, least: float) -> None:
+        need_extra("build", "near-duplicates")
         from datasketch import MinHashLSH  # it is slow to import
 
         self._least = least
