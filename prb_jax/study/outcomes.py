@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
-from prb_jax.personal.few_shot.choices import Choices, UserRows, group, shares_response
+from prb_jax.personal.few_shot.choices import Choices, UserRows, rows_by_fold
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Method,
@@ -107,18 +107,7 @@ class Part:
 def make_part(choices: Choices, split: Split) -> Part:
     """Return the contexts and queries of the seen and the unseen people of a split, a row for each person and fold."""
     asked = ~split.of_part(choices.users, VALIDATION_PART)
-    contexts, queries = list[UserRows](), list[UserRows]()
-    for fold in range(max(1, split.fold.max(initial=0) + 1)):
-        own = asked & (split.fold == fold)
-        queries.append(group(choices, own))
-        users = queries[-1].users
-        known = asked & (split.fold != fold) & ~shares_response(choices, own)
-        if known.any():
-            contexts.append(group(choices, known, seed=split.seed).of(users))
-        else:
-            empty = np.zeros((len(users), 1), np.int32)
-            contexts.append(UserRows(users, empty, empty > 0))
-    return Part(choices, split, UserRows.stacked(contexts), UserRows.stacked(queries))
+    return Part(choices, split, *rows_by_fold(choices, split.fold, seed=split.seed, among=asked))
 
 
 def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
@@ -142,7 +131,7 @@ def fit_method(method: Method, settings: Any, part: Part, *, seed: int, mesh: Me
     """
     choices, split = part.choices, part.split
     choices.require(method.name, method.needs)
-    validation = replace(choices, queries=split.queries).only(split.validated)
+    validation = replace(choices, queries=split.fold).only(split.validated)
     validation.require(f"{method.name}: the validation part", ())
     return method.fit(
         choices.only(split.trained), validation, settings=settings, key=jax.random.key(seed), mesh=mesh

@@ -91,13 +91,14 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
     """Return the splits of a study.
 
     Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
-    people, at most 0.3, and 0.15 of the others choose the numbers. With "user" every comparison of an unseen person is
-    predicted, a third of them from the others in turn; of people of the validation part a third. Of seen people up to a
-    fifth is to be predicted, and none where these share a response with every other one, so that nothing would be left
-    to fit on. With "other-question" whole questions are predicted: of people who are not seen about a third, at least
-    one (of their comparisons where they have one question), of seen people comparisons on one. With "user+question" a
-    third of all questions is never fitted on, another one in each split, and only comparisons of these are to be
-    predicted.
+    people, at most 0.3, and 0.15 of the others choose the numbers.
+
+    With "user" every comparison of a person who is not seen is predicted, a third of them from the others in turn. Of
+    seen people up to a fifth is to be predicted, and none where these share a response with every other one, so that
+    nothing would be left to fit on. With "other-question" whole questions are predicted: of people who are not seen
+    about a third, at least one (of their comparisons where they have one question), of seen people comparisons on one.
+    With "user+question" a third of all questions is never fitted on, another one in each split, and only comparisons
+    of these are to be predicted.
 
     Args:
       population: the people.
@@ -170,10 +171,10 @@ def _split(
             most = max(1, len(own) // 5)
             held = rng.permutation(own)[:most] if plain else _of_one_question(own, questions, rng, most=most)
             fold[held] = 0 if _some_untold(choices, np.setdiff1d(own, held), held) else -1
+        elif part[user] != SEEN_PART and plain:
+            fold[rng.permutation(own)] = np.arange(len(own)) % FOLDS
         elif part[user] == VALIDATION_PART:
             fold[_third(own[~new[own]], own[~new[own]], questions, rng)] = 0
-        elif part[user] == UNSEEN_PART and plain:
-            fold[rng.permutation(own)] = np.arange(len(own)) % FOLDS
         elif part[user] == UNSEEN_PART:
             fold[_third(own, own if asked is None else own[new[own]], questions, rng)] = 0
     told = np.zeros(len(choices), bool)
@@ -181,7 +182,7 @@ def _split(
         told |= shares_response(choices, fold == number) & (fold != number)
     queries = fold >= 0
     trained = (part_of == SEEN_PART) & ~queries & ~told
-    return Split(seed, part, fold, told, trained, validated & ~told)
+    return Split(seed, part, fold, told, trained, validated & (queries | ~told))
 
 
 def _some_untold(choices: Choices, rest: np.ndarray, held: np.ndarray) -> bool:

@@ -1,6 +1,6 @@
 """Empirical Bayes: a prior of tastes estimated from the seen people, and each person's posterior in closed form.
 
-    w_u ~ N(mu + L A z_u, L L^T),   P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + b_i - b_j)
+    w_u ~ N(mu + L A z_u, L L^T + r I),   P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + b_i - b_j)
 
 mu and b, the effects of texts that several people judged, are pooled Bradley-Terry; z_u is the mean of the posts of a
 profile. With the margin m of a choice under mu and b, s = sigmoid(-m), c = s (1 - s) and delta = chosen - rejected, two
@@ -13,9 +13,11 @@ nor of two that share a text, whose noise is common), less the same products bet
 Its eigenvectors in the metric of M are the directions of taste; how many are kept, what all others are left with (low
 rank and diagonal) and the scale are chosen on the validation part, with "nothing personal" among the choices. mu and b
 are then fitted again, for pooled margins are those of the mean of many tastes, smaller than those of the mean taste.
-A is ridge regression of the seen people's posterior means. Adaptation is the Laplace posterior (one Newton solve in
-the k-dimensional dual), and a margin is shrunk by the posterior's variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so
-that its sigmoid is a probability.
+r, tastes in all directions alike, stands for what the low rank leaves out, and is chosen there too. A is ridge
+regression of the seen people's posterior means. Adaptation is the Laplace posterior (one Newton solve in the
+k-dimensional dual), and a margin is shrunk by the posterior's variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that
+its sigmoid is a probability. Of the part r I the mean is that of the posterior, and the variance that of the prior: k
+choices hardly change it, and a state stays small.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Re
 from prb_jax.personal.few_shot.fitting import (
     Pairs,
     Validation,
+    laplace_posterior,
     mean_loss,
     minimise,
-    most_probable,
     pairs_of,
     pooled_direction,
 )
+from prb_jax.personal.few_shot.offset import precision_of
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
 from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
 
@@ -53,6 +56,8 @@ class BayesSettings(FewShotSettings):
       item_precision: precisions of the effects of texts; no effects are tried too.
       rank: how many directions of taste keep their own variance.
       scale: factors of the estimated covariance; nothing personal is tried too.
+      spread: standard deviations of the part of a margin that comes from tastes in all directions alike; no such part
+        is tried too.
       profile_l2: penalties of the regression on profiles, in people; no regression is tried too.
       directions: J, how many directions of taste are kept at most: a posterior holds J + J^2 numbers.
       components: principal components of the differences in which the covariance is estimated, at most.
@@ -63,6 +68,7 @@ class BayesSettings(FewShotSettings):
     item_precision: tuple[float, ...] = (1.0, 10.0)
     rank: tuple[int, ...] = (1, 2, 4, 8)
     scale: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
+    spread: tuple[float, ...] = (0.3, 0.6, 1.0)
     profile_l2: tuple[float, ...] = (10.0, 100.0, 1000.0)
     directions: int = 16
     components: int = 64
@@ -72,7 +78,7 @@ class BayesSettings(FewShotSettings):
         super().__post_init__()
         check_numbers(
             self,
-            above={"l2": 0, "item_precision": 0, "scale": 0, "profile_l2": 0},
+            above={"l2": 0, "item_precision": 0, "scale": 0, "spread": 0, "profile_l2": 0},
             least={"rank": 1, "directions": 1, "components": 1, "steps": 1},
         )
 
@@ -88,10 +94,15 @@ def fit(
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
     if seen.posts is not None:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
-    numbers = {name: np.float32(0) for name in ("item_precision", "rank", "scale", "rest", "profile_l2")}
+    names = ("item_precision", "rank", "scale", "rest", "spread", "isotropic", "profile_l2")
+    numbers = {name: np.float32(0) for name in names}
     plain = [Fitted(arrays, numbers | {"l2": np.float32(l2)}, settings)]
     nobody = judge.best(METHOD, plain + list(_with_items(seen, plain[0])), key=key, mesh=mesh)
     best = judge.best(METHOD, [nobody, *_with_tastes(seen, nobody)], key=key, mesh=mesh)
+    spread = [
+        one for base in {id(one): one for one in (nobody, best)}.values() for one in _with_rest(seen, base)
+    ]
+    best = judge.best(METHOD, [best, *spread], key=key, mesh=mesh)
     if seen.posts is None or not best.numbers["scale"]:
         return best
     return judge.best(METHOD, [best, *_with_profiles(seen, best, key, mesh)], key=key, mesh=mesh)
@@ -101,21 +112,46 @@ def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     """Fits with effects of texts, where several people judged the same ones."""
     if seen.items is None:
         return
-    items = np.asarray(seen.items)
-    texts = np.stack([items[seen.chosen], items[seen.rejected]], axis=1)
+    texts = _texts(seen)
     judged = np.unique(np.stack([np.repeat(seen.person, 2), texts.reshape(-1)], axis=1), axis=0)
     if len(judged) < 2 * len(np.unique(texts)):  # two judges a text in the mean
         return
-    pairs, effects = pairs_of(seen), np.zeros(int(items.max()) + 1, np.float32)
-    start = (fitted.arrays["direction"], effects)
-    shrink = np.ones(len(seen), np.float32)
+    arrays = fitted.arrays | {"items": np.zeros(int(np.max(seen.items)) + 1, np.float32)}
     for precision in fitted.settings.item_precision:
         numbers = fitted.numbers | {"item_precision": np.float32(precision)}
-        direction, effects = _fit_mean(
-            pairs, texts, shrink, numbers["l2"], numbers["item_precision"], start, steps=fitted.settings.steps
-        )
-        arrays = {"direction": np.asarray(direction), "items": np.asarray(effects)}
-        yield Fitted(fitted.arrays | arrays, numbers, fitted.settings)
+        yield _with_mean(seen, pairs_of(seen), Fitted(arrays, numbers, fitted.settings))
+
+
+def _texts(choices: Choices) -> np.ndarray:
+    """int [n, 2]: the texts that were chosen and rejected."""
+    items = np.asarray(choices.items)
+    return np.stack([items[choices.chosen], items[choices.rejected]], axis=1)
+
+
+def _with_mean(seen: Choices, pairs: Pairs, fitted: Fitted) -> Fitted:
+    """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
+    numbers, basis = fitted.numbers, fitted.arrays["basis"]
+    variance = np.sum((pairs.deltas @ basis) ** 2, axis=1)
+    variance += numbers["isotropic"] * np.sum(pairs.deltas**2, axis=1)
+    direction, effects = _fit_mean(
+        pairs,
+        _texts(seen) if numbers["item_precision"] else None,
+        1 / np.sqrt(1 + np.pi / 8 * variance),
+        numbers["l2"],
+        numbers["item_precision"],
+        (fitted.arrays["direction"], fitted.arrays["items"]),
+        steps=fitted.settings.steps,
+    )
+    arrays = {"direction": np.asarray(direction), "items": np.asarray(effects)}
+    return Fitted(fitted.arrays | arrays, numbers, fitted.settings)
+
+
+def _with_rest(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+    """Fits with tastes in all directions alike."""
+    pairs = pairs_of(seen)
+    for spread in fitted.settings.spread:
+        numbers = {"spread": np.float32(spread), "isotropic": np.float32(1 / precision_of(seen, spread))}
+        yield _with_mean(seen, pairs, Fitted(fitted.arrays, fitted.numbers | numbers, fitted.settings))
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -149,11 +185,7 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         seen, np.asarray(pooled_margins(fitted, seen)), components=settings.components
     )
     kept = min(settings.directions, len(variances))
-    pairs, texts = pairs_of(seen), None
-    if fitted.numbers["item_precision"]:
-        items = np.asarray(seen.items)
-        texts = np.stack([items[seen.chosen], items[seen.rejected]], axis=1)
-    mean = (fitted.arrays["direction"], fitted.arrays["items"])
+    pairs = pairs_of(seen)
     for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
         rest = max(0.0, float(variances[rank:].mean())) if rank < len(variances) else 0.0
         spread = np.maximum(variances[:kept], rest)
@@ -162,17 +194,9 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
             continue
         basis = np.zeros_like(fitted.arrays["basis"])
         basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
-        shrink = 1 / np.sqrt(1 + np.pi / 8 * np.sum((pairs.deltas @ basis) ** 2, axis=1))
-        numbers = fitted.numbers | {
-            "rank": np.float32(rank),
-            "scale": np.float32(scale),
-            "rest": np.float32(rest),
-        }
-        direction, effects = _fit_mean(
-            pairs, texts, shrink, numbers["l2"], numbers["item_precision"], mean, steps=settings.steps
-        )
-        arrays = {"basis": basis, "direction": np.asarray(direction), "items": np.asarray(effects)}
-        yield Fitted(fitted.arrays | arrays, numbers, settings)
+        chosen = {"rank": np.float32(rank), "scale": np.float32(scale), "rest": np.float32(rest)}
+        with_basis = Fitted(fitted.arrays | {"basis": basis}, fitted.numbers | chosen, settings)
+        yield _with_mean(seen, pairs, with_basis)
 
 
 def pooled_margins(fitted: Fitted, choices: Choices) -> Array:
@@ -283,41 +307,51 @@ def _effects(fitted: Fitted, items: Array) -> Array:
 
 def empty_state(fitted: Fitted) -> State:
     """Return the prior of a person without a profile."""
-    count = fitted.arrays["basis"].shape[1]
-    return {"weights": jnp.zeros(count, jnp.float32), "covariance": jnp.eye(count, dtype=jnp.float32)}
+    width, count = fitted.arrays["basis"].shape
+    return {
+        "weights": jnp.zeros(count, jnp.float32),
+        "covariance": jnp.eye(count, dtype=jnp.float32),
+        "rest": jnp.zeros(width, jnp.float32),
+    }
 
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the posterior of a person in the directions of taste: its mode [J] and its covariance [J, J]."""
-    rows = context.deltas @ fitted.arrays["basis"]
+    """Return the posterior of a person: its mode [J] and covariance [J, J] in the directions of taste, and the mode of
+    the rest [D]."""
+    deltas, root = context.deltas, jnp.sqrt(fitted.numbers["isotropic"])
+    rows = deltas @ fitted.arrays["basis"]
     prior = jnp.zeros(rows.shape[1], jnp.float32)
     if context.posts is not None and "profile" in fitted.arrays:
         has_posts = jnp.any(context.posts.mask)
         told = (_profile(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
         prior = jnp.where(has_posts, told, prior)
-    margins = context.deltas @ fitted.arrays["direction"]
+    margins = deltas @ fitted.arrays["direction"]
     if context.chosen.items is not None and context.rejected.items is not None:
         effects = _effects(fitted, context.chosen.items) - _effects(fitted, context.rejected.items)
         margins = margins + effects * context.mask
-    margins = margins + rows @ prior
-    weights = most_probable(rows, context.mask, margins, jnp.float32(1))
-    slope = jax.nn.sigmoid(margins + rows @ weights)
-    curved = rows * (slope * (1 - slope) * context.mask)[:, None]
-    covariance = jnp.linalg.inv(jnp.eye(len(prior)) + rows.T @ curved)
-    return {"weights": prior + weights, "covariance": covariance}
+    both = jnp.concatenate([rows, root * deltas], axis=1)
+    mode, half = laplace_posterior(both, context.mask, margins + rows @ prior)
+    known = half[:, : len(prior)]
+    return {
+        "weights": prior + mode[: len(prior)],
+        "covariance": jnp.eye(len(prior)) - known.T @ known,
+        "rest": root * mode[len(prior) :],
+    }
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return the mean rewards, float32 [K], shrunk by the variance of their differences: of two responses the sigmoid
     of the difference is the probability of the choice."""
-    tastes = responses.features @ fitted.arrays["basis"]
-    means = responses.features @ fitted.arrays["direction"] + tastes @ state["weights"]
+    features = responses.features
+    tastes = features @ fitted.arrays["basis"]
+    means = features @ (fitted.arrays["direction"] + state["rest"]) + tastes @ state["weights"]
     if responses.items is not None:
         means = means + _effects(fitted, responses.items)
     count = len(means)
-    apart = tastes - tastes.mean(axis=0)
+    apart, others = tastes - tastes.mean(axis=0), features - features.mean(axis=0)
     # The mean over all pairs of responses of the variance of their difference.
-    spread = jnp.einsum("kj,jl,kl->", apart, state["covariance"], apart) * 2 / max(count - 1, 1)
+    spread = jnp.einsum("kj,jl,kl->", apart, state["covariance"], apart)
+    spread = (spread + fitted.numbers["isotropic"] * jnp.sum(others * others)) * 2 / max(count - 1, 1)
     return means / jnp.sqrt(1 + jnp.pi / 8 * spread)
 
 

@@ -155,8 +155,8 @@ class Choices:
       in_context: float32 [n, 2], of the chosen and of the rejected response, by the backbone that saw the profile.
       posts: the profiles, with leading axis U.
       backbone: the model of the features, where it can be trained.
-      queries: bool [n], of users of a validation part: True for the choices that are to be predicted, False for those
-        that may be adapted on. None: `halves` deals the choices of each user.
+      queries: of users of a validation part, bool [n], True for the choices that are to be predicted, False for those
+        that may be adapted on; or int [n], as of `rows_by_fold`. None: `halves` deals the choices of each user.
     """
 
     features: Array
@@ -319,13 +319,37 @@ def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, User
       seed: of the order and of the halves.
     """
     asked = halves(choices, seed=seed) if choices.queries is None else np.asarray(choices.queries)
-    if not asked.any():
+    fold = np.where(asked, 0, -1) if asked.dtype == bool else asked
+    if not (fold >= 0).any():
         raise DataError("choices: queries: expected at least one comparison to predict, found none")
-    queries, told = group(choices, asked), ~asked & ~shares_response(choices, asked)
-    if not told.any():
-        empty = np.zeros((len(queries.users), 1), np.int32)
-        return UserRows(queries.users, empty, empty > 0), queries
-    return group(choices, told, seed=seed).of(queries.users), queries
+    return rows_by_fold(choices, fold, seed=seed)
+
+
+def rows_by_fold(
+    choices: Choices, fold: np.ndarray, *, seed: int, among: np.ndarray | None = None
+) -> tuple[UserRows, UserRows]:
+    """Return the comparisons to adapt on, in a random order, and those to predict, a row for each user and fold.
+
+    Args:
+      choices: of any users.
+      fold: int [n], 0 and up for choices that are predicted together, from those of the user that are not of this fold
+        and share no response with one of it; -1 for those that are not predicted.
+      seed: of the order.
+      among: bool [n], the choices that are looked at; all if not given.
+    """
+    among = np.ones(len(choices), bool) if among is None else among
+    contexts, queries = list[UserRows](), list[UserRows]()
+    for number in range(max(1, int(fold.max(initial=0)) + 1)):
+        own = among & (fold == number)
+        queries.append(group(choices, own))
+        users = queries[-1].users
+        known = among & (fold != number) & ~shares_response(choices, own)
+        if known.any():
+            contexts.append(group(choices, known, seed=seed).of(users))
+        else:
+            empty = np.zeros((len(users), 1), np.int32)
+            contexts.append(UserRows(users, empty, empty > 0))
+    return UserRows.stacked(contexts), UserRows.stacked(queries)
 
 
 def shares_response(choices: Choices, queries: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 from scipy.optimize import minimize
 
 from prb_jax.personal.few_shot import bayes
@@ -76,19 +77,22 @@ def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
     assert np.abs(variances).max() < 0.5 * mistaken.min()
 
 
-def test_the_posterior_is_that_of_a_dense_float64_solve() -> None:
+@pytest.mark.parametrize("rest", [0.0, 0.2])
+def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float) -> None:
     rng = np.random.default_rng(2)
     made = tastes(30, size=1.0, seen=20, validation=5)
     basis = (rng.normal(size=(WIDTH, 3)) * 0.7).astype(np.float32)
     direction = rng.normal(size=WIDTH).astype(np.float32)
     arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32)}
-    fitted = Fitted(arrays, {}, BayesSettings())
+    fitted = Fitted(arrays, {"isotropic": np.float32(rest)}, BayesSettings())
     states = adapt_users(METHOD, fitted, made.new, made.contexts.first(16), key=KEY)
     scores = score_users(METHOD, fitted, states, made.new, made.queries)
     rows = made.contexts.first(16)
     for user, (places, mask) in enumerate(zip(rows.places, rows.mask, strict=True)):
         deltas = made.new.deltas[places[mask]].astype(np.float64)
-        x, m = deltas @ basis.astype(np.float64), deltas @ direction.astype(np.float64)
+        both = np.concatenate([basis.astype(np.float64), np.sqrt(rest) * np.eye(WIDTH)], axis=1)
+        x, m = deltas @ both, deltas @ direction.astype(np.float64)
+        size = both.shape[1]
 
         def loss(a: np.ndarray, x: np.ndarray = x, m: np.ndarray = m) -> float:
             return float(np.logaddexp(0, -(m + x @ a)).sum() + 0.5 * a @ a)
@@ -96,19 +100,20 @@ def test_the_posterior_is_that_of_a_dense_float64_solve() -> None:
         def slope(a: np.ndarray, x: np.ndarray = x, m: np.ndarray = m) -> np.ndarray:
             return a - x.T @ sigmoid(-(m + x @ a))
 
-        mode = minimize(loss, np.zeros(3), jac=slope, method="BFGS", options={"gtol": 1e-10}).x
+        mode = minimize(loss, np.zeros(size), jac=slope, method="BFGS", options={"gtol": 1e-10}).x
         for _ in range(5):  # to the last digits
             c = sigmoid(m + x @ mode) * sigmoid(-(m + x @ mode))
-            mode = mode - np.linalg.solve(np.eye(3) + (x * c[:, None]).T @ x, slope(mode))
+            mode = mode - np.linalg.solve(np.eye(size) + (x * c[:, None]).T @ x, slope(mode))
         c = sigmoid(m + x @ mode) * sigmoid(-(m + x @ mode))
-        covariance = np.linalg.inv(np.eye(3) + (x * c[:, None]).T @ x)
-        np.testing.assert_allclose(states["weights"][user], mode, atol=2e-6, rtol=1e-6)
+        covariance = np.linalg.inv(np.eye(size) + (x * c[:, None]).T @ x)[:3, :3]
+        np.testing.assert_allclose(states["weights"][user], mode[:3], atol=2e-6, rtol=1e-6)
+        np.testing.assert_allclose(states["rest"][user], np.sqrt(rest) * mode[3:], atol=2e-6, rtol=1e-6)
         np.testing.assert_allclose(states["covariance"][user], covariance, atol=2e-6, rtol=1e-6)
         asked = made.queries.places[user][made.queries.mask[user]]
         tested = made.new.deltas[asked].astype(np.float64)
         taste = tested @ basis
-        margin = tested @ direction + taste @ mode
-        variance = np.einsum("qj,jl,ql->q", taste, covariance, taste)
+        margin = tested @ direction + tested @ both @ mode
+        variance = np.einsum("qj,jl,ql->q", taste, covariance, taste) + rest * np.sum(tested**2, axis=1)
         found = scores[user][made.queries.mask[user]]
         expected = margin / np.sqrt(1 + np.pi / 8 * variance)
         np.testing.assert_allclose(found[:, 0] - found[:, 1], expected, atol=1e-5, rtol=1e-5)
@@ -117,7 +122,7 @@ def test_the_posterior_is_that_of_a_dense_float64_solve() -> None:
 def test_probabilities_hold_and_few_choices_beat_the_pooled_model() -> None:
     made = tastes(700, size=1.0, seen=300, validation=100, choices=24, new_choices=64, seed=3)
     fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
-    assert fitted.numbers["scale"] > 0
+    assert fitted.numbers["scale"] > 0 or fitted.numbers["spread"] > 0
     shares = {k: made.share(METHOD, fitted, k, width=32) for k in (0, 2, 8, 32)}
     assert shares[0] + 0.01 < shares[2] < shares[8] < shares[32]
     assert shares[32] > 0.97
