@@ -28,7 +28,7 @@ from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
 from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.training import Tuning
+from prb_jax.training import PASSES, Tuning
 from prb_jax.training.data import Examples
 from prb_jax.training.groups import split_params
 from prb_jax.training.microbatches import plan_microbatches
@@ -37,7 +37,6 @@ from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
 from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import TrainState
-from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
 
 

@@ -25,9 +25,10 @@ from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import prompt_columns
 from prb_jax.generation.prompts import comparison_prompts
 from prb_jax.generation.steps import Program
-from prb_jax.models.cache import PrefixCache, SuffixCache, last_norm, layers_of, try_tokens
+from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, try_tokens
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
+from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.states import States, states_before_tokens
 from prb_jax.readouts.heads import read_out
 from prb_jax.readouts.score_tree import is_pointwise

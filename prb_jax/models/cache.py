@@ -26,9 +26,15 @@ from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import decode_tree_keeping
-from prb_jax.models.decoder_layer import Params, decoder_layer, embedded, scaled_embedding
-from prb_jax.models.gathering import gatherer
-from prb_jax.models.layers import matmul_precision, rms_norm
+from prb_jax.models.decoder_layer import (
+    Params,
+    decoder_layer,
+    embedded,
+    gatherer,
+    last_norm,
+    scaled_embedding,
+)
+from prb_jax.models.layers import float32_einsum, matmul_precision, soft_capped
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
@@ -80,8 +86,7 @@ class SuffixCache:
 def empty_prefix(config: DecoderConfig, *, trees: int, columns: int, dtype: jnp.dtype) -> PrefixCache:
     """Return a cache of B = ``trees`` empty prompts."""
     shape = (trees, config.num_key_value_heads, columns, config.head_dim)
-    blank = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
-    return PrefixCache(blank, tuple(jnp.zeros(shape, dtype) for _ in blank), jnp.zeros((trees,), jnp.int32))
+    return PrefixCache(*_blank(config, shape, dtype), jnp.zeros((trees,), jnp.int32))
 
 
 def empty_suffix(
@@ -89,9 +94,13 @@ def empty_suffix(
 ) -> SuffixCache:
     """Return a cache of B * S = ``trees * samples`` samples without a token."""
     shape = (trees, samples, config.num_key_value_heads, columns, config.head_dim)
-    blank = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
-    lengths = jnp.zeros((trees, samples), jnp.int32)
-    return SuffixCache(blank, tuple(jnp.zeros(shape, dtype) for _ in blank), lengths)
+    return SuffixCache(*_blank(config, shape, dtype), jnp.zeros((trees, samples), jnp.int32))
+
+
+def _blank(config: DecoderConfig, shape: tuple[int, ...], dtype: jnp.dtype) -> tuple[Arrays, Arrays]:
+    """Keys and values of all layers, each an array of its own: caches are donated."""
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers)) for _ in range(2))
+    return keys, values
 
 
 def fill_prefix(
@@ -273,17 +282,6 @@ def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, coun
     )
 
 
-def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
-    """Return the states [..., D] after the model's last norm, float32."""
-    return rms_norm(
-        states.astype(jnp.float32),
-        params["final_norm"],
-        eps=config.rms_norm_eps,
-        plus_one=config.norm_plus_one,
-        scale_after_cast=config.norm_scale_after_cast,
-    )
-
-
 def _written(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Array:
     """The cache [B, S, G, M, H] with new [B, S, G, H] at column ``lengths`` [B, S] of each sample."""
     trees, samples = lengths.shape
@@ -324,9 +322,7 @@ def _attend(
     by_tree = constrain(by_tree, ("batch", "heads", None, None))
     k, v = (x.reshape(trees, samples, tried, kv_heads, head_dim) for x in (k, v))
 
-    def capped(scores: jax.Array) -> jax.Array:
-        return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-
+    capped = functools.partial(soft_capped, softcap=softcap)
     # Of the prefix: [B, G, S, C, group, P]. Its last token stands one place before the suffix.
     column = jnp.arange(columns)
     seen = (column >= columns - prefix_lengths[:, None])[:, None, None]
@@ -345,15 +341,7 @@ def _attend(
     added = capped(_product(flat, sk, (4,), (4,), batch=3))
     added = added.reshape(trees, samples, kv_heads, tried, group, places)
     added = jnp.where(written[:, :, None, :, None], added, _HIDDEN)
-    own = capped(
-        jnp.einsum(
-            "bsgcnh,bscgh->bsgcn",
-            grouped,
-            k,
-            preferred_element_type=jnp.float32,
-            precision=matmul_precision(q.dtype),
-        )
-    )
+    own = capped(float32_einsum("bsgcnh,bscgh->bsgcn", grouped, k))
 
     # Merged: with the largest score m of all three, each part is a sum of exp(score - m) and of values times it.
     def by_sample(x: jax.Array) -> jax.Array:

@@ -29,10 +29,11 @@ from prb_jax.models.decoder_layer import (
     Params,
     decoder_layer,
     embedded,
+    gatherer,
     rematerialised,
     scaled_embedding,
+    splits_weights,
 )
-from prb_jax.models.gathering import gatherer, splits_weights
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import TreeBatch

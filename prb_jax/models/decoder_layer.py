@@ -6,23 +6,28 @@ Letters as in :mod:`prb_jax.models.decoder`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS, take_places
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.gathering import GATHERED
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import PROJECTED, adapted_project
-from prb_jax.sharding import Constrain
+from prb_jax.sharding import RULES, Constrain, parameter_axes, partition_spec
 
 Params = dict[str, Any]
+
+GATHERED = "gathered_weights"
+"""The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""
 
 
 def embedded(params: Params, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -36,6 +41,19 @@ def scaled_embedding(x: jax.Array, config: DecoderConfig) -> jax.Array:
         return x
     # The factor is rounded to the activations' dtype, as Gemma was trained.
     return x * jnp.asarray(config.embedding_scale, x.dtype)
+
+
+def _norm_options(config: DecoderConfig) -> dict[str, Any]:
+    return {
+        "eps": config.rms_norm_eps,
+        "plus_one": config.norm_plus_one,
+        "scale_after_cast": config.norm_scale_after_cast,
+    }
+
+
+def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
+    """Return the states [..., D] after the model's last norm, float32."""
+    return rms_norm(states.astype(jnp.float32), params["final_norm"], **_norm_options(config))
 
 
 def decoder_layer(
@@ -54,12 +72,7 @@ def decoder_layer(
     Returns:
         The states, and the layer's keys and values [B, T, G, H].
     """
-    norm = functools.partial(
-        rms_norm,
-        eps=config.rms_norm_eps,
-        plus_one=config.norm_plus_one,
-        scale_after_cast=config.norm_scale_after_cast,
-    )
+    norm = functools.partial(rms_norm, **_norm_options(config))
     rows, tokens, _ = x.shape
     line = "tokens" if places is None else None
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -117,3 +130,46 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
         kept = policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS)
         return jax.checkpoint(body, prevent_cse=False, policy=kept)
     raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
+
+
+def splits_weights(mesh: Mesh | None) -> bool:
+    """Whether matrices are split over axes on which the trees, or their tokens, are."""
+    return mesh is not None and math.prod(mesh.shape[name] for name in RULES["model"] or ()) > 1
+
+
+def gatherer(mesh: Mesh | None) -> Callable[[Params], Params]:
+    """A function of one layer's weights that brings their ``model`` axis together on every device.
+
+    Left to itself the compiler may split a product instead, and then moves the same bytes in many small steps and keeps
+    more of them. Gradients go the other way: each device keeps the sum of its own part. Without a mesh, or where
+    nothing is split, it changes nothing.
+    """
+    if mesh is None or not splits_weights(mesh):
+        return lambda weights: weights
+
+    def gather(weights: Params) -> Params:
+        whole = {}
+        for name, weight in weights.items():
+            axes = parameter_axes(f"layers/{name}")[1:]  # the first one is that of the layers
+            if "model" not in axes:
+                whole[name] = weight
+                continue
+            split = NamedSharding(mesh, partition_spec(axes))
+            together = NamedSharding(
+                mesh, partition_spec([None if axis == "model" else axis for axis in axes])
+            )
+            whole[name] = checkpoint_name(_resharded(split, together, weight), GATHERED)
+        return whole
+
+    return gather
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _resharded(split: NamedSharding, together: NamedSharding, weight: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(weight, together)
+
+
+_resharded.defvjp(
+    lambda split, together, weight: (_resharded(split, together, weight), None),
+    lambda split, together, kept, gradient: (jax.lax.with_sharding_constraint(gradient, split),),
+)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
-from prb_jax.models.layers import activate, matmul_precision, project
+from prb_jax.models.layers import activate, float32_einsum, project
 from prb_jax.sharding import Constrain, constrainer
 
 Params = dict[str, Any]
@@ -97,8 +97,7 @@ def _layer(
         return project(y, w[name], w[f"{name}_bias"]).reshape(*y.shape[:-1], *heads)
 
     q, k, v = (constrain(split(x, name), ("batch", None, "heads", None)) for name in "qkv")
-    precision = matmul_precision(x.dtype)
-    scores = jnp.einsum("bqnh,bknh->bnqk", q, k, precision=precision, preferred_element_type=jnp.float32)
+    scores = float32_einsum("bqnh,bknh->bnqk", q, k)
     terms = 1
     if distances is not None and config.relative is not None:
         relative = config.relative
@@ -112,9 +111,7 @@ def _layer(
             scores += distance_scores(k, queries).swapaxes(2, 3)
     scores = scores * (terms * config.head_dim) ** -0.5
     weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
-    y = jnp.einsum(
-        "bnqk,bknh->bqnh", weights.astype(x.dtype), v, precision=precision, preferred_element_type=jnp.float32
-    )
+    y = float32_einsum("bnqk,bknh->bqnh", weights.astype(x.dtype), v)
     y = project(y.astype(x.dtype).reshape(batch, length, width), w["o"], w["o_bias"])
     x = constrain(_layer_norm(x + y, w, "post_attention_norm", config), ("batch", None, None))
     y = activate(project(x, w["up"], w["up_bias"]), config.hidden_activation)
@@ -169,13 +166,7 @@ def distance_scores(vectors: jax.Array, table: jax.Array) -> jax.Array:
       float32 [B, N, L, L]: entry (i, j) is the product of token i's vector with that of distance i - j.
     """
     batch, length, heads, _ = vectors.shape
-    products = jnp.einsum(
-        "blnh,tnh->bnlt",
-        vectors,
-        table,
-        precision=matmul_precision(vectors.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    products = float32_einsum("blnh,tnh->bnlt", vectors, table)
     # Entry (i, j) stands in column j + L - 1 - i; with rows of 2L that is place i (2L - 1) + j + L - 1.
     flat = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
     moved = lax.slice_in_dim(flat, length - 1, length - 1 + length * (2 * length - 1), axis=2)

@@ -1,7 +1,8 @@
-"""Floating-point operations of a forward, counted on paper, and the most this machine reaches."""
+"""Floating-point operations of a forward, counted on paper, and the most that a device reaches."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -62,6 +63,32 @@ def attention_flops_of_layers(config: DecoderConfig, layout: TreeLayout) -> floa
         )
         for slides in config.layer_windows
     )
+
+
+# Dense bfloat16 FLOP/s of a device, from the vendors' data sheets.
+_PEAKS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+@functools.cache
+def device_peak(dtype: str) -> float:
+    """FLOP/s of one device: of its data sheet where it is known, else the best of some matrix products."""
+    kind = jax.devices()[0].device_kind
+    if dtype == "bfloat16":
+        for name in sorted(_PEAKS, key=len, reverse=True):
+            if kind.startswith(name):
+                return _PEAKS[name]
+    return measured_peak(dtype, seconds=0.2)
 
 
 def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:

@@ -34,6 +34,17 @@ def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
+def float32_einsum(form: str, *factors: jax.Array) -> jax.Array:
+    """Products and sums as :func:`jax.numpy.einsum` writes them, accumulated in float32, which they stay."""
+    precision = matmul_precision(factors[0].dtype)
+    return jnp.einsum(form, *factors, precision=precision, preferred_element_type=jnp.float32)
+
+
+def soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
+    """``softcap * tanh(scores / softcap)``; the scores themselves where there is no cap."""
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+
+
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [..., I] times weight [I, O] plus bias [O], accumulated in float32, in x's dtype.
 
@@ -122,25 +133,16 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, scale: float = 1.0) 
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def activation(x: jax.Array, kind: Activation) -> jax.Array:
-    """The gate's non-linearity, float32 in and out."""
-    if kind == "silu":
-        return x * lax.logistic(x)
-    return jax.nn.gelu(x, approximate=True)
-
-
 def gated(gate: jax.Array, up: jax.Array, kind: Activation) -> jax.Array:
     """activation(gate) * up, computed in float32, in gate's dtype."""
-    return (activation(gate.astype(jnp.float32), kind) * up.astype(jnp.float32)).astype(gate.dtype)
+    wide = gate.astype(jnp.float32)
+    active = wide * lax.logistic(wide) if kind == "silu" else jax.nn.gelu(wide, approximate=True)
+    return (active * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def activate(x: jax.Array, kind: EncoderActivation) -> jax.Array:
     """An encoder's non-linearity, computed in float32, in x's dtype."""
     wide = x.astype(jnp.float32)
-    if kind == "relu":
-        wide = jax.nn.relu(wide)
-    elif kind == "tanh":
-        wide = jnp.tanh(wide)
-    else:
-        wide = jax.nn.gelu(wide, approximate=kind == "gelu_tanh")
-    return wide.astype(x.dtype)
+    if kind in ("relu", "tanh"):
+        return (jax.nn.relu(wide) if kind == "relu" else jnp.tanh(wide)).astype(x.dtype)
+    return jax.nn.gelu(wide, approximate=kind == "gelu_tanh").astype(x.dtype)

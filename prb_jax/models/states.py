@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,27 +39,46 @@ def states_before_tokens(states: jax.Array, batch: TreeBatch) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class TreeStates:
-    """What a head sees of a forward pass over B trees of K responses.
+class _States:
+    """States in T columns of B rows, and K read places of each row.
 
     Attributes:
-      hidden: [B, P + K * R, D], before the last norm, in the activations' dtype.
-      batch: the trees.
+      hidden: [B, T, D], before the last norm, in the activations' dtype.
       norm: the model's last norm, of float32 states.
-      at_reads: ``hidden`` is [B, K, D], of the read positions alone: only :meth:`read` can be asked for.
+      at_reads: ``hidden`` is [B, K, D], of the read places alone: only :meth:`read` can be asked for.
     """
 
     hidden: jax.Array
-    batch: TreeBatch
+    batch: Any
     norm: Callable[[jax.Array], jax.Array]
     at_reads: bool = False
 
+    @property
+    def places(self) -> jax.Array:
+        """int32 [B, K]: the columns of the read places."""
+        raise NotImplementedError
+
     def read(self) -> jax.Array:
-        """float32 [B, K, D]: each response's state at its read position."""
-        if self.at_reads:
-            # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
-            return self.norm(self.hidden.astype(jnp.float32))
-        return self._at(read_places(self.batch))
+        """float32 [B, K, D]: the state at each read place."""
+        return self._at(None if self.at_reads else self.places)
+
+    def _at(self, places: jax.Array | None) -> jax.Array:
+        states = self.hidden
+        if places is not None:
+            states = jnp.take_along_axis(states, places[:, :, None], axis=1)
+        # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+        return self.norm(states.astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class TreeStates(_States):
+    """What a head sees of a forward pass over B trees of K responses, in T = P + K * R columns."""
+
+    batch: TreeBatch
+
+    @property
+    def places(self) -> jax.Array:
+        return read_places(self.batch)
 
     def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
         """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.
@@ -82,8 +102,8 @@ class TreeStates:
         end = width + jnp.asarray(batch.response_lengths)[:, :, None]
         found &= (column >= first) & (column + len(pattern) <= end)
         last = jnp.max(jnp.where(found, column, -1), axis=2)
-        own = width + length * jnp.arange(responses)[None] + (last - width)
-        states = self._at(jnp.maximum(jnp.where(last < width, last, own), 0))
+        in_response = width + length * jnp.arange(responses)[None] + (last - width)
+        states = self._at(jnp.maximum(jnp.where(last < width, last, in_response), 0))
         return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
 
     def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -108,38 +128,20 @@ class TreeStates:
             shared = jnp.broadcast_to(of_prefix[:, None], (rows, responses, width))
             return jnp.concatenate([shared, of_responses], axis=2)
 
-        own = values[:, width:].reshape(rows, responses, length)
-        return joined(values[:, :width], own), joined(in_prefix, in_response)
-
-    def _at(self, index: jax.Array) -> jax.Array:
-        states = jnp.take_along_axis(self.hidden, index[:, :, None], axis=1)
-        return self.norm(states.astype(jnp.float32))
+        of_responses = values[:, width:].reshape(rows, responses, length)
+        return joined(values[:, :width], of_responses), joined(in_prefix, in_response)
 
 
 @dataclass(frozen=True)
-class StreamStates:
-    """What a head sees of a forward pass over S streams of N tokens with M read places.
+class StreamStates(_States):
+    """What a head sees of a forward pass over S streams of N tokens with M read places: as :class:`TreeStates`, with
+    the read places of a stream in the place of the responses of a tree."""
 
-    It is to streams what :class:`TreeStates` is to trees, with the read places of a
-    stream in the place of the responses of a tree.
-
-    Attributes:
-      hidden: [S, N, D], before the last norm, in the activations' dtype.
-      batch: the streams.
-      norm: the model's last norm, of float32 states.
-      at_reads: ``hidden`` is [S, M, D], of the read places alone: only :meth:`read` can be asked for.
-    """
-
-    hidden: jax.Array
     batch: StreamBatch
-    norm: Callable[[jax.Array], jax.Array]
-    at_reads: bool = False
 
-    def read(self) -> jax.Array:
-        """float32 [S, M, D]: the state at each read place."""
-        if self.at_reads:
-            return self.norm(self.hidden.astype(jnp.float32))
-        return self._at(jnp.asarray(self.batch.reads))
+    @property
+    def places(self) -> jax.Array:
+        return jnp.asarray(self.batch.reads)
 
     def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
         """float32 [S, M, D]: the state at the first token of the last occurrence of ``pattern``.
@@ -169,10 +171,6 @@ class StreamStates:
         place = jnp.arange(self.batch.tokens.shape[1])
         end = jnp.asarray(self.batch.ends)[:, :, None]
         return (place <= end) & (end < jnp.asarray(self.batch.until)[:, None])
-
-    def _at(self, places: jax.Array) -> jax.Array:
-        states = jnp.take_along_axis(self.hidden, places[:, :, None], axis=1)
-        return self.norm(states.astype(jnp.float32))
 
 
 States = TreeStates | StreamStates

@@ -40,7 +40,7 @@ from prb_jax.rl.objective import POLICY, VALUE, Targets
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.sharding import batch_sharding, make_mesh, parameter_shardings
-from prb_jax.training.utilisation import PASSES
+from prb_jax.training import PASSES
 
 Trunk = Literal["own", "shared"]
 

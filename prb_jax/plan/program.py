@@ -36,11 +36,10 @@ from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
-from prb_jax.training import Tuning
+from prb_jax.training import PASSES, Tuning
 from prb_jax.training.groups import split_params
 from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_step
 from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.training.utilisation import PASSES
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.mask import TreeMask
 

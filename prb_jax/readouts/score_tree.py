@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,8 @@ from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
+from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.encoder import encode_tokens
-from prb_jax.models.layers import rms_norm
 from prb_jax.models.states import StreamStates, TreeStates, read_places
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.streams import StreamBatch
@@ -64,7 +63,8 @@ def score_tree(
         soft_prompt=soft_prompt,
         places=read_places(batch) if reads_only else None,
     )
-    return config.head(params, TreeStates(x, batch, last_norm(params, config), at_reads=reads_only))
+    norm = functools.partial(last_norm, params, config=config)
+    return config.head(params, TreeStates(x, batch, norm, at_reads=reads_only))
 
 
 def score_stream(
@@ -105,7 +105,8 @@ def score_stream(
         differentiated=differentiated,
         reads_only=reads_only,
     )
-    return config.head(params, StreamStates(x, batch, last_norm(params, config), at_reads=reads_only))
+    norm = functools.partial(last_norm, params, config=config)
+    return config.head(params, StreamStates(x, batch, norm, at_reads=reads_only))
 
 
 def score_pairs(
@@ -158,14 +159,3 @@ def is_pointwise(config: DecoderConfig) -> bool:
     """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
     position can be read."""
     return not config.head.needs
-
-
-def last_norm(params: Params, config: DecoderConfig) -> Callable[[jax.Array], jax.Array]:
-    """Return the model's last norm, of float32 states [..., D]."""
-    return functools.partial(
-        rms_norm,
-        weight=params["final_norm"],
-        eps=config.rms_norm_eps,
-        plus_one=config.norm_plus_one,
-        scale_after_cast=config.norm_scale_after_cast,
-    )

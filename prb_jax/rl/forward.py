@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree
+from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import LanguageHead, dense
 from prb_jax.models.states import states_before_tokens
-from prb_jax.readouts.score_tree import last_norm
 from prb_jax.sharding import constrainer
 from prb_jax.trees.batches import TreeBatch
 
@@ -63,7 +63,7 @@ def token_states(actor: Actor, params: Params, batch: TreeBatch) -> jax.Array:
         lora_scale=actor.lora_scale,
         remat=actor.remat,
     )
-    return last_norm(params, actor.config)(states_before_tokens(x, batch).astype(jnp.float32))
+    return last_norm(params, states_before_tokens(x, batch), actor.config)
 
 
 def token_logprobs(

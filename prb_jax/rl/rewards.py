@@ -14,14 +14,14 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import flat_settings
 from prb_jax.errors import PrbError, RunError, quote
-from prb_jax.judges.options import is_judge
+from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
-from prb_jax.rl.judged import open_judge_reward, used_by_judge
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings, is_file_function
 from prb_jax.runs.behaviour import reward_identity
@@ -30,6 +30,7 @@ from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, Scorer
 
 _VIEW = ("profile_posts", "protocol", "max_length")
 _LOADING = ("dtype", "mesh")
+_OF_POINTWISE = ("judge.template", "judge.system", "judge.lowest", "judge.highest")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Reward:
         if isinstance(self.scorer, RemoteScorer | PlainScorer):
             return ()
         if isinstance(self.scorer, JudgeScorer):
-            return used_by_judge(self.scorer)
+            return _used_by_judge(self.scorer)
         if isinstance(self.scorer, PersonalisedModel):
             return (*(("mesh",) if self.by_name else ()), "history")
         adapts = ("history",) if isinstance(self.scorer, AdaptsToUsers) else ()
@@ -235,7 +236,7 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     opened: Any = model
     scoring = settings.scoring
     if isinstance(model, str) and is_judge(model):
-        return Reward(open_judge_reward(settings, model, out=out), scoring, facts)
+        return Reward(_open_judge(settings, model, out=out), scoring, facts)
     if isinstance(model, str) and is_url(model):
         opened = open_remote(model)
         facts = {"view": opened.view}
@@ -252,6 +253,33 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
     return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
+
+
+def _open_judge(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
+    """The judge of a name as `judge:MODEL` or `rubric:MODEL`; a run that was killed asks an endpoint nothing twice."""
+    scoring, asked, named = settings.scoring, settings.scoring.judge, parse_judge(name)
+    given: dict[str, Any] = {"reason": asked.reason}
+    if named.protocol != RUBRIC:
+        given |= {"template": asked.template, "system": asked.system, "scale": asked.scale}
+    if named.url is not None:
+        given["top_logprobs"] = asked.top_logprobs
+    return open_named_judge(
+        name,
+        JudgeOptions(**given),
+        loading=LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype),
+        cache=(out or Path()) / REPLIES,
+        concurrency=asked.concurrency,
+    )
+
+
+def _used_by_judge(scorer: JudgeScorer) -> tuple[str, ...]:
+    """The options of `scoring` that a judge uses."""
+    pointwise = () if scorer.identity()["judge"] == RUBRIC else _OF_POINTWISE
+    if scorer.endpoint:
+        opening: tuple[str, ...] = ("judge.top_logprobs", "judge.concurrency")
+    else:
+        opening = ("dtype", "mesh", *(("max_length",) if scorer.has_max_length else ()))
+    return ("profile_posts", "judge.reason", *pointwise, *opening)
 
 
 def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from prb_jax.data.records import Records
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, quote
+from prb_jax.models.flops import device_peak
 from prb_jax.personal.method import StepRows
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
@@ -22,6 +23,7 @@ from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
+from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.curves import draw_learning_curves
 from prb_jax.training.data import Examples, TreesOnDemand
@@ -43,8 +45,6 @@ from prb_jax.training.settings import TrainSettings
 from prb_jax.training.splits import Part, TrainingData, read_training_data, user_weights
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import Trainer
-from prb_jax.training.utilisation import PASSES, device_peak
-from prb_jax.training.validation import validate
 from prb_jax.trees.tree import Tree
 
 
@@ -175,7 +175,7 @@ def train(
             loop,
             save=save,
             validates_at=lambda step: bool(held_out.known) and settings.validates_at(step, lengths),
-            validate=lambda: validate(trainer, held_out, settings=settings),
+            validate=lambda: trainer.validate(held_out),
         )
         if end.stopped_by is not None:
             return TrainResult(path, end.step, stopped_by=end.stopped_by)

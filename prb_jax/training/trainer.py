@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.errors import RunError, quote
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import StepRows
@@ -26,6 +28,7 @@ from prb_jax.sharding import replicated
 from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
+from prb_jax.training.losses import comparison_loss
 from prb_jax.training.microbatches import Microbatch
 from prb_jax.training.objective import (
     USER,
@@ -39,12 +42,14 @@ from prb_jax.training.objective import (
 from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
 from prb_jax.training.settings import TrainSettings
 from prb_jax.training.side_by_side import add_gradients
-from prb_jax.training.splits import Row
+from prb_jax.training.splits import Part, Row, user_weights
 from prb_jax.training.start import Start
 from prb_jax.training.step import TrainState, sums_of
 from prb_jax.training.users import method_of_run
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
+
+_loss = jax.jit(comparison_loss, static_argnames="config")
 
 
 class Trainer:
@@ -205,6 +210,48 @@ class Trainer:
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores
+
+    def validate(self, held_out: Part) -> tuple[dict[str, float], float]:
+        """Scores what is held out with the weights of now, through the same scorer that evaluates.
+
+        Returns:
+          Loss (that of training, so with smoothing and margins), accuracy and margin; and the number, smaller is
+          better, by which `validation.metric` chooses the best checkpoint.
+
+        Raises:
+          RunError: a score is not finite, naming the comparison.
+        """
+        scores, comparisons = self.score(held_out.comparisons), held_out.known
+        shape = (len(scores), max(len(row) for row in scores))
+        rewards, labels = np.zeros((2, *shape), np.float32)
+        mask, margin = np.zeros(shape, bool), np.zeros(len(scores), np.float32)
+        for i, (comparison, row) in enumerate(zip(comparisons, scores, strict=True)):
+            if not np.isfinite(row).all():
+                raise RunError(
+                    f"validation: comparison {quote(comparison.id)}: the scores {row.tolist()} are not finite"
+                )
+            rewards[i, : len(row)], mask[i, : len(row)] = row, True
+            labels[i, : len(row)] = comparison.labels
+            margin[i] = comparison.margin or 0.0
+        settings = self.settings
+        weights = (
+            user_weights(comparisons) if settings.loss.user_weights else np.ones(len(scores), np.float32)
+        )
+        arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
+        parts = _loss(
+            jnp.asarray(rewards), **{name: jnp.asarray(x) for name, x in arrays.items()}, config=settings.loss
+        )
+        rows = [
+            ScoredRow(c.id, c.subset, c.user_id, row.tolist(), list(c.labels or ()))
+            for c, row in zip(comparisons, scores, strict=True)
+        ]
+        seen = outcomes(rows)
+        numbers = {
+            "loss": float(parts.loss_sum / parts.weight_sum),
+            "accuracy": float(seen.wins.mean()),
+            "margin": float(seen.margins.mean()),
+        }
+        return numbers, numbers["loss"] if settings.validation.metric == "loss" else -numbers["accuracy"]
 
     def _rewards(self, batch: Batch) -> jax.Array:
         """float32 [B, K] or [S, M] for a batch of the host."""

@@ -56,8 +56,8 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
     import jax
     import jax.numpy as jnp
 
-    from prb_jax.models.cache import last_norm
     from prb_jax.models.decoder import decode_tree
+    from prb_jax.models.decoder_layer import last_norm
     from prb_jax.text.prompting import encode_prompts
     from prb_jax.text.visible import visible
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, PrbWarning
-from prb_jax.text.boundaries import independent_tokens
 from prb_jax.text.template import choose_template
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError, independent_tokens, load_tokenizer
 from tests import tiny_tokenizer as tiny
 from tests.text.paper import paper_ids
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prb_jax.models.layers import matmul_precision
+from prb_jax.models.layers import matmul_precision, soft_capped
 from prb_jax.trees.mask import TreeLayout
 
 # A finite stand-in for minus infinity: a query whose keys are all masked (padding) then averages over
@@ -74,7 +74,7 @@ def attend_head(
         low = plan.low(start)
         rows = _after(q[start:stop].reshape((stop - start) * group, head_dim), *outputs[-1:])
         visible = _visible_prefix(start, stop, first_real, group, plan)
-        scores = jnp.where(visible, _soft_capped(_dot_nt(rows, k[low:stop]), plan), MASKED)
+        scores = jnp.where(visible, soft_capped(_dot_nt(rows, k[low:stop]), plan.softcap), MASKED)
         top = scores.max(-1, keepdims=True)
         weights, total = _softmax_parts(scores, top)
         out = _dot_nn(weights.astype(q.dtype), v[low:stop]) / total
@@ -95,13 +95,13 @@ def attend_head(
             low = plan.low(start)
             rows = q_[:, start:stop].reshape(count * each, head_dim)
             visible = _visible_own(start, stop, first_real, group, plan)
-            inner = _soft_capped(_dot_nt(rows.reshape(count, each, head_dim), k_[:, low:stop]), plan)
+            inner = soft_capped(_dot_nt(rows.reshape(count, each, head_dim), k_[:, low:stop]), plan.softcap)
             inner = jnp.where(visible, inner, MASKED)
             top = inner.max(-1, keepdims=True)
             prefix_low = plan.low(prefix + start)
             if prefix_low < prefix:
                 seen = _visible_from_own(start, stop, first_real, group, count, plan)
-                outer = _soft_capped(_dot_nt(rows, prefix_keys[prefix_low:]), plan)
+                outer = soft_capped(_dot_nt(rows, prefix_keys[prefix_low:]), plan.softcap)
                 outer = jnp.where(seen, outer, MASKED)
                 top = jnp.maximum(top, outer.max(-1, keepdims=True).reshape(count, each, 1))
                 outer_weights, outer_total = _softmax_parts(outer, top.reshape(count * each, 1))
@@ -160,7 +160,7 @@ def attend_head_backward(
         stats: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Weights [..., M, S] and the gradient by scores, in q's dtype; stats [..., M, 2] = (log, inner)."""
-        capped = _soft_capped(_dot_nt(rows, keys), plan)
+        capped = soft_capped(_dot_nt(rows, keys), plan.softcap)
         weights = jnp.where(visible, jnp.exp(capped - stats[..., :1]), 0.0)
         gradient = weights * (_dot_nt(pulled, values) - stats[..., 1:])
         if plan.softcap is not None:
@@ -258,15 +258,11 @@ def _after(x: jax.Array, *done: jax.Array) -> jax.Array:
 
 def _visible_prefix(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
     """Of the prefix's keys, for a block of the prefix: bool [(stop - start) * group, stop - low]."""
-    return _causal(start, stop, first_real, group, plan) & (_key_places(start, stop, plan) >= first_real)
+    return _visible_own(start, stop, first_real, group, plan) & (_key_places(start, stop, plan) >= first_real)
 
 
 def _visible_own(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
     """Of a response's own keys, for a block of it: bool [(stop - start) * group, stop - low]."""
-    return _causal(start, stop, first_real, group, plan)
-
-
-def _causal(start: int, stop: int, first_real: jax.Array, group: int, plan: BlockPlan) -> jax.Array:
     zero = jnp.minimum(first_real, 0)
     place = (zero + start + jnp.arange((stop - start) * group) // group)[:, None]
     key_place = _key_places(start, stop, plan)
@@ -308,10 +304,6 @@ def _fold(x: jax.Array, size: int) -> jax.Array:
 
 def _joined(parts: list[jax.Array], axis: int = 0) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=axis)
-
-
-def _soft_capped(scores: jax.Array, plan: BlockPlan) -> jax.Array:
-    return scores if plan.softcap is None else plan.softcap * jnp.tanh(scores / plan.softcap)
 
 
 def _softmax_parts(scores: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:

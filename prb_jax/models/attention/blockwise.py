@@ -17,7 +17,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.models.attention.blocks import MASKED, BlockPlan, attend_head, attend_head_backward
-from prb_jax.models.layers import matmul_precision
+from prb_jax.models.layers import float32_einsum, soft_capped
 from prb_jax.trees.mask import TreeLayout, TreeMask
 
 # Query rows (query positions times query heads per kv head) of one block. On CPUs the block of scores
@@ -181,19 +181,14 @@ def attend_from_reads(
     grouped = q.reshape(rows, responses, kv_heads, heads // kv_heads, head_dim)
     own_k, own_v = (x[:, prefix:].reshape(rows, responses, length, kv_heads, head_dim) for x in (k, v))
 
-    def product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
-        precision = matmul_precision(q.dtype)
-        return jnp.einsum(form, a, b, precision=precision, preferred_element_type=jnp.float32)
-
     scores = jnp.concatenate(
         [
-            product("bkgnh,bpgh->bkgnp", grouped, k[:, :prefix]),
-            product("bkgnh,bkrgh->bkgnr", grouped, own_k),
+            float32_einsum("bkgnh,bpgh->bkgnp", grouped, k[:, :prefix]),
+            float32_einsum("bkgnh,bkrgh->bkgnr", grouped, own_k),
         ],
         axis=-1,
     )
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
+    scores = soft_capped(scores, softcap)
     # The prefix, and each query's own response.
     first = prefix + length * jnp.arange(responses)
     own = first[:, None] + jnp.arange(length)
@@ -201,6 +196,6 @@ def attend_from_reads(
     visible = TreeMask(layout, window).sees(places[:, :, None], keys)
     visible &= keys >= (prefix - prefix_lengths)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)
-    out = product("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
-    out = out + product("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)
+    out = float32_einsum("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
+    out = out + float32_einsum("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)
     return out.astype(q.dtype).reshape(q.shape)

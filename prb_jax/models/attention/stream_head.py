@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.models.attention.blocks import MASKED
-from prb_jax.models.layers import matmul_precision
+from prb_jax.models.layers import matmul_precision, soft_capped
 from prb_jax.trees.stream_blocks import BLOCK
 
 
@@ -96,7 +96,7 @@ def attend_head(
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, result = carry
-            scores = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            scores = soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
             if masked:
                 scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
             higher = jnp.maximum(top, scores.max(axis=0))
@@ -153,7 +153,7 @@ def attend_head_backward(
 
         def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             to_query, to_k, to_v = carry
-            capped = _soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            capped = soft_capped(_dot(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
             weights = jnp.exp(capped - logs)
             if masked:
                 weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
@@ -177,10 +177,6 @@ def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
     """``total`` [N, H] with ``more`` [size, H] added to the rows from ``start`` on."""
     rows = lax.dynamic_slice_in_dim(total, start, len(more), 0) + more
     return lax.dynamic_update_slice_in_dim(total, rows, start, 0)
-
-
-def _soft_capped(scores: jax.Array, softcap: float | None) -> jax.Array:
-    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

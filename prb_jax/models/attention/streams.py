@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
-from prb_jax.models.layers import matmul_precision
+from prb_jax.models.layers import float32_einsum, soft_capped
 from prb_jax.sharding import RULES
 from prb_jax.trees.stream_blocks import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch
@@ -166,15 +166,13 @@ def attend_from_stream_reads(
 
     def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
         queries, places = args  # [S, c, G, group, H], [S, c]
-        scores = _product("scgnh,stgh->sgnct", queries, k)
-        if softcap is not None:
-            scores = softcap * jnp.tanh(scores / softcap)
+        scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
         key, place = jnp.arange(tokens), places[:, :, None]
         seen = (key <= place) & (place < until)
         if window is not None:
             seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
         weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(q.dtype)
-        return _product("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
+        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
 
     folded = q.reshape(streams, reads // chunk, chunk, kv_heads, heads // kv_heads, head_dim).swapaxes(0, 1)
     places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
@@ -183,10 +181,6 @@ def attend_from_stream_reads(
     else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
         out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
     return out.swapaxes(0, 1).reshape(q.shape)
-
-
-def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(form, a, b, precision=matmul_precision(a.dtype), preferred_element_type=jnp.float32)
 
 
 def over_mesh(attend: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:

@@ -14,7 +14,6 @@ from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
 from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, FieldReader
-from prb_jax.models.config.layer_windows import parse_layer_windows
 from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.config.rope import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
 from prb_jax.models.config.shared import (
@@ -35,6 +34,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
+_SLIDES = {"full_attention": False, "sliding_attention": True}
 # Fields that would change scores unless they have one of these values (or are null).
 _ONLY_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
@@ -204,7 +204,7 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         )
     head_dim = _head_dim(fields, family, hidden_size=hidden_size, heads=heads)
     max_positions = fields.integer("max_position_embeddings", default=defaults["max_position_embeddings"])
-    sliding_window, layer_windows = parse_layer_windows(fields, family, layers=layers)
+    sliding_window, layer_windows = _layer_windows(fields, family, layers=layers)
     attention_bias = (
         fields.flag("attention_bias", default=False) if family.bias == "field" else family.bias == "qkv"
     )
@@ -330,3 +330,51 @@ def _rope(
         default_theta=family.defaults["rope_theta"],
         default_local=family.defaults["rope_local_base_freq"],
     )
+
+
+def _layer_windows(
+    fields: FieldReader, family: Family, *, layers: int
+) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window in tokens (None: none) and, for each layer, whether it attends to that alone."""
+    if family.windows == "none":
+        return None, (False,) * layers
+    default = family.defaults["sliding_window"]
+    window = fields.optional_integer("sliding_window", default=default)
+    if family.windows == "upper" and not fields.flag("use_sliding_window", default=False):
+        window = None
+    slides = _listed_windows(fields, layers=layers)
+
+    if family.windows == "every":
+        uniform = (window is not None,) * layers
+        if slides is not None and slides != uniform:
+            # transformers warns and then ignores the list for this family.
+            kind = "sliding_attention" if window is not None else "full_attention"
+            raise fields.error(
+                "layer_types", f"'{kind}' for every layer (as sliding_window says), or no such field"
+            )
+        return window, uniform
+    if slides is None and family.windows == "upper":
+        first = fields.integer("max_window_layers", default=family.defaults["max_window_layers"], minimum=0)
+        slides = tuple(window is not None and layer >= first for layer in range(layers))
+    elif slides is None:
+        period = family.window_period
+        if family.local_rope:
+            period = fields.integer("sliding_window_pattern", default=period)
+        slides = tuple((layer + 1) % period != 0 for layer in range(layers))
+    if window is None and any(slides):
+        raise fields.error("sliding_window", "a number of tokens, as some layers have a sliding window")
+    return window, slides
+
+
+def _listed_windows(fields: FieldReader, *, layers: int) -> tuple[bool, ...] | None:
+    """The field ``layer_types`` as flags, or None where it is absent."""
+    listed = fields.value("layer_types")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or any(str(kind) not in _SLIDES for kind in listed):
+        raise fields.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in _SLIDES)}")
+    if len(listed) != layers:
+        raise fields.error(
+            "layer_types", f"{layers} entries (num_hidden_layers)", found=f"{len(listed)} entries"
+        )
+    return tuple(_SLIDES[kind] for kind in listed)
