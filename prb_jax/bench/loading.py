@@ -134,10 +134,10 @@ def _load(folder: Path, config: DecoderConfig, mesh: Mesh, dtype: str) -> Loaded
 
 def _result(passes: Sequence[_Pass], files: Sequence[Path], *, dtype: str, state: str) -> LoadingResult:
     size = sum(path.stat().st_size for path in files)
-    seconds = statistics.median(each.seconds for each in passes)
-    plain = statistics.median(each.plain_seconds for each in passes)
+    seconds = statistics.median(timed.seconds for timed in passes)
+    plain = statistics.median(timed.plain_seconds for timed in passes)
     read = passes[0].bytes_read
-    peaks = [each.above for each in passes if each.above is not None]
+    peaks = [timed.above for timed in passes if timed.above is not None]
     return LoadingResult(
         dtype=dtype,
         files_are=state,
@@ -148,7 +148,7 @@ def _result(passes: Sequence[_Pass], files: Sequence[Path], *, dtype: str, state
         gb_per_second=read / seconds / 1e9,
         plain_seconds=plain,
         plain_gb_per_second=size / plain / 1e9,
-        ratio=statistics.median((read / each.seconds) / (size / each.plain_seconds) for each in passes),
+        ratio=statistics.median((read / timed.seconds) / (size / timed.plain_seconds) for timed in passes),
         peak_bytes_above_shards=max(peaks) if peaks else None,
     )
 

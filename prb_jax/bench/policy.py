@@ -142,15 +142,15 @@ def bench_policy(
     if rival is not None:
         theirs = steps[1:]
         result |= {
-            "against_length": float(np.mean([each.length for each in theirs])),
-            "against_rollout_seconds": statistics.median(each.rollout_seconds for each in theirs),
-            "against_update_seconds": statistics.median(each.update_seconds for each in theirs),
-            "speedup": _ratio([each.rollout_seconds + each.update_seconds for each in theirs], whole),
+            "against_length": float(np.mean([step.length for step in theirs])),
+            "against_rollout_seconds": statistics.median(step.rollout_seconds for step in theirs),
+            "against_update_seconds": statistics.median(step.update_seconds for step in theirs),
+            "speedup": _ratio([step.rollout_seconds + step.update_seconds for step in theirs], whole),
             "rollout_speedup": _ratio(
-                [each.rollout_seconds for each in theirs], [row["rollout_seconds"] for row in rows]
+                [step.rollout_seconds for step in theirs], [row["rollout_seconds"] for row in rows]
             ),
             "update_speedup": _ratio(
-                [each.update_seconds for each in theirs], [row["update_seconds"] for row in rows]
+                [step.update_seconds for step in theirs], [row["update_seconds"] for row in rows]
             ),
         }
     return PolicyResult(**result)

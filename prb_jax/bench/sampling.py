@@ -134,7 +134,7 @@ def bench_sampling(
     )
     if not theirs:
         return result
-    rates = [each.tokens / each.seconds for each in theirs]
+    rates = [step.tokens / step.seconds for step in theirs]
     ratios = [
         result.prompts * samples * new_tokens / own / rate for own, rate in zip(passes, rates, strict=True)
     ]

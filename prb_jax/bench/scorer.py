@@ -90,14 +90,10 @@ def load_for_bench(
     readout = choose_readout(
         None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
     )
-    score_fn = make_score_fn(
-        config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
-    )
-    stream_fn, shown = None, stream_attention_name(devices, attention)
-    if shown is not None:
-        stream_fn = make_stream_fn(
-            config, mesh=devices, dtype=kind, readout=readout, shardings=shardings, attention=attention
-        )
+    options: dict[str, Any] = {
+        "mesh": devices, "dtype": kind, "readout": readout, "shardings": shardings, "attention": attention
+    }  # fmt: skip
+    shown = stream_attention_name(devices, attention)
     if isinstance(model, DecoderConfig):
 
         def make() -> Params:
@@ -113,8 +109,8 @@ def load_for_bench(
     return RewardModel(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
-        score_fn=score_fn,
-        stream_fn=stream_fn,
+        score_fn=make_score_fn(config, **options),
+        stream_fn=None if shown is None else make_stream_fn(config, **options),
         mesh=devices,
         dtype=chosen,
         readout=readout,
@@ -135,7 +131,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
     def dispatch(batch: Any) -> jax.Array:
         nonlocal padded, flops
         with counting:
-            padded += sum(x.size for x in _token_arrays(batch))
+            padded += padded_tokens(batch)
             if isinstance(batch, StreamBatch):
                 flops += stream_flops(batch, model.decoder)
         return model.dispatch(batch)
@@ -159,5 +155,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
     return TreePass(seconds, padded, needed, flops, program._cache_size() - before, scores)
 
 
-def _token_arrays(batch: Batch) -> tuple[Any, ...]:
-    return (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
+def padded_tokens(batch: Batch) -> int:
+    """Return how many tokens of a batch are computed, padding too."""
+    arrays = (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
+    return sum(array.size for array in arrays)

@@ -183,7 +183,7 @@ def _bench(
             ratios.append(len(workload.trees) / passes[-1].seconds / rates[-1])
             if theirs_run.by_person:
                 people.append(len(workload.trees) / theirs_run.by_person().seconds)
-    seconds = statistics.median(each.seconds for each in passes)
+    seconds = statistics.median(timed.seconds for timed in passes)
     result: dict[str, Any] = {
         "workload": workload.name,
         "dtype": model.dtype,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.bench.rivals.trl import TrlTrainer
-from prb_jax.bench.scorer import bench_source, load_for_bench
+from prb_jax.bench.scorer import bench_source, load_for_bench, padded_tokens
 from prb_jax.bench.table import shown
 from prb_jax.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload, count_pairs, synthetic_workload
 from prb_jax.data.comparison import Comparison
@@ -26,7 +26,6 @@ from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import measured_peak
 from prb_jax.models.lora import LoraConfig
-from prb_jax.scoring.batching import Batch
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.data import Examples
@@ -37,7 +36,6 @@ from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
 from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import TrainState
-from prb_jax.trees.batches import TreeBatch
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class TreeTrainer:
             remat=remat,
         )
         self.microbatches = planned.of_step(order.step(0), nobody)
-        self.flops = PASSES[tuning] * sum(each.flops for each in self.microbatches)
+        self.flops = PASSES[tuning] * sum(microbatch.flops for microbatch in self.microbatches)
         lora = LoraConfig()
         trainable, frozen = split_params(model.params, tuning=tuning, lora=lora)
         objective = RewardObjective(
@@ -127,7 +125,7 @@ class TreeTrainer:
         """Programs compiled so far."""
         step = self._step
         programs = (step.accumulate, step.gradients, step.add, step.update)
-        return sum(cast(Any, each)._cache_size() for each in programs)
+        return sum(cast(Any, program)._cache_size() for program in programs)
 
     def run(self) -> TimedStep:
         """One step."""
@@ -138,14 +136,9 @@ class TreeTrainer:
         return TimedStep(
             time.perf_counter() - start,
             float(metrics["loss"]),
-            sum(_padded_tokens(each.batch) for each in self.microbatches),
-            sum(each.tokens for each in self.microbatches),
+            sum(padded_tokens(microbatch.batch) for microbatch in self.microbatches),
+            sum(microbatch.tokens for microbatch in self.microbatches),
         )
-
-
-def _padded_tokens(batch: Batch) -> int:
-    arrays = (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
-    return sum(each.size for each in arrays)
 
 
 def bench_training(
@@ -191,7 +184,9 @@ def bench_training(
             loaded, workload, tuning=tuning, batch_tokens=batch_tokens, remat=remat, attention=attention
         )
         # Each workload starts from the same weights on both sides.
-        rival = _rival(loaded, against_pairs) if against else None
+        rival = None
+        if against:
+            rival = TrlTrainer(loaded.decoder, loaded.params, dtype=loaded.dtype, pairs=against_pairs)
         yield _bench(loaded, workload, ours, rival, tuning=tuning, rounds=rounds)
 
 
@@ -239,10 +234,6 @@ def _bench(
             "loss_difference": abs(first.loss - their_first.loss),
         }
     return TrainingResult(**result)
-
-
-def _rival(model: RewardModel, against_pairs: int | None) -> TrlTrainer:
-    return TrlTrainer(model.decoder, model.params, dtype=model.dtype, pairs=against_pairs)
 
 
 def line(result: TrainingResult) -> str:

@@ -80,7 +80,7 @@ class Computation:
     @cached_property
     def root(self) -> Instruction:
         """What it returns."""
-        return next(each for each in self.instructions.values() if each.is_root)
+        return next(instruction for instruction in self.instructions.values() if instruction.is_root)
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:

@@ -216,6 +216,13 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
       mesh, batch: what is planned, for the plan.
     """
     chips = len(place.devices)
+    fields: dict[str, Any] = {
+        "chips": chips,
+        "hbm_bytes_per_chip": place.chip.hbm_bytes,
+        "flops": program.flops,
+        "mesh": mesh,
+        "batch": batch,
+    }
     traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()
     start = time.perf_counter()
@@ -225,23 +232,23 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _refused(program, place, str(error), time.perf_counter() - start, mesh=mesh, batch=batch)
+        arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves((program.arguments, program.named)))
+        peak = max(needed_bytes(str(error)), arguments)
+        return Plan(
+            **fields,
+            fits=False,
+            peak_bytes_per_chip=peak,
+            argument_bytes_per_chip=arguments,
+            temp_bytes_per_chip=peak - arguments,
+            estimated_seconds=None,
+            estimated_mfu=None,
+            collectives={},
+            compile_seconds=time.perf_counter() - start,
+        )
     seconds = time.perf_counter() - start
     memory = cast(Any, compiled.memory_analysis())
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + max(0, results) + memory.temp_size_in_bytes
-    fields: dict[str, Any] = {
-        "fits": peak <= place.chip.hbm_bytes,
-        "chips": chips,
-        "peak_bytes_per_chip": peak,
-        "argument_bytes_per_chip": memory.argument_size_in_bytes,
-        "temp_bytes_per_chip": memory.temp_size_in_bytes,
-        "hbm_bytes_per_chip": place.chip.hbm_bytes,
-        "flops": program.flops,
-        "compile_seconds": seconds,
-        "mesh": mesh,
-        "batch": batch,
-    }
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
@@ -267,6 +274,11 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
     estimate = max(sides.values())
     return Plan(
         **fields,
+        fits=peak <= place.chip.hbm_bytes,
+        peak_bytes_per_chip=peak,
+        argument_bytes_per_chip=memory.argument_size_in_bytes,
+        temp_bytes_per_chip=memory.temp_size_in_bytes,
+        compile_seconds=seconds,
         estimated_seconds=estimate,
         estimated_mfu=program.flops / (estimate * chips * place.chip.bf16_flops),
         collectives=costs.collectives,
@@ -286,27 +298,6 @@ def _nothing_kept() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, before)
-
-
-def _refused(program: Program, place: Slice, message: str, seconds: float, *, mesh: str, batch: int) -> Plan:
-    """A program for which the compiler finds no room: it says how much it would need."""
-    arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves((program.arguments, program.named)))
-    peak = max(needed_bytes(message), arguments)
-    return Plan(
-        fits=False,
-        chips=len(place.devices),
-        peak_bytes_per_chip=peak,
-        argument_bytes_per_chip=arguments,
-        temp_bytes_per_chip=peak - arguments,
-        hbm_bytes_per_chip=place.chip.hbm_bytes,
-        flops=program.flops,
-        estimated_seconds=None,
-        estimated_mfu=None,
-        collectives={},
-        compile_seconds=seconds,
-        mesh=mesh,
-        batch=batch,
-    )
 
 
 def needed_bytes(message: str) -> int:

@@ -145,7 +145,7 @@ def plan_policy(
     peaks["draw"] = whole + caches
     room = place.chip.hbm_bytes
     return PolicyPlan(
-        fits=all(each.fits for each in plans.values()) and max(peaks.values()) <= room,
+        fits=all(plan.fits for plan in plans.values()) and max(peaks.values()) <= room,
         mesh=sizes,
         batch=shape.batch,
         hbm_bytes_per_chip=room,

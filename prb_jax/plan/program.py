@@ -261,7 +261,9 @@ def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
 
 def _inner(parameters: dict[str, Any]) -> list[Any]:
     values = [
-        x for each in parameters.values() for x in (each if isinstance(each, tuple | list) else (each,))
+        x
+        for parameter in parameters.values()
+        for x in (parameter if isinstance(parameter, tuple | list) else (parameter,))
     ]
     return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
 

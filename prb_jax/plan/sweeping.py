@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.errors import MeshError
-from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import describe_slice
 from prb_jax.plan.planner import Plan, plan
-from prb_jax.training import Tuning
 
 LONG_TOKENS = 8192
 """From so many tokens of a tree on, splitting them over devices is tried."""
@@ -43,18 +41,12 @@ def sweep(
     topology: str,
     slices: int = 1,
     batches: tuple[int, ...] = (),
-    train: bool = False,
-    tuning: Tuning = "full",
     prefix: int = 3840,
     responses: int = 2,
     response_length: int = 128,
     questions_per_user: int = 1,
-    spread: float = 0.0,
-    dtype: str = "bfloat16",
-    remat: str = REMAT,
-    quantize: str | None = None,
-    attention: str = "auto",
-    report: Callable[[Plan], None] = lambda found: None,
+    report: Callable[[Plan], None] = lambda plan: None,
+    **options: Any,
 ) -> Sweep:
     """Plans every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size, and for long
     trees every one of fsdp x sequence x tensor too; of several slices each has a copy of the model.
@@ -64,18 +56,15 @@ def sweep(
         `questions_per_user`) for each part that the mesh splits a batch into. A batch size that one mesh does not
         divide is left out for that mesh. After one that does not fit, larger ones are not tried.
       report: called with each plan as soon as it is there.
-      model, topology, slices, train, tuning, prefix, responses, response_length, questions_per_user, spread,
-        dtype, remat, quantize, attention: as in :func:`prb_jax.plan.plan`.
+      model, topology, slices, prefix, responses, response_length, questions_per_user, options: as in
+        :func:`prb_jax.plan.plan`.
 
     Raises:
       As :func:`prb_jax.plan.plan`; MeshError also if no mesh at all divides the model and a batch.
     """
     place, config = describe_slice(topology, slices=slices), read_model(model)
-    options: dict[str, Any] = {
-        "train": train, "tuning": tuning, "prefix": prefix, "responses": responses,
-        "response_length": response_length, "questions_per_user": questions_per_user, "spread": spread, "dtype": dtype,
-        "remat": remat, "quantize": quantize, "attention": attention,
-    }  # fmt: skip
+    options |= {"prefix": prefix, "responses": responses, "response_length": response_length}
+    options["questions_per_user"] = questions_per_user
     plans: list[Plan] = []
     refused: dict[str, str] = {}
     chips = len(place.devices) // slices
@@ -92,13 +81,13 @@ def sweep(
         mesh = mesh if slices == 1 else f"data={slices},{mesh}"
         for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
             try:
-                found = plan(config, topology=place, mesh=mesh, batch=batch, **options)
+                planned = plan(config, topology=place, mesh=mesh, batch=batch, **options)
             except MeshError as error:
                 refused[f"{mesh} batch={batch}"] = str(error)
                 continue
-            plans.append(found)
-            report(found)
-            if not found.fits:
+            plans.append(planned)
+            report(planned)
+            if not planned.fits:
                 break
     if not plans:
         raise MeshError(f"no mesh of {topology} can be: {next(iter(refused.values()))}")
@@ -109,6 +98,6 @@ def _divisors(number: int, *, at_most: int) -> Iterator[int]:
     return (size for size in range(1, min(number, at_most) + 1) if number % size == 0)
 
 
-def _rank(found: Plan) -> tuple[bool, float]:
-    speed = found.flops / found.estimated_seconds if found.estimated_seconds else 0.0
-    return not found.fits, -speed if found.fits else found.peak_bytes_per_chip
+def _rank(plan: Plan) -> tuple[bool, float]:
+    speed = plan.flops / plan.estimated_seconds if plan.estimated_seconds else 0.0
+    return not plan.fits, -speed if plan.fits else plan.peak_bytes_per_chip

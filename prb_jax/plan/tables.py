@@ -56,13 +56,13 @@ def sampling_table(found: SamplingPlan, *, title: str) -> Group:
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
     """Plans in their order, best first."""
     table = new_table(title, ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"))
-    for each in plans:
-        estimate, mfu = each.estimated_seconds, each.estimated_mfu
+    for plan in plans:
+        estimate, mfu = plan.estimated_seconds, plan.estimated_mfu
         table.add_row(
-            each.mesh,
-            f"{each.batch:,}",
-            "yes" if each.fits else "no",
-            _gib(each.peak_bytes_per_chip),
+            plan.mesh,
+            f"{plan.batch:,}",
+            "yes" if plan.fits else "no",
+            _gib(plan.peak_bytes_per_chip),
             "–" if estimate is None else f"{estimate:.3g} s",
             "–" if mfu is None else f"{100 * mfu:.1f} %",
         )

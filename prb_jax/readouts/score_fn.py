@@ -57,13 +57,15 @@ def make_score_fn(
         logits = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
         shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 
-    def score(params: Params, batch: TreeBatch) -> jax.Array:
-        found = logits(params, batch)
-        return found if readout is None else read_out(found, readout)
+    return _jitted(logits, readout, (shardings, tree_batch_shardings(mesh)), mesh)
 
-    return jax.jit(
-        score, in_shardings=(shardings, tree_batch_shardings(mesh)), out_shardings=replicated(mesh)
-    )
+
+def _jitted(logits: Callable[..., jax.Array], readout: str | None, shardings: Any, mesh: Mesh) -> Any:
+    def score(params: Params, batch: TreeBatch | StreamBatch) -> jax.Array:
+        values = logits(params, batch)
+        return values if readout is None else read_out(values, readout)
+
+    return jax.jit(score, in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def make_stream_fn(
@@ -81,15 +83,10 @@ def make_stream_fn(
     any other.
     """
     shardings = shardings or parameter_shardings(abstract_params(config), mesh)
-
-    def score(params: Params, batch: StreamBatch) -> jax.Array:
-        found = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
-        return found if readout is None else read_out(found, readout)
-
-    batches = stream_batch_shardings(
-        mesh, windows=config.sliding_window is not None, paged=attention == "paged"
-    )
-    return jax.jit(score, in_shardings=(shardings, batches), out_shardings=replicated(mesh))
+    logits = functools.partial(score_stream, config=config, dtype=dtype, mesh=mesh)
+    windows, paged = config.sliding_window is not None, attention == "paged"
+    batches = stream_batch_shardings(mesh, windows=windows, paged=paged)
+    return _jitted(logits, readout, (shardings, batches), mesh)
 
 
 @dataclass(frozen=True)
@@ -126,20 +123,11 @@ def make_state_fns(
         headless = replace(config, head=ReadStates())
     else:
         headless = replace(config, head=StatesAndReward(config.head, readout))
+    options: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": None}
     if isinstance(headless, EncoderConfig):
         assert isinstance(config, EncoderConfig)
-        shardings = encoder_shardings(config, mesh)
-        return StateFns(
-            make_score_fn(headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings), None
-        )
+        return StateFns(make_score_fn(headless, shardings=encoder_shardings(config, mesh), **options), None)
     assert not isinstance(config, EncoderConfig)
-    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-    trees = make_score_fn(
-        headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings, attention=attention
-    )
-    return StateFns(
-        trees,
-        make_stream_fn(
-            headless, mesh=mesh, dtype=dtype, readout=None, shardings=shardings, attention=attention
-        ),
-    )
+    options["shardings"] = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    options["attention"] = attention
+    return StateFns(make_score_fn(headless, **options), make_stream_fn(headless, **options))

@@ -125,10 +125,10 @@ def kernel_table(
     tokens = until.shape[1]
     sights = [_Sight.of(*each) for each in zip(positions, previous, strict=True)]
     meets = [_meeting_blocks(sight, layout.block, window) for sight in sights]
-    needed = max(int(each.sum(axis=axis).max()) for each in meets for axis in (0, 1))
+    needed = max(int(meet.sum(axis=axis).max()) for meet in meets for axis in (0, 1))
     width = layout.width(tokens)
     width = width if needed <= width else tokens // layout.block
-    tables = [(*_by_queries(each, width), *_by_keys(each, width)) for each in meets]
+    tables = [(*_by_queries(meet, width), *_by_keys(meet, width)) for meet in meets]
     keys, key_steps, queries, query_steps = (np.stack(each) for each in zip(*tables, strict=True))
     packed = np.stack([sight.packed(layout, tokens) for sight in sights])
     trees = np.stack([sight.first for sight in sights]).astype(np.int32)

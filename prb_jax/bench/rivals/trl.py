@@ -301,4 +301,4 @@ class TrlPolicyTrainer:
 
 
 def _lengths(completions: Sequence[Any], **_: Any) -> list[float]:
-    return [float(len(each[0]["content"])) for each in completions]
+    return [float(len(completion[0]["content"])) for completion in completions]
