@@ -12,13 +12,14 @@ from prb_jax.checkpoints.locate import ModelFolder, locate
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.generation.policy import read_stop_ids
-from prb_jax.inspection.lengths import length_report, length_rule
 from prb_jax.inspection.words import (
     attention,
     encoder_attention,
     files_fact,
     ignored_facts,
     language_facts,
+    length_facts,
+    length_rule,
     memory,
     model_facts,
     pooling_rule,
@@ -196,10 +197,8 @@ def _lengths(
     for view in views:
         if comparisons is None:
             facts[f"too long, {view.protocol}"] = length_rule(view.protocol, limit=reader.limit(view))
-            continue
-        report = length_report(comparisons, reader, view=view)
-        facts[f"lengths, {view.protocol}"] = report.lengths
-        facts[f"at {report.limit:,} tokens, {view.protocol}"] = report.effect
+        else:
+            facts |= length_facts(comparisons, reader, view=view)
     return facts
 
 

@@ -1,9 +1,15 @@
-"""The parts of a checkpoint in words."""
+"""The parts of a checkpoint in words, and what a length limit does to comparisons before anything is scored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from prb_jax.checkpoints.load import LoadReport
 from prb_jax.checkpoints.locate import ModelFolder
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import counted, listed, quote
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import LanguageHead, Linear, Vocabulary
@@ -11,7 +17,13 @@ from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.readouts.text_encoder import Pooling
-from prb_jax.text.view import TRAINED_VIEW, choose_view, read_trained_view
+from prb_jax.scoring.reader import Reader
+from prb_jax.text.protocol import FACTS, TextProtocol
+from prb_jax.text.view import TRAINED_VIEW, View, choose_view, read_trained_view
+from prb_jax.trees.shorten import TooLongError
+from prb_jax.trees.tree import Tree
+
+_NO_LIMIT = 2**31 - 1
 
 
 def model_facts(
@@ -155,3 +167,55 @@ def encoder_attention(config: EncoderConfig) -> str:
 def pooling_rule(pooling: Pooling) -> str:
     what = "mean of the last states" if pooling.mode == "mean" else "last state of the first token"
     return f"{what}, {'of length one' if pooling.normalised else 'not normalised'}, compared by dot product"
+
+
+def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: View) -> dict[str, str]:
+    """How long comparisons are for a model, and what the limit does to them: they are encoded as scoring would.
+
+    Raises:
+      DataError: what scoring would raise, but for responses that are too long.
+    """
+    limit = reader.limit(view)
+    whole = sorted(
+        len(tree.prefix) + max(len(response) for response in tree.responses)
+        for tree in reader.encode_each(comparisons, view=view, limit=_NO_LIMIT)
+        if isinstance(tree, Tree)
+    )
+    cuts, refused = [], []
+    for comparison, tree in zip(comparisons, reader.encode_each(comparisons, view=view), strict=True):
+        if isinstance(tree, TooLongError):
+            refused.append(comparison.id)
+        else:
+            reader.check_readable(f"comparison {quote(comparison.id)}", tree)
+            cuts.append(tree.truncation)
+    middle, high = (int(np.percentile(whole, q, method="higher")) for q in (50, 95))
+    side = "the prompt's end" if FACTS[view.protocol].cuts_responses else "the start of the prompt"
+    effects = []
+    for name, text, unit in (
+        ("posts_dropped", "lose posts of the profile ({})", "post"),
+        ("prompt_tokens_dropped", f"lose {side} ({{}})", "token"),
+        ("response_tokens_dropped", "lose the end of a response and its end of turn ({})", "token"),
+    ):
+        lost = [getattr(cut, name) for cut in cuts if getattr(cut, name)]
+        if lost:
+            effects.append(f"{len(lost):,} " + text.format(counted(sum(lost), unit)))
+    if refused:
+        effects.append(
+            f"{len(refused):,} are refused (--too-long skip leaves them out), as a response leaves no room "
+            f"for the prompt: {listed(list(map(repr, refused)), most=5)}"
+        )
+    return {
+        f"lengths, {view.protocol}": f"{len(whole):,} comparisons, {counted(view.profile_posts, 'post')}: {middle:,} "
+        f"tokens in the middle, 95 % up to {high:,}, longest {whole[-1]:,} (prompt and longest response, nothing cut)",
+        f"at {limit:,} tokens, {view.protocol}": "\n".join(effects) or "nothing is cut",
+    }
+
+
+def length_rule(protocol: TextProtocol, *, limit: int) -> str:
+    """What the protocol does with a conversation of more tokens than the limit, in words."""
+    if FACTS[protocol].cuts_responses:
+        return f"more than {limit:,} tokens: the end is cut, response and end of turn first"
+    return (
+        f"more than {limit:,} tokens: posts of the profile go, last first, then the start of the prompt; a response "
+        "that leaves no room for the prompt is refused (--too-long skip)"
+    )
