@@ -274,18 +274,12 @@ Task = tuple[np.ndarray, str, tuple[slice, ...]]
 
 def _tasks(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Task]:
     """What is read into where: (part of the buffer, tensor, its region)."""
-    if not leaf.stacked:
-        yield from _tasks_of_one(leaf.key, buffer, part, leaf)
-        return
-    for number, key in enumerate(leaf.file_keys[part[0]]):
-        yield from _tasks_of_one(key, buffer[number], part[1:], leaf)
-
-
-def _tasks_of_one(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:
-    """One tensor's."""
-    if leaf.transposed:
-        target, region = target.T, region[::-1]
-    yield from _tasks_in_file(key, target, region, leaf)
+    tensors = [(leaf.key, buffer)]
+    if leaf.stacked:
+        tensors, part = list(zip(leaf.file_keys[part[0]], buffer, strict=True)), part[1:]
+    for key, target in tensors:
+        turned = (target.T, part[::-1]) if leaf.transposed else (target, part)
+        yield from _tasks_in_file(key, *turned, leaf)
 
 
 def _tasks_in_file(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:

@@ -22,7 +22,7 @@ from prb_jax.models.lora import init_lora
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_language_model
 from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
-from prb_jax.rl.objective import POLICY, VALUE, PairLoss, RolloutLoss, TextLoss, no_sums
+from prb_jax.rl.objective import POLICY, VALUE, loss_of, no_sums
 from prb_jax.rl.rollouts import TokenStats
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings
@@ -207,10 +207,8 @@ def make_policy_step(settings: PpoSettings, actor: Actor) -> TrainStep:
     }
     first = groups[POLICY]
     assert isinstance(first, Weights)
-    losses = {"dpo": PairLoss, "sft": TextLoss}
-    loss = losses.get(settings.algorithm, RolloutLoss)
     return make_train_step(
-        loss(actor=actor, settings=settings),
+        loss_of(actor, settings),
         groups=groups,
         frozen=frozen,
         zero=lambda: no_sums(settings),

@@ -7,6 +7,7 @@ microbatches is the loss, in however many it is computed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from prb_jax.rl.numbers import (
 )
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.training.groups import merge
+from prb_jax.training.step import LossFn
 from prb_jax.trees.batches import TreeBatch
 
 POLICY, VALUE = "policy", "value"
@@ -119,39 +121,38 @@ def no_sums(settings: PpoSettings) -> Sums:
     return Sums({name: jnp.zeros((), jnp.float32) for name in names})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutLoss:
-    """The loss of rollouts: a ``loss_fn`` of :func:`prb_jax.training.step.make_train_step`.
+def loss_of(actor: Actor, settings: PpoSettings) -> LossFn:
+    """Return what an update of these settings minimises, as :func:`prb_jax.training.step.make_train_step` takes it."""
+    losses = {"dpo": pair_loss, "sft": text_loss}
+    return functools.partial(losses.get(settings.algorithm, rollout_loss), actor, settings)
 
-    Attributes:
-      actor: what the policy is computed with.
-      settings: of the run.
-    """
 
-    actor: Actor
-    settings: PpoSettings
-
-    def __call__(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, targets: Targets
-    ) -> tuple[jax.Array, Sums]:
-        settings, loss = self.settings, self.settings.loss
-        states, logprobs, entropy = _read_responses(self.actor, inputs, frozen, batch)
-        found = rollout_losses(logprobs, targets, settings)
-        sums = {**found, "entropy": (entropy * targets.counts).sum(), "value_loss": jnp.zeros(())}
-        total = sums["policy_loss"] + sums["kl_loss"]
-        if loss.entropy_coefficient:
-            total = total - loss.entropy_coefficient * (entropy * targets.weights).sum()
-        if settings.with_values:
-            if settings.value.trunk == "own":
-                trunk = merge(inputs[VALUE], frozen)
-                states = token_states(self.actor, trunk, batch)
-            values = token_values(inputs[VALUE], states)
-            errors = clipped_value_loss(
-                values, jnp.asarray(targets.values), jnp.asarray(targets.returns), clip=loss.value_clip
-            )
-            sums["value_loss"] = (errors * targets.value_weights).sum()
-            total = total + loss.value_coefficient * sums["value_loss"]
-        return total, Sums({"loss": total, **sums})
+def rollout_loss(
+    actor: Actor,
+    settings: PpoSettings,
+    inputs: Mapping[str, Any],
+    frozen: Params,
+    batch: TreeBatch,
+    targets: Targets,
+) -> tuple[jax.Array, Sums]:
+    """Return the loss of rollouts and its sums."""
+    loss = settings.loss
+    states, logprobs, entropy = _read_responses(actor, inputs, frozen, batch)
+    losses = rollout_losses(logprobs, targets, settings)
+    sums = {**losses, "entropy": (entropy * targets.counts).sum(), "value_loss": jnp.zeros(())}
+    total = sums["policy_loss"] + sums["kl_loss"]
+    if loss.entropy_coefficient:
+        total = total - loss.entropy_coefficient * (entropy * targets.weights).sum()
+    if settings.with_values:
+        if settings.value.trunk == "own":
+            states = token_states(actor, merge(inputs[VALUE], frozen), batch)
+        values = token_values(inputs[VALUE], states)
+        errors = clipped_value_loss(
+            values, jnp.asarray(targets.values), jnp.asarray(targets.returns), clip=loss.value_clip
+        )
+        sums["value_loss"] = (errors * targets.value_weights).sum()
+        total = total + loss.value_coefficient * sums["value_loss"]
+    return total, Sums({"loss": total, **sums})
 
 
 def _read_responses(
@@ -192,43 +193,40 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PairLoss:
-    """The loss of DPO: a ``loss_fn`` as :class:`RolloutLoss`."""
-
-    actor: Actor
-    settings: PpoSettings
-
-    def __call__(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, pairs: Pairs
-    ) -> tuple[jax.Array, Sums]:
-        loss = self.settings.loss
-        _, logprobs, _ = _read_responses(self.actor, inputs, frozen, batch)
-        mask = jnp.asarray(pairs.mask)
-        ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(pairs.reference), 0.0)).sum(axis=-1)
-        chosen, rejected = ratios[:, 0], ratios[:, 1]
-        weights = jnp.asarray(pairs.weights)
-        each = dpo_loss(chosen, rejected, beta=loss.dpo_beta, label_smoothing=loss.label_smoothing)
-        total = (each * weights).sum()
-        sums = {
-            "loss": total,
-            "accuracy": ((chosen > rejected) * weights).sum(),
-            "margin": (loss.dpo_beta * (chosen - rejected) * weights).sum(),
-        }
-        return total, Sums(sums)
+def pair_loss(
+    actor: Actor,
+    settings: PpoSettings,
+    inputs: Mapping[str, Any],
+    frozen: Params,
+    batch: TreeBatch,
+    pairs: Pairs,
+) -> tuple[jax.Array, Sums]:
+    """Return the loss of DPO and its sums."""
+    loss = settings.loss
+    _, logprobs, _ = _read_responses(actor, inputs, frozen, batch)
+    mask, weights = jnp.asarray(pairs.mask), jnp.asarray(pairs.weights)
+    ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(pairs.reference), 0.0)).sum(axis=-1)
+    chosen, rejected = ratios[:, 0], ratios[:, 1]
+    losses = dpo_loss(chosen, rejected, beta=loss.dpo_beta, label_smoothing=loss.label_smoothing)
+    total = (losses * weights).sum()
+    sums = {
+        "loss": total,
+        "accuracy": ((chosen > rejected) * weights).sum(),
+        "margin": (loss.dpo_beta * (chosen - rejected) * weights).sum(),
+    }
+    return total, Sums(sums)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextLoss:
-    """The cross-entropy of preferred responses, the mean over their tokens: a ``loss_fn`` as :class:`RolloutLoss`."""
-
-    actor: Actor
-    settings: PpoSettings
-
-    def __call__(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch, texts: Texts
-    ) -> tuple[jax.Array, Sums]:
-        _, logprobs, entropy = _read_responses(self.actor, inputs, frozen, batch)
-        weights = jnp.asarray(texts.weights)
-        total = -(logprobs * weights).sum()
-        return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})
+def text_loss(
+    actor: Actor,
+    settings: PpoSettings,
+    inputs: Mapping[str, Any],
+    frozen: Params,
+    batch: TreeBatch,
+    texts: Texts,
+) -> tuple[jax.Array, Sums]:
+    """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
+    _, logprobs, entropy = _read_responses(actor, inputs, frozen, batch)
+    weights = jnp.asarray(texts.weights)
+    total = -(logprobs * weights).sum()
+    return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})

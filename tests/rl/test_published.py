@@ -14,7 +14,7 @@ import pytest
 
 from prb_jax.rl import numbers, objective
 from prb_jax.rl.forward import Actor
-from prb_jax.rl.objective import POLICY, VALUE, RolloutLoss, Targets
+from prb_jax.rl.objective import POLICY, VALUE, Targets, rollout_loss
 from prb_jax.rl.sections import KlSettings, PolicyLossSettings
 from prb_jax.rl.settings import PpoSettings
 
@@ -118,7 +118,7 @@ def test_the_whole_loss_of_ppo(monkeypatch: pytest.MonkeyPatch, trunk: Any) -> N
     actor: Any = object.__new__(Actor)
     batch: Any = Batch()
     inputs = {POLICY: "policy", VALUE: "value"}
-    total, sums = RolloutLoss(actor=actor, settings=chosen)(inputs, {}, batch, targets)
+    total, sums = rollout_loss(actor, chosen, inputs, {}, batch, targets)
     assert trunks == (["policy", "value"] if trunk == "own" else ["policy"])
 
     ratio = np.exp(new - old)
