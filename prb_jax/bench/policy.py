@@ -63,8 +63,8 @@ class _Length:
 
     def stream(self, comparisons: Sequence[Comparison], **_: Any) -> Iterator[ScoredBatch]:
         self.between()
-        for place, each in enumerate(comparisons):
-            scores = np.asarray([len(text) for text in each.responses], np.float32)
+        for place, comparison in enumerate(comparisons):
+            scores = np.asarray([len(text) for text in comparison.responses], np.float32)
             yield ScoredBatch([place], [scores], [0], [Truncation()])
 
 

@@ -114,9 +114,9 @@ def bench_ranking(
         "compile_seconds": max(0.0, first_seconds - seconds),
     }
     if theirs:
-        rates = [each.posts / each.seconds for each in theirs]
-        orders = [order for each in theirs for order in each.orders]
-        scores = [found for each in theirs for found in each.scores]
+        rates = [timed.posts / timed.seconds for timed in theirs]
+        orders = [order for timed in theirs for order in timed.orders]
+        scores = [found for timed in theirs for found in timed.scores]
         # A user may have had a turn in several rounds, where everything is as before.
         by_user = dict(zip(picked, zip(orders, scores, strict=True), strict=True))
         ours = ranking.orders
@@ -125,10 +125,10 @@ def bench_ranking(
             "against_posts": sum(len(order) for order, _ in by_user.values()),
             "against_posts_per_second": statistics.median(rates),
             "speedup": statistics.median(
-                posts / each / rate for each, rate in zip(passes, rates, strict=True)
+                posts / seconds_of_pass / rate for seconds_of_pass, rate in zip(passes, rates, strict=True)
             ),
             "against_padding_waste": 1
-            - sum(each.tokens for each in theirs) / sum(each.padded_tokens for each in theirs),
+            - sum(timed.tokens for timed in theirs) / sum(timed.padded_tokens for timed in theirs),
             "equal_orders": sum(order == ours[place] for place, (order, _) in by_user.items()),
             "largest_swap": max(largest_swap(ours[place], found) for place, (_, found) in by_user.items()),
         }

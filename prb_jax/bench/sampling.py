@@ -112,7 +112,7 @@ def bench_sampling(
     def timed() -> tuple[float, list[np.ndarray]]:
         start = time.perf_counter()
         found = policy.sample(given, max_new_tokens=new_tokens, **drawing)
-        return time.perf_counter() - start, [each.token_ids for row in found for each in row]
+        return time.perf_counter() - start, [sample.token_ids for row in found for sample in row]
 
     first, ours = timed()
     theirs, passes, count = [], list[float](), min(prompts, against_prompts or prompts)

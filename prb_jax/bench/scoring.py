@@ -214,7 +214,7 @@ def _bench(
             "against_peak_gflops": torch_peak(model.dtype) / 1e9,
             "against_people_pairs_per_second": statistics.median(people) if people else None,
             "people_speedup": statistics.median(
-                len(workload.trees) / each.seconds / rate for each, rate in zip(passes, people, strict=True)
+                len(workload.trees) / timed.seconds / rate for timed, rate in zip(passes, people, strict=True)
             )
             if people
             else None,

@@ -108,8 +108,8 @@ def synthetic_workload(
             shared = np.concatenate(
                 [shared[:-QUESTION_TOKENS], rng.integers(low, vocab_size, QUESTION_TOKENS)]
             )
-        each = lengths(responses, response_tokens, RESPONSE_SPREAD, most_response)
-        ids = [rng.integers(low, vocab_size, n) for n in each]
+        sizes = lengths(responses, response_tokens, RESPONSE_SPREAD, most_response)
+        ids = [rng.integers(low, vocab_size, n) for n in sizes]
         for place, response in enumerate(ids):
             # Neighbours differ in their first token, so the prefix is exactly the shared part.
             response[0] = place % 2

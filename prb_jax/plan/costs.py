@@ -63,13 +63,13 @@ class Costs:
     @property
     def link_bytes(self) -> float:
         """What a chip sends over its links in all collectives."""
-        return sum(each.bytes for kind, each in self.collectives.items() if not kind.startswith(DCN))
+        return sum(sent.bytes for kind, sent in self.collectives.items() if not kind.startswith(DCN))
 
     def __add__(self, other: Costs) -> Costs:
         both = dict(self.collectives)
-        for kind, each in other.collectives.items():
+        for kind, more in other.collectives.items():
             mine = both.get(kind, Collective(0, 0.0))
-            both[kind] = Collective(mine.count + each.count, mine.bytes + each.bytes)
+            both[kind] = Collective(mine.count + more.count, mine.bytes + more.bytes)
         return Costs(both, self.memory_bytes + other.memory_bytes, self.unknown_loops + other.unknown_loops)
 
     def times(self, count: int) -> Costs:
@@ -91,31 +91,31 @@ def program_costs(module: Module, *, chips: int) -> Costs:
         if name not in known:
             inside, total = module.computations[name], Costs()
             seen: set[str] = set()
-            for each in inside:
-                total += one(each, inside, seen)
+            for instruction in inside:
+                total += one(instruction, inside, seen)
             known[name] = total
         return known[name]
 
-    def one(each: Instruction, inside: Computation, seen: set[str]) -> Costs:
-        opcode = each.opcode
+    def one(instruction: Instruction, inside: Computation, seen: set[str]) -> Costs:
+        opcode = instruction.opcode
         if opcode == "while":
-            body = each.called("body")
+            body = instruction.called("body")
             assert body is not None
-            trips = module.trip_count(each, inside)
+            trips = module.trip_count(instruction, inside)
             inner = of(body).times(1 if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
-            return max((of(name) for name in each.branches()), key=_size, default=Costs())
-        called = each.called("calls") or (each.called("to_apply") if opcode == "call" else None)
+            return max((of(name) for name in instruction.branches()), key=_size, default=Costs())
+        called = instruction.called("calls") or (instruction.called("to_apply") if opcode == "call" else None)
         if called is not None and opcode in ("call", "async-start"):
             return of(called)
         if opcode.endswith(("-done", "-update")) and opcode != "dynamic-update-slice":
             return Costs()
-        costs = Costs(memory_bytes=_memory(each, inside, module))
+        costs = Costs(memory_bytes=_memory(instruction, inside, module))
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            costs += Costs({kind: Collective(1, _sent(kind, each, inside, chips))})
-        elif opcode == "send" and (between := _between_slices(each, inside)) is not None:
+            costs += Costs({kind: Collective(1, _sent(kind, instruction, inside, chips))})
+        elif opcode == "send" and (between := _between_slices(instruction, inside)) is not None:
             costs += Costs({between[0]: Collective(1, between[1])})
         elif called is not None:  # a fusion
             for kind, channel, sent in _fused(called, module, chips):
@@ -134,27 +134,27 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
     An all-reduce of which each chip keeps only its part is a reduce-scatter.
     """
     inside = module.computations[name]
-    for each in inside:
-        kind = each.opcode.removesuffix("-start")
+    for instruction in inside:
+        kind = instruction.opcode.removesuffix("-start")
         if kind in KINDS:
             if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
                 kind = "reduce-scatter"
-            channel = re.search(r"channel_id=(\d+)", each.rest)
-            sent = _sent(kind, each, inside, chips)
-            yield kind, channel[1] if channel else f"{name}/{each.name}", sent
-        called = each.called("calls")
+            channel = re.search(r"channel_id=(\d+)", instruction.rest)
+            sent = _sent(kind, instruction, inside, chips)
+            yield kind, channel[1] if channel else f"{name}/{instruction.name}", sent
+        called = instruction.called("calls")
         if called is not None:
             yield from _fused(called, module, chips)
 
 
-def _between_slices(each: Instruction, inside: Computation) -> tuple[str, float] | None:
+def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str, float] | None:
     """(kind, bytes) that a chip hands to its host for other slices; None for any other send."""
-    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.rest)
+    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     if found is None:
         return None
     kind = found[1].lower().replace("_", "-")
-    slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', each.rest)
-    return DCN + kind, _ring(kind, _operand_bytes(each, inside), _listed(slices[1]) if slices else 2)
+    slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', instruction.rest)
+    return DCN + kind, _ring(kind, _operand_bytes(instruction, inside), _listed(slices[1]) if slices else 2)
 
 
 def _listed(text: str) -> int:
@@ -167,13 +167,13 @@ def _size(costs: Costs) -> tuple[float, float]:
     return costs.memory_bytes, costs.link_bytes
 
 
-def _sent(kind: str, each: Instruction, inside: Computation, chips: int) -> float:
+def _sent(kind: str, instruction: Instruction, inside: Computation, chips: int) -> float:
     """Bytes that a chip sends."""
-    return _ring(kind, _operand_bytes(each, inside), group_size(each.rest, chips=chips))
+    return _ring(kind, _operand_bytes(instruction, inside), group_size(instruction.rest, chips=chips))
 
 
-def _operand_bytes(each: Instruction, inside: Computation) -> float:
-    return sum(array.bytes for operand in inside.operands(each) for array in operand.arrays)
+def _operand_bytes(instruction: Instruction, inside: Computation) -> float:
+    return sum(array.bytes for operand in inside.operands(instruction) for array in operand.arrays)
 
 
 def _ring(kind: str, own: float, group: int) -> float:
@@ -208,33 +208,35 @@ def group_size(attributes: str, *, chips: int) -> int:
     return chips
 
 
-def _memory(each: Instruction, inside: Computation, module: Module) -> float:
+def _memory(instruction: Instruction, inside: Computation, module: Module) -> float:
     """Bytes of main memory that an instruction reads and writes."""
-    if each.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in each.rest:
+    if instruction.opcode in _FREE or 'custom_call_target="AllocateBuffer"' in instruction.rest:
         return 0.0
-    operands = inside.operands(each)
-    if each.opcode in ("send", "recv"):  # the result also names the operand, and a number to wait for
-        moved = operands[0].arrays if each.opcode == "send" else each.arrays
+    operands = inside.operands(instruction)
+    if instruction.opcode in ("send", "recv"):  # the result also names the operand, and a number to wait for
+        moved = operands[0].arrays if instruction.opcode == "send" else instruction.arrays
         return moved[0].bytes if moved[0].space == 0 else 0.0
-    if each.opcode == "fusion":
-        called = each.called("calls")
+    if instruction.opcode == "fusion":
+        called = instruction.called("calls")
         fusion = module.computations[called] if called else None
         read = sum(_read_by_fusion(operand, place, fusion) for place, operand in enumerate(operands))
-        return read + _written(each, fusion)
-    if each.opcode in _SLICES:
-        size = _in_memory(each)
+        return read + _written(instruction, fusion)
+    if instruction.opcode in _SLICES:
+        size = _in_memory(instruction)
         return size + (size if operands and _in_memory(operands[0]) else 0.0)
-    if each.opcode == "dynamic-update-slice":
+    if instruction.opcode == "dynamic-update-slice":
         return 2 * _in_memory(operands[1]) if _in_memory(operands[0]) else 0.0
-    if each.opcode.endswith("-start"):  # the result is a tuple that also names the operand
-        copied = each.arrays[0 if each.opcode == "copy-start" else min(1, len(each.arrays) - 1)]
+    if instruction.opcode.endswith("-start"):  # the result is a tuple that also names the operand
+        copied = instruction.arrays[
+            0 if instruction.opcode == "copy-start" else min(1, len(instruction.arrays) - 1)
+        ]
         source = _in_memory(operands[0]) if operands else 0.0
         return (copied.bytes if copied.space == 0 else 0.0) + (min(source, copied.bytes) if source else 0.0)
-    return _in_memory(each) + sum(_in_memory(operand) for operand in operands)
+    return _in_memory(instruction) + sum(_in_memory(operand) for operand in operands)
 
 
-def _in_memory(each: Instruction) -> float:
-    return sum(array.bytes for array in each.arrays if array.space == 0)
+def _in_memory(instruction: Instruction) -> float:
+    return sum(array.bytes for array in instruction.arrays if array.space == 0)
 
 
 def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None) -> float:
@@ -255,14 +257,14 @@ def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None
     return min(read, whole)
 
 
-def _written(each: Instruction, fusion: Computation | None) -> float:
+def _written(instruction: Instruction, fusion: Computation | None) -> float:
     """All of the result; of what is updated in place only the update."""
     if fusion is None:
-        return _in_memory(each)
+        return _in_memory(instruction)
     made = fusion.operands(fusion.root) if fusion.root.opcode == "tuple" else [fusion.root]
-    if len(made) != len(each.arrays):
-        return _in_memory(each)
-    parts = zip(each.arrays, made, strict=True)
+    if len(made) != len(instruction.arrays):
+        return _in_memory(instruction)
+    parts = zip(instruction.arrays, made, strict=True)
     return sum(_written_part(array.bytes, part, fusion) for array, part in parts if array.space == 0)
 
 

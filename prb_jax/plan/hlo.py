@@ -85,16 +85,20 @@ class Computation:
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
         """By number."""
-        return {int(each.argument): each for each in self if each.opcode == "parameter"}
+        return {
+            int(instruction.argument): instruction
+            for instruction in self
+            if instruction.opcode == "parameter"
+        }
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """Who takes each instruction's result."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for each in self:
-            for operand in dict.fromkeys(each.operands):
+        for instruction in self:
+            for operand in dict.fromkeys(instruction.operands):
                 if operand in users:
-                    users[operand].append(each)
+                    users[operand].append(instruction)
         return users
 
     def operands(self, instruction: Instruction) -> list[Instruction]:

@@ -77,7 +77,7 @@ class PolicyPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, JSON-ready."""
-        programs = {name: each.to_json() for name, each in self.programs.items()}
+        programs = {name: plan.to_json() for name, plan in self.programs.items()}
         return {**asdict(self), "peak_bytes_per_chip": self.peak_bytes_per_chip, "programs": programs}
 
 
@@ -137,11 +137,12 @@ def plan_policy(
         programs["score"] = score
     sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1) or "fsdp=1"
     plans = {
-        name: compile_program(each, place, mesh=sizes, batch=shape.batch) for name, each in programs.items()
+        name: compile_program(planned, place, mesh=sizes, batch=shape.batch)
+        for name, planned in programs.items()
     }
     whole, caches = sum(held.values()), _cache_bytes(config, shape, devices, jnp.dtype(dtype))
     beside = {name: whole - given[name] for name in plans}
-    peaks = {name: each.peak_bytes_per_chip + beside[name] for name, each in plans.items()}
+    peaks = {name: planned.peak_bytes_per_chip + beside[name] for name, planned in plans.items()}
     peaks["draw"] = whole + caches
     room = place.chip.hbm_bytes
     return PolicyPlan(

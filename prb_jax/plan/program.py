@@ -235,15 +235,15 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
         if name == "dot_general":
             contracted = parameters["dimension_numbers"][0][0]
             left = equation.invars[0].aval.shape
-            each = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
+            weight = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
             inner = math.prod(left[i] for i in contracted)
-            total += 2.0 * each * math.prod(equation.outvars[0].aval.shape) * inner
+            total += 2.0 * weight * math.prod(equation.outvars[0].aval.shape) * inner
         elif name == "cond":
             total += max(
                 executed_flops(branch, visited=visited, int8=int8) for branch in parameters["branches"]
             )
         else:
-            inner = sum(executed_flops(each, visited=visited, int8=int8) for each in _inner(parameters))
+            inner = sum(executed_flops(inside, visited=visited, int8=int8) for inside in _inner(parameters))
             total += inner * _runs(name, parameters, visited)
     return total
 

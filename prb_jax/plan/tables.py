@@ -36,8 +36,8 @@ def plan_table(found: Plan, *, title: str) -> Group:
     parts = [facts_table(facts, title=title)]
     if found.collectives:
         table = new_table(headings=("collective", "runs", "a chip sends"))
-        for kind, each in sorted(found.collectives.items()):
-            table.add_row(kind, f"{each.count:,}", _gib(each.bytes))
+        for kind, sent in sorted(found.collectives.items()):
+            table.add_row(kind, f"{sent.count:,}", _gib(sent.bytes))
         parts.append(table)
     return Group(*parts)
 
@@ -83,18 +83,18 @@ def policy_table(found: PolicyPlan, *, title: str) -> Group:
     held.add_row("all", _gib(sum(found.held.values())), "")
     programs = new_table(headings=("program", "peak a chip, all that is held included", "time, at best"))
     programs.add_row("draw: caches of the rollouts", _gib(found.peaks["draw"]), "–")
-    for name, each in found.programs.items():
-        seconds = "–" if each.estimated_seconds is None else f"{each.estimated_seconds:.3g} s"
+    for name, plan in found.programs.items():
+        seconds = "–" if plan.estimated_seconds is None else f"{plan.estimated_seconds:.3g} s"
         programs.add_row(name, _gib(found.peaks[name]), seconds)
     return Group(facts_table(facts, title=title), held, programs)
 
 
-def verdict(each: Plan) -> str:
+def verdict(plan: Plan) -> str:
     """Return one plan in a few words."""
-    size = f"{_gib(each.peak_bytes_per_chip)} of {_gib(each.hbm_bytes_per_chip)} a chip"
-    if each.estimated_seconds is None:
-        return f"{'fits' if each.fits else 'does not fit'}, {size}"
-    return f"{'fits' if each.fits else 'does not fit'}, {size}, {each.estimated_seconds:.3g} s"
+    size = f"{_gib(plan.peak_bytes_per_chip)} of {_gib(plan.hbm_bytes_per_chip)} a chip"
+    if plan.estimated_seconds is None:
+        return f"{'fits' if plan.fits else 'does not fit'}, {size}"
+    return f"{'fits' if plan.fits else 'does not fit'}, {size}, {plan.estimated_seconds:.3g} s"
 
 
 def _padded(computed: int, tokens: int) -> str:

@@ -90,7 +90,7 @@ class Learner:
         with compiling(self._look, batch.prefix.shape, batch.responses.shape):
             placed = self._step.place(batch, ())[0]
             found = self._look(self._state, self._frozen, self._reference, placed)
-        return TokenStats(*(np.asarray(each) for each in found))
+        return TokenStats(*(np.asarray(array) for array in found))
 
     def update(self, batches: Sequence[tuple[TreeBatch, Any]]) -> dict[str, float]:
         """Make one update from the microbatches of a minibatch. Nothing changes where ``finite`` is 0."""

@@ -112,8 +112,8 @@ def comparison_loss(
 
     difference = rewards[:, :, None] - rewards[:, None, :]
     if config.kind == "bradley_terry":
-        each = _negative_log_sigmoid(difference - shift[:, None, None], config.label_smoothing)
-        loss = jnp.sum(each * per_pair, axis=(1, 2))
+        losses = _negative_log_sigmoid(difference - shift[:, None, None], config.label_smoothing)
+        loss = jnp.sum(losses * per_pair, axis=(1, 2))
     else:
         loss = _ranking_loss(rewards, above, shift, config.label_smoothing)
     if config.center_rewards_coefficient:
@@ -152,8 +152,8 @@ def _ranking_loss(rewards: jax.Array, above: jax.Array, margin: jax.Array, smoot
     # Rows without any lower label would give -inf, whose gradient is not a number.
     safe = above | ~has_rest[:, :, None]
     rest = jax.nn.logsumexp(jnp.where(safe, rewards[:, None, :], -1e30), axis=-1)
-    each = _negative_log_sigmoid(rewards - rest - margin[:, None], smoothing)
-    return jnp.sum(jnp.where(has_rest, each, 0.0), axis=1)
+    losses = _negative_log_sigmoid(rewards - rest - margin[:, None], smoothing)
+    return jnp.sum(jnp.where(has_rest, losses, 0.0), axis=1)
 
 
 def _wins(rewards: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:

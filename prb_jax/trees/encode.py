@@ -75,10 +75,10 @@ def encode_comparisons(
         last two not in the paper protocol).
     """
     trees: list[Tree] = []
-    for each in encode_each(comparisons, tokenizer, view=view, pad_token_id=pad_token_id):
-        if isinstance(each, TooLongError):
-            raise each
-        trees.append(each)
+    for tree in encode_each(comparisons, tokenizer, view=view, pad_token_id=pad_token_id):
+        if isinstance(tree, TooLongError):
+            raise tree
+        trees.append(tree)
     return trees
 
 
@@ -166,7 +166,7 @@ class _Encoder:
         )
 
     def _encode(self, comparisons: Sequence[Comparison], seen: Sequence[Visible]) -> list[list[np.ndarray]]:
-        groups = [conversations(each.prefix_messages, each.responses) for each in seen]
+        groups = [conversations(shown.prefix_messages, shown.responses) for shown in seen]
         try:
             return self.tokenizer.encode_together(groups)
         except RenderError as error:

@@ -66,11 +66,11 @@ class KernelLayout:
           packed: integers of :class:`KernelTable`, of NumPy, JAX, or inside a kernel.
           tokens: N of the stream.
         """
-        low, each = _bits(tokens)
-        most = (1 << each) - 1
+        low, bits = _bits(tokens)
+        most = (1 << bits) - 1
         place = packed & ((1 << low) - 1)
         inside = self.unit * ((packed >> low) & most) + (place & (self.unit - 1))
-        return place, place - inside, self.unit * ((packed >> (low + each)) & most)
+        return place, place - inside, self.unit * ((packed >> (low + bits)) & most)
 
 
 @jax.tree_util.register_dataclass
@@ -123,13 +123,15 @@ def kernel_table(
       window: of sliding layers; None for no window.
     """
     tokens = until.shape[1]
-    sights = [_Sight.of(*each) for each in zip(positions, previous, strict=True)]
+    sights = [_Sight.of(*stream) for stream in zip(positions, previous, strict=True)]
     meets = [_meeting_blocks(sight, layout.block, window) for sight in sights]
     needed = max(int(meet.sum(axis=axis).max()) for meet in meets for axis in (0, 1))
     width = layout.width(tokens)
     width = width if needed <= width else tokens // layout.block
     tables = [(*_by_queries(meet, width), *_by_keys(meet, width)) for meet in meets]
-    keys, key_steps, queries, query_steps = (np.stack(each) for each in zip(*tables, strict=True))
+    keys, key_steps, queries, query_steps = (
+        np.stack(tables_of_kind) for tables_of_kind in zip(*tables, strict=True)
+    )
     packed = np.stack([sight.packed(layout, tokens) for sight in sights])
     trees = np.stack([sight.first for sight in sights]).astype(np.int32)
     return KernelTable(packed, trees, keys, key_steps, queries, query_steps, layout)
@@ -159,7 +161,7 @@ class _Sight:
 
     def packed(self, layout: KernelLayout, tokens: int) -> np.ndarray:
         """int32 [N]; raises ValueError where the layout has no room for it."""
-        low, each = _bits(tokens)
+        low, bits = _bits(tokens)
         place = np.arange(tokens, dtype=np.int64)
         behind = self.hidden > 0
         inside = np.where(behind, place - self.own, 0)
@@ -167,7 +169,7 @@ class _Sight:
             raise ValueError(f"responses of this stream of {tokens} tokens do not fit {layout}")
         if (self.own[behind] % layout.unit).any():
             raise ValueError(f"responses of this stream do not begin at multiples of {layout.unit}")
-        numbers = place | inside // layout.unit << low | self.hidden // layout.unit << (low + each)
+        numbers = place | inside // layout.unit << low | self.hidden // layout.unit << (low + bits)
         return numbers.astype(np.uint32).view(np.int32)
 
 

@@ -97,10 +97,12 @@ class ShapeOptions:
         """Cost of the whole data when every tree goes to its cheapest bucket. `costs` from `row_costs`."""
         rows = np.bincount(costs.argmin(axis=0), weights=counts, minlength=len(tops)).astype(np.int64)
         tokens = np.asarray([p + k * r for p, k, r in tops])
-        each = np.asarray([float(self.cell_cost(*top)) for top in tops])
+        row_costs = np.asarray([float(self.cell_cost(*top)) for top in tops])
         if not np.isfinite(costs.min(axis=0)).all():
             return float("inf")
-        return float((self.padded_rows(rows, tokens) * each).sum() + self.compile_cost * (rows > 0).sum())
+        return float(
+            (self.padded_rows(rows, tokens) * row_costs).sum() + self.compile_cost * (rows > 0).sum()
+        )
 
 
 @dataclass(frozen=True)

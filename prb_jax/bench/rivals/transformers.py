@@ -279,4 +279,4 @@ class TransformersSampler:
                     **drawing,
                 )
                 found.append(out[:, longest:].cpu().numpy())
-        return GeneratedRun(time.perf_counter() - start, sum(each.size for each in found), found)
+        return GeneratedRun(time.perf_counter() - start, sum(ids.size for ids in found), found)

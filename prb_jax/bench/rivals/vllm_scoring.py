@@ -73,5 +73,5 @@ class VllmScorer:
         found = self._engine.encode(prompts, pooling_task="classify", use_tqdm=False)
         seconds = time.perf_counter() - start
         tokens = sum(len(ids) for ids in sequences)
-        scores = np.asarray([float(each.outputs.data.reshape(-1)[0]) for each in found])
+        scores = np.asarray([float(output.outputs.data.reshape(-1)[0]) for output in found])
         return PaddedRun(seconds, len(sequences), tokens, tokens, scores)

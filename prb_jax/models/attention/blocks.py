@@ -91,11 +91,13 @@ def attend_head(
         parts, part_logs = [], []
         for start in range(0, length, block):
             stop = min(start + block, length)
-            each = (stop - start) * group
+            rows_each = (stop - start) * group
             low = plan.low(start)
-            rows = q_[:, start:stop].reshape(count * each, head_dim)
+            rows = q_[:, start:stop].reshape(count * rows_each, head_dim)
             visible = _visible_own(start, stop, first_real, group, plan)
-            inner = soft_capped(_dot_nt(rows.reshape(count, each, head_dim), k_[:, low:stop]), plan.softcap)
+            inner = soft_capped(
+                _dot_nt(rows.reshape(count, rows_each, head_dim), k_[:, low:stop]), plan.softcap
+            )
             inner = jnp.where(visible, inner, MASKED)
             top = inner.max(-1, keepdims=True)
             prefix_low = plan.low(prefix + start)
@@ -103,10 +105,10 @@ def attend_head(
                 seen = _visible_from_own(start, stop, first_real, group, count, plan)
                 outer = soft_capped(_dot_nt(rows, prefix_keys[prefix_low:]), plan.softcap)
                 outer = jnp.where(seen, outer, MASKED)
-                top = jnp.maximum(top, outer.max(-1, keepdims=True).reshape(count, each, 1))
-                outer_weights, outer_total = _softmax_parts(outer, top.reshape(count * each, 1))
+                top = jnp.maximum(top, outer.max(-1, keepdims=True).reshape(count, rows_each, 1))
+                outer_weights, outer_total = _softmax_parts(outer, top.reshape(count * rows_each, 1))
                 out = _dot_nn(outer_weights.astype(q.dtype), prefix_values[prefix_low:])
-                out, total = out.reshape(count, each, head_dim), outer_total.reshape(count, each, 1)
+                out, total = out.reshape(count, rows_each, head_dim), outer_total.reshape(count, rows_each, 1)
             else:
                 out, total = jnp.float32(0), jnp.float32(0)
             inner_weights, inner_total = _softmax_parts(inner, top)

@@ -112,7 +112,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _parts(q: jax.Array, k: jax.Array) -> int:
     """Into how many runs the query heads of a kv head are parted, of at most :data:`HEADS` each."""
     group = q.shape[2] // k.shape[2]
-    return group // max(each for each in range(1, HEADS + 1) if group % each == 0)
+    return group // max(size for size in range(1, HEADS + 1) if group % size == 0)
 
 
 def _blocks(x: jax.Array, runs: int) -> jax.Array:
