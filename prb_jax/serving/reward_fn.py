@@ -28,6 +28,7 @@ _QUESTION_KEYS: Final = ("query", "question", "prompt")
 def reward_fn(
     model: Model,
     *,
+    name: str = "prb_reward",
     empty: float | None = None,
     profile_posts: int | None = None,
     protocol: str | None = None,
@@ -41,12 +42,13 @@ def reward_fn(
       model: gives the rewards: a :class:`prb_jax.RewardModel`, or anything else that :func:`prb_jax.evaluate` takes (a
         path or hub id, a baseline, a fitted method of personalisation, a judge, a function), or the URL of a running
         `prb serve`. A function made of a path, a name or a URL can be pickled: another process opens it anew.
+      name: under which trainers log it (``__name__``); several rewards of one training need several names.
       empty: the reward of an empty completion, which no model reads; without it such a completion is an error.
       profile_posts, protocol, max_length, batch_tokens: as of :meth:`RewardModel.score`.
       history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
     """
     view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-    return RewardFunction(model, view, empty=empty, batch_tokens=batch_tokens, history=history)
+    return RewardFunction(model, view, name=name, empty=empty, batch_tokens=batch_tokens, history=history)
 
 
 class RewardFunction:
@@ -76,11 +78,12 @@ class RewardFunction:
         model: Model,
         view: ViewOptions,
         *,
+        name: str,
         empty: float | None,
         batch_tokens: int | None,
         history: Sequence[Comparison] | Path | None = None,
     ) -> None:
-        self.__name__ = "prb_reward"  # TRL logs the mean under this name
+        self.__name__ = name
         self._model: Model = open_remote(str(model)) if is_url(model) else model
         self._empty = empty
         self._open = partial(
