@@ -23,7 +23,11 @@ def add(sub: Parser) -> None:
     from prb_jax.serving.fields import Limits
 
     sub.set_defaults(after_interrupt="nothing was served")
-    sub.option("MODEL", "what `prb evaluate` takes, but for baselines")
+    sub.option(
+        "MODEL",
+        "what `prb evaluate` takes; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
+        "endpoint), a language model that rates each response",
+    )
     sub.option(
         "--host HOST",
         "address (default: 127.0.0.1, this machine alone); another one needs a token in PRB_SERVE_TOKEN",
@@ -34,6 +38,8 @@ def add(sub: Parser) -> None:
     sub.option("--batch-tokens N", "tokens computed at a time, about", positive)
     sub.fields(Limits)
     add_history(sub)
+    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
+    sub.option("--top-logprobs N", "of judge:URL#NAME, as of `prb judge`", positive)
     sub.fields(LoadOptions, DEVICES)
     sub.fields(LoadOptions, REWARD_MODEL)
 
@@ -42,9 +48,11 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     with until_terminated(options):
         start(options)
+        from prb_jax.judges.options import JudgeOptions
         from prb_jax.serving.fields import Limits
         from prb_jax.serving.serve import TOKEN, ServeOptions, serve
 
+        asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
         serve(
             options.model,
             options=ServeOptions(
@@ -52,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
                 token=os.environ.get(TOKEN) or None,
                 view=chosen(options, ViewOptions),
                 limits=chosen(options, Limits),
+                judge=None if asked == JudgeOptions() else asked,
             ),
             loading=chosen(options, LoadOptions),
         )

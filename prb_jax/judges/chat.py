@@ -109,10 +109,10 @@ def open_chat(
     *,
     endpoint: EndpointOptions | None,
     loading: LoadOptions,
-    cache: Path,
+    cache: Path | None,
     verb: str,
 ) -> ChatModel:
-    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``.
+    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
 
     Raises:
       RunError: both or neither of model and endpoint; names the verb.

@@ -141,10 +141,10 @@ def open_judge(
     *,
     endpoint: EndpointOptions | None = None,
     loading: LoadOptions | None = None,
-    cache: Path,
+    cache: Path | None,
     verb: str = "judge",
 ) -> JudgeScorer:
-    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``.
+    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``, if given.
 
     Raises:
       RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
@@ -175,7 +175,7 @@ def open_named_judge(
     options: JudgeOptions | None = None,
     *,
     loading: LoadOptions | None = None,
-    cache: Path,
+    cache: Path | None,
     concurrency: int = 8,
 ) -> JudgeScorer:
     """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
@@ -184,7 +184,7 @@ def open_named_judge(
       name: of the judge.
       options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
       loading: of a model on this machine.
-      cache: folder for the replies of an endpoint, which is asked nothing twice.
+      cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
       concurrency: requests at a time.
 
     Raises:

@@ -96,14 +96,14 @@ class EndpointOptions:
 
 
 class Endpoint:
-    """Asks one model of one endpoint.
+    """Asks one model of one endpoint; replies are kept in the folder ``cache``, if there is one.
 
     Attributes:
       options: how it is asked.
       asked: requests that were sent, tries of the same one too.
     """
 
-    def __init__(self, options: EndpointOptions, *, cache: Path) -> None:
+    def __init__(self, options: EndpointOptions, *, cache: Path | None) -> None:
         if not options.url.startswith(("http://", "https://")):
             raise RunError(f"--endpoint: expected a URL with http:// or https://, found {quote(options.url)}")
         key = options.key or ""
@@ -219,14 +219,15 @@ class Endpoint:
         """The reply to a request: the one that is kept, or else a new one, which is kept."""
         request = json.dumps({"url": self.options.url, "body": body}, sort_keys=True, ensure_ascii=False)
         digest = hashlib.sha256(request.encode()).hexdigest()
-        path = self._cache / digest[:2] / f"{digest}.json"
-        if path.exists():
+        path = None if self._cache is None else self._cache / digest[:2] / f"{digest}.json"
+        if path is not None and path.exists():
             known = read_object(path, error=RunError, hint="remove it, and it is asked again")
             return self._read(known, alternatives="logprobs" in body)
         async with self._slots:
             answer, tries = await self._tried(body)
             reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
-            await asyncio.to_thread(_keep, path, json.dumps({**answer, TRIES: tries}).encode())
+            if path is not None:
+                await asyncio.to_thread(_keep, path, json.dumps({**answer, TRIES: tries}).encode())
         return reply
 
     async def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,9 +21,9 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
-from prb_jax.rl.settings import PpoSettings, is_file_function
+from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.load import Model, open_scorer, read_history
+from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
 from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, Scorer
 
 _VIEW = ("profile_posts", "protocol", "max_length")
@@ -240,16 +238,13 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     if isinstance(model, str) and is_url(model):
         opened = open_remote(model)
         facts = {"view": opened.view}
-    elif isinstance(model, str) and is_file_function(model):
-        facts, opened = _function_of(model)
     options = LoadOptions()
-    if isinstance(opened, str | Path) and not str(opened).startswith("baseline:"):
+    if isinstance(opened, str | Path) and not has_no_weights(opened):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
-    name = getattr(opened, "__name__", None) if facts and callable(opened) else None
     history = None
     if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
         history = read_history(scoring.history.split(","))
-    scorer = open_scorer(cast(Model, opened), options, name=name, recorded=True, history=history)
+    scorer = open_scorer(cast(Model, opened), options, recorded=True, history=history)
     if isinstance(scorer, PersonalisedModel) and scorer.earlier:
         scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
     return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
@@ -297,20 +292,3 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
             raise RunError(
                 f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(value)}"
             )
-
-
-def _function_of(reward: str) -> tuple[dict[str, Any], Any]:
-    """The function of FILE.py:NAME, and what its file held."""
-    file, _, name = reward.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise RunError(
-            f"config key 'reward': {file}: no such file; expected FILE.py:NAME, a model or a baseline"
-        )
-    try:
-        namespace = runpy.run_path(file)
-    except Exception as error:
-        raise RunError(f"{file}: the reward's file fails: {type(error).__name__}: {error}") from error
-    if not callable(namespace.get(name)):
-        raise RunError(f"{file}: expected a function {name} of a comparison in it, found none")
-    return {"sha256": sha256(path.read_bytes()).hexdigest()}, namespace[name]

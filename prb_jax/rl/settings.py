@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -239,9 +238,3 @@ def load_ppo_settings(
         if getattr(settings.watch, name) != _DEFAULTS[f"watch.{name}"] and not has_gold:
             raise RunError(f"config key 'watch.{name}': needs watch.gold, the second reward that it looks at")
     return settings
-
-
-def is_file_function(reward: str) -> bool:
-    """Tell whether a reward is a function of a file, as FILE.py:NAME."""
-    file, colon, name = reward.rpartition(":")
-    return bool(colon) and Path(file).suffix == ".py" and name.isidentifier()

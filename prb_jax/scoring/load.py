@@ -21,7 +21,9 @@ from prb_jax.scoring.scorer import (
     ScoreFunction,
     Scorer,
     baseline_scorer,
+    file_scorer,
     function_scorer,
+    is_file_function,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def load(
 
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
-        as "baseline:length", gives a :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
+        as "baseline:length", or of a function of a comparison, as "FILE.py:NAME", gives a
+        :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
@@ -106,9 +109,11 @@ def load(
 
 def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | PlainScorer | PersonalisedModel:
     """As :func:`load`, with all choices in one object."""
-    if _is_baseline(model):
+    if has_no_weights(model):
         if options.quantize is not None:
             raise RunError(f"quantize: {model} has no weights; leave it out")
+        if is_file_function(model):
+            return file_scorer(str(model), **options.given)
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
         from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
@@ -200,7 +205,9 @@ def with_history(
 
 def model_contents(model: Model, revision: str | None) -> Any:
     """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
-    if not isinstance(model, str | Path) or _is_baseline(model):
+    if is_file_function(model):
+        return file_digest(Path(str(model).rpartition(":")[0]))
+    if not isinstance(model, str | Path) or has_no_weights(model) or is_url(model):
         return model if isinstance(model, str) else None
     if is_personalised(model):
         return file_digest(Path(model).expanduser() / PERSONALISED)
@@ -208,8 +215,9 @@ def model_contents(model: Model, revision: str | None) -> Any:
     return describe(locate(model, revision=revision))
 
 
-def _is_baseline(model: str | Path) -> bool:
-    return isinstance(model, str) and model.startswith("baseline:")
+def has_no_weights(model: str | Path) -> bool:
+    """Tell whether a name is that of a baseline, or of a function as FILE.py:NAME."""
+    return is_file_function(model) or (isinstance(model, str) and model.startswith("baseline:"))
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:

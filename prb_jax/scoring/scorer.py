@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
@@ -222,6 +224,35 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None) -> Plai
 
     facts = {"function": called, "code": "not recorded: a change of the function's code is not seen"}
     return PlainScorer(called, compute, facts, one_by_one=True)
+
+
+def is_file_function(name: object) -> bool:
+    """Tell whether a scorer is named as a function of a file, as FILE.py:NAME."""
+    file, colon, function = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    return bool(colon) and Path(file).suffix == ".py" and function.isidentifier()
+
+
+def file_scorer(name: str, **options: Any) -> PlainScorer:
+    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
+
+    Raises:
+      RunError: there is no such file or function, the file fails, or an option is given: a function has none.
+    """
+    file, _, function = name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise RunError(f"{file}: no such file; expected FILE.py:NAME, a model or a baseline")
+    refuse_options(name, **options)
+    try:
+        namespace = runpy.run_path(file)
+    except Exception as error:
+        raise RunError(f"{file}: the file of the function fails: {type(error).__name__}: {error}") from error
+    if not callable(namespace.get(function)):
+        raise RunError(f"{file}: expected a function {function} of a comparison in it, found none")
+    scorer = function_scorer(namespace[function], name=function)
+    code = "of this file alone: a change of what it imports is not seen"
+    digest = sha256(path.read_bytes()).hexdigest()
+    return replace(scorer, facts={"function": function, "code": code, "sha256": digest})
 
 
 def refuse_options(name: str, **options: Any) -> None:

@@ -310,7 +310,7 @@ def _settle_all(batch: Sequence[_WaitingTree], error: BaseException) -> None:
 
 
 class ScorerEngine:
-    """Scores the items of one request after another in the background, by what is no reward model.
+    """Scores the items of one request after another, or of some at a time, in the background: by no reward model.
 
     Attributes:
       waiting: items that wait for their scores.
@@ -319,9 +319,9 @@ class ScorerEngine:
 
     failure: BaseException | None = None
 
-    def __init__(self, scorer: ItemScorer, *, most: int) -> None:
+    def __init__(self, scorer: ItemScorer, *, most: int, at_once: int = 1) -> None:
         self.waiting, self._most, self._scorer = 0, most, scorer
-        self._thread = ThreadPoolExecutor(1, "score")
+        self._threads = ThreadPoolExecutor(at_once, "score")
 
     async def score(self, items: Sequence[Item]) -> Scores:
         """Wait for the score of each item, or why it has none.
@@ -334,7 +334,7 @@ class ScorerEngine:
             raise BusyError(f"{self.waiting} responses wait, and at most {self._most} may: come again later")
         self.waiting += len(items)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._score, items)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._score, items)
         finally:
             self.waiting -= len(items)
 
@@ -350,5 +350,5 @@ class ScorerEngine:
             raise RuntimeError("the scorer failed") from error
 
     def close(self) -> None:
-        """Score what waits, and end the thread."""
-        self._thread.shutdown()
+        """Score what waits, and end the threads."""
+        self._threads.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, PrbWarning, RunError
+from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.scoring.load import Model, open_scorer
@@ -28,11 +29,48 @@ from prb_jax.serving.items import (
 from prb_jax.text.view import View, ViewOptions, choose_view
 
 if TYPE_CHECKING:
+    from prb_jax.judges.options import JudgeOptions
     from prb_jax.scoring.reward_model import RewardModel
+
+JUDGED_AT_ONCE = 32
+"""Requests to the endpoint of a judge at a time."""
 
 Scores = list[Score | PrbError]
 ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
 """Gives the score of each item, or why it has none."""
+
+
+def open_reward(
+    model: Model,
+    loading: LoadOptions,
+    *,
+    history: Sequence[Comparison] | Path | None = None,
+    judge: JudgeOptions | None = None,
+) -> Scorer:
+    """Open whatever gives a number for a single response.
+
+    Args:
+      model: what `prb_jax.evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
+      loading: how a model by name is opened.
+      history: what a fitted method of personalisation knows of the users.
+      judge: how a judge is asked.
+
+    Raises:
+      RunError: a judge that needs the true rubric, which no request has; or as :func:`prb_jax.evaluate`.
+    """
+    if isinstance(model, str) and model.startswith(("judge:", "rubric:")):
+        from prb_jax.judges.options import RUBRIC, open_named_judge, parse_judge
+
+        if parse_judge(model).protocol == RUBRIC:
+            raise RunError(
+                f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL"
+            )
+        if history is not None:
+            raise RunError(f"history: {model} does not adapt to users: leave it out")
+        return open_named_judge(model, judge, loading=loading, cache=None, concurrency=JUDGED_AT_ONCE)
+    if judge is not None:
+        raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
+    return open_scorer(model, loading, history=history)
 
 
 def open_item_scorer(
@@ -41,19 +79,19 @@ def open_item_scorer(
     view: ViewOptions,
     batch_tokens: int | None = None,
     history: Sequence[Comparison] | Path | None = None,
+    judge: JudgeOptions | None = None,
 ) -> ItemScorer:
     """Return what scores items.
 
     Args:
-      model: what `prb_jax.evaluate` takes, or the URL of a running `prb serve`.
+      model, history, judge: as of :func:`open_reward`; or the URL of a running `prb serve`.
       view: what is shown of an item, for models that read tokens alone.
       batch_tokens: tokens computed at a time, about; for reward models alone.
-      history: what a fitted method of personalisation knows of the users.
 
     Raises:
-      RunError: a choice that has no effect on this model; or as :func:`prb_jax.evaluate`.
+      RunError: a choice that has no effect on this model; or as :func:`open_reward`.
     """
-    scorer = open_scorer(model, LoadOptions(), history=history)
+    scorer = open_reward(model, LoadOptions(), history=history, judge=judge)
     if not isinstance(scorer, RemoteScorer):  # whose client starts no JAX
         from prb_jax.scoring.reward_model import RewardModel
 
@@ -75,8 +113,13 @@ def comparison_scores(
     if given := [name for name, value in options.items() if value is not None]:
         name = scorer.identity().get("name", "this model")
         raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
+    judge = isinstance(scorer, JudgeScorer)
+    if judge:
+        _check_judge(scorer, view)
+        view = replace(view, profile_posts=scorer.posts if view.profile_posts is None else view.profile_posts)
     chosen = scorer.reader.choose_view(view) if isinstance(scorer, ReadsTokens) else choose_view(None, view)
     shown = shown_view(chosen.view)
+    why = "the reply of the judge names no number of its scale" if judge else "which is not a finite number"
 
     def score(items: Sequence[ChatItem]) -> Scores:
         groups: dict[object, list[int]] = {}
@@ -94,11 +137,23 @@ def comparison_scores(
                     scores[place] = (
                         Score(value, 0, False)
                         if np.isfinite(value)
-                        else NotFiniteError(f"the score is {value}, which is not a finite number")
+                        else NotFiniteError(f"the score is {value}, {why}")
                     )
         return [scores[place] for place in range(len(items))]
 
     return score, chosen.view
+
+
+def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
+    """Raise RunError for what a judge cannot do as a reward."""
+    if view.protocol is not None:
+        raise RunError(
+            f"protocol: {judge.identity()['name']} rates each response by itself, with prompts of its own: leave it "
+            "out. A verdict between two responses gives none of them a number: who wins depends on the other one, on "
+            "the order and on ties, so that pairs are for `prb judge`"
+        )
+    if view.max_length is not None and not judge.has_max_length:
+        raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
 
 
 def _tree_scores(model: RewardModel, options: ViewOptions, batch_tokens: int | None) -> ItemScorer:

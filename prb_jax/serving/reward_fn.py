@@ -18,6 +18,7 @@ from prb_jax.serving.routes import get_reward
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
+    from prb_jax.judges.options import JudgeOptions
     from prb_jax.scoring.load import Model
 
 WHERE: Final = "reward_fn"
@@ -35,20 +36,24 @@ def reward_fn(
     max_length: int | None = None,
     batch_tokens: int | None = None,
     history: Sequence[Comparison] | Path | None = None,
+    judge: JudgeOptions | None = None,
 ) -> RewardFunction:
     """Return a reward function for TRL, tunix, verl and AReaL.
 
     Args:
       model: gives the rewards: a :class:`prb_jax.RewardModel`, or anything else that :func:`prb_jax.evaluate` takes (a
-        path or hub id, a baseline, a fitted method of personalisation, a judge, a function), or the URL of a running
-        `prb serve`. A function made of a path, a name or a URL can be pickled: another process opens it anew.
+        path or hub id, a baseline, a fitted method of personalisation, a function), a judge (`judge:MODEL`, or
+        `judge:URL#NAME` at an endpoint), or the URL of a running `prb serve`. A function made of a path, a name or a
+        URL can be pickled: another process opens it anew.
       name: under which trainers log it (``__name__``); several rewards of one training need several names.
       empty: the reward of an empty completion, which no model reads; without it such a completion is an error.
       profile_posts, protocol, max_length, batch_tokens: as of :meth:`RewardModel.score`.
       history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
+      judge: how a judge is asked.
     """
     view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-    return RewardFunction(model, view, name=name, empty=empty, batch_tokens=batch_tokens, history=history)
+    opening = {"view": view, "batch_tokens": batch_tokens, "history": history, "judge": judge}
+    return RewardFunction(model, name=name, empty=empty, **opening)
 
 
 class RewardFunction:
@@ -73,22 +78,16 @@ class RewardFunction:
         chat template has rendered already, which would be wrapped as a user's message again.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        view: ViewOptions,
-        *,
-        name: str,
-        empty: float | None,
-        batch_tokens: int | None,
-        history: Sequence[Comparison] | Path | None = None,
-    ) -> None:
-        self.__name__ = name
+    def __init__(self, model: Model, *, name: str, empty: float | None, **opening: Any) -> None:
+        """Open it.
+
+        Args:
+          model, name, empty: as of :func:`reward_fn`.
+          opening: of :func:`prb_jax.serving.item_scorer.open_item_scorer`.
+        """
+        self.__name__, self._empty = name, empty
         self._model: Model = open_remote(str(model)) if is_url(model) else model
-        self._empty = empty
-        self._open = partial(
-            open_item_scorer, self._model, view=view, batch_tokens=batch_tokens, history=history
-        )
+        self._open = partial(open_item_scorer, self._model, **opening)
         self._scorer: ItemScorer | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prb_jax.errors import PrbWarning, RunError, need_extra
+from prb_jax.judges.options import JudgeOptions
+from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import TOKEN
+from prb_jax.remote.score_server import TOKEN, RemoteScorer
 from prb_jax.scoring.batching import lanes
 from prb_jax.scoring.inputs import Data
-from prb_jax.scoring.load import open_scorer, read_history
+from prb_jax.scoring.load import read_history
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.engine import Engine, ScorerEngine
 from prb_jax.serving.fields import Limits
 from prb_jax.serving.fixed_shapes import shapes_for
-from prb_jax.serving.item_scorer import comparison_scores
+from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward
 from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
 from prb_jax.text.view import ViewOptions
 
@@ -36,6 +38,7 @@ class ServeOptions:
       token: that clients must send; None for none.
       view: what the model is shown of a request.
       batch_tokens: tokens computed at a time, about; of the device if not given.
+      judge: how a judge is asked.
       history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
       limits: for clients.
     """
@@ -45,6 +48,7 @@ class ServeOptions:
     token: str | None = None
     view: ViewOptions = field(default_factory=ViewOptions)
     batch_tokens: int | None = None
+    judge: JudgeOptions | None = None
     history: Data | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -55,7 +59,7 @@ def serve(
     """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
 
     Args:
-      model: what `prb evaluate` takes.
+      model: what `prb evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
       options: where, to whom and how.
       loading: how the model is opened.
 
@@ -77,7 +81,8 @@ def serve(
     listening = bind(options.host, options.port)
     try:
         engine, served = make_engine(
-            open_scorer(model, loading, history=read_history(options.history)), options=options
+            open_reward(model, loading, history=read_history(options.history), judge=options.judge),
+            options=options,
         )
         line = f"serving {model} at {address(listening)}"
         try:
@@ -115,7 +120,8 @@ def make_engine(scorer: Scorer, *, options: ServeOptions) -> tuple[Engine | Scor
         )
     else:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
-        engine = ScorerEngine(score, most=options.limits.waiting)
+        waits = isinstance(scorer, RemoteScorer) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
+        engine = ScorerEngine(score, most=options.limits.waiting, at_once=JUDGED_AT_ONCE if waits else 1)
     return engine, Served(
         scorer.name if isinstance(scorer, RewardModel) else str(identity["name"]),
         engine,

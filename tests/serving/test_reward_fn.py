@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.serving.item_scorer import open_reward
+from tests.judges.stand_in import stand_in
 from tests.scoring.records import write_model
+from tests.serving.local_server import serving
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]
 POSTS = [{"id": "1", "category": "food", "text": "Coffee keeps me awake."}]
@@ -98,6 +104,59 @@ def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: 
         prb.reward_fn("baseline:length", max_length=5)
     with pytest.raises(prb.DataError, match="completion 0 is empty"):
         prb.reward_fn("baseline:length")(prompts=["?"], completions=[""])
+
+
+def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
+    """In this process, behind `prb serve`, and (functions, which are known by their file) in `prb evaluate`."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def wanted(comparison):\n    return [text.count(comparison.user_id or '-') for text in comparison.responses]"
+    )
+    name = f"{file}:wanted"
+    sent = {"prompts": [QUESTION] * 2, "completions": ["u and u", "v"], "user_id": ["u", "u"]}
+    assert prb.reward_fn(name)(**sent) == [2.0, 0.0]
+    with serving(open_reward(name, LoadOptions())) as url:
+        client = prb.reward_fn(url)
+        assert client(**sent) == [2.0, 0.0]
+    scorer: Any = prb.load(name)
+    assert scorer.identity()["sha256"] == sha256(file.read_bytes()).hexdigest()
+    pair = {"id": "1", "question": QUESTION, "chosen": "u", "rejected": "v", "user_id": "u"}
+    assert prb.evaluate(name, [pair], progress=False).summary["accuracy"] == 1.0
+    for broken, message in (
+        (f"{tmp_path}/no.py:f", "no such file; expected FILE.py:NAME"),
+        (f"{file}:other", "expected a function other of a comparison in it, found none"),
+    ):
+        with pytest.raises(prb.RunError, match=message):
+            prb.reward_fn(broken)
+
+    def reply(asked: str, tries: int) -> str:
+        return "no number" if "silent" in asked else str(len(re.findall("soup", asked)))
+
+    with stand_in(reply) as endpoint:
+        judge = f"judge:{endpoint.url}#m"
+        asked = {"prompts": [QUESTION] * 2, "completions": ["soup", "soup and soup"]}
+        assert prb.reward_fn(judge)(**asked) == [1.0, 2.0]
+        asked |= {"profile": [[{"id": "1", "category": "", "text": "soup"}]] * 2}
+        with serving(open_reward(judge, LoadOptions())) as url:
+            assert prb.reward_fn(url)(**asked) == [2.0, 3.0]
+            with pytest.raises(prb.RunError, match=r"status 422.*names no number of its scale"):
+                prb.reward_fn(url)(prompts=[QUESTION], completions=["silent"])
+        assert not list(tmp_path.glob("**/replies"))
+        with pytest.raises(prb.DataError, match=r"completion 0: .*names no number of its scale"):
+            prb.reward_fn(judge)(prompts=[QUESTION], completions=["silent"])
+        for given, options, message in (
+            (
+                judge,
+                {"protocol": "paper"},
+                "rates each response by itself.*A verdict between two responses gives none",
+            ),
+            (judge, {"max_length": 99}, "has its own limit"),
+            (judge, {"history": []}, "does not adapt to users"),
+            (f"rubric:{endpoint.url}#m", {}, "the true rubric, which no request holds: give judge:MODEL"),
+            ("baseline:length", {"judge": prb.JudgeOptions(template="x")}, "is no judge"),
+        ):
+            with pytest.raises(prb.RunError, match=message):
+                prb.reward_fn(given, **options)
 
 
 def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
