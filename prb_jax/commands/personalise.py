@@ -70,6 +70,18 @@ def add(sub: Parser) -> None:
         action="store_true",
         help="print how many people have k comparisons to be adapted on, and write nothing",
     )
+    sub.add_argument(
+        "--plan",
+        action="store_true",
+        help="simulate studies of fewer and more people of this kind: how many are needed; writes plan.json alone",
+    )
+    sub.option(
+        "--people N,N",
+        "with --plan: numbers of people (default: a quarter, a half, once and twice as many as the data have)",
+        several(positive),
+        default=(),
+    )
+    sub.option("--repeats N", "with --plan: simulated studies of each number of people", positive, default=3)
     add_no_progress(sub)
 
 
@@ -85,6 +97,22 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             people = people_of_study(options.data, **picked(options, "shots seeds split subset limit"))
             print_table(render_people(people, options.shots))
+            return 0
+        if options.plan:
+            from prb_jax.reports.study import render_plan
+            from prb_jax.study.power import BAYES, plan_study
+
+            plan = plan_study(
+                options.data,
+                **picked(options, "backbone out people seeds split repeats subset limit mesh"),
+                shots=max(options.shots),
+                settings=read_settings(options.settings).get(BAYES),
+                progress=not options.no_progress,
+            )
+            if options.format == "json":
+                print(json.dumps(plan, indent=2))
+            else:
+                print_table(render_plan(plan))
             return 0
         loading = LoadOptions(dtype=options.dtype, **picked(options, REWARD_MODEL))
         study = personalise(

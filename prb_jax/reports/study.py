@@ -63,6 +63,34 @@ def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> 
     return table
 
 
+def render_plan(plan: Mapping[str, Any]) -> RenderableType:
+    """Return the table of ``prb personalise --plan``.
+
+    Args:
+      plan: of :func:`prb_jax.study.power.plan_study`.
+    """
+    table = new_table(
+        f"bayes minus pooled with {plan['shots']} choices a person, simulated",
+        ("people", "choices predicted", "gain in accuracy", "95 % interval, half", "power"),
+    )
+    for row in plan["rows"]:
+        gain = NONE if row["gain"] is None else f"{row['gain']:+.4f}"
+        table.add_row(
+            f"{row['people']:,}",
+            f"{row['choices']:,}",
+            gain,
+            figure_cell(row["ci95_half"], form="{:.4f}").text,
+            figure_cell(row["power"], form="{:.2f}").text,
+        )
+    ceiling = plan["ceiling"]
+    table.caption = (
+        f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
+        f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
+        "that the interval of the gain lies above 0"
+    )
+    return table
+
+
 def _notes(summary: Mapping[str, Any]) -> list[str]:
     """What the tables do not say: how many, what was left out, what is not beaten."""
     notes = [f"{summary['users']:,} people, {summary['choices']:,} choices"]
@@ -108,6 +136,15 @@ def _curves(rows: Sequence[Mapping[str, Any]], title: str, *, figure: str = "acc
     for name in dict.fromkeys(row["method"] for row in plain):
         found = {row["shots"]: row[figure] for row in plain if row["method"] == name}
         table.add_row(name, *(figure_cell(found[count]).text if count in found else "" for count in shots))
+    simulated = [row for row in rows if row["control"] == "simulated"]
+    if simulated:
+        table.add_section()
+    for name in dict.fromkeys(row["method"] for row in simulated):
+        values = {row["shots"]: row[figure] for row in simulated if row["method"] == name}
+        table.add_row(
+            f"{name} (simulated)",
+            *(figure_cell(values[count]).text if count in values else "" for count in shots),
+        )
     one = max(plain, key=lambda row: row["n"])
     table.caption = (
         f"{figure.replace('_', '-')} after k comparisons of a person; {one['n']:,} choices of "

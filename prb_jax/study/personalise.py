@@ -369,7 +369,12 @@ def _outcome(
         keep = write_states
 
     outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
-    outcome = replace(outcome, figures={**outcome.figures, "settings": recorded})
+    more = {"settings": recorded}
+    if method.name == "bayes":
+        from prb_jax.study.ceiling import CEILING, ceiling
+
+        more |= {CEILING: ceiling(fitted, part, shots=shots, mesh=mesh)}
+    outcome = replace(outcome, figures={**outcome.figures, **more})
     outcome.save(path)
     return outcome
 

@@ -40,7 +40,8 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Return accuracy on unseen people against shots: a panel for each method, with all other methods in grey.
 
-    The band is the 95 % interval of the method. The last panel names the baselines, which know no shots.
+    The band is the 95 % interval of the method; that of `bayes` shows the simulated ceiling too. The last panel names
+    the baselines, which know no shots.
 
     Raises:
       RunError: matplotlib is not installed.
@@ -49,6 +50,10 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     from matplotlib.figure import Figure
 
     here = [row for row in rows if row["split"] == "unseen" and row["control"] is None]
+    ceiling = sorted(
+        (row for row in rows if row["split"] == "unseen" and row["method"] == "ceiling"),
+        key=lambda row: row["shots"],
+    )
     reached = {row["shots"]: row.get("reached") for row in here}
     ticks = sorted(reached)
     curves: dict[str, list[Mapping[str, Any]]] = {}
@@ -74,6 +79,8 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if panel != _REFERENCE and _REFERENCE in methods:
                 _curve(axis, ticks, curves[_REFERENCE], color="#ff7f0e", linestyle="--", label=_REFERENCE)
             _curve(axis, ticks, curves[panel], color="#1f77b4", marker="o", markersize=3, label="the method")
+            if panel == "bayes" and ceiling:
+                _curve(axis, ticks, ceiling, color="#1f77b4", linestyle=":", label="ceiling, simulated")
             bands = [(ticks.index(row["shots"]), row["accuracy_ci95"]) for row in curves[panel]]
             bands = [(x, bounds) for x, bounds in bands if bounds is not None]
             if bands:

@@ -12,6 +12,7 @@ from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.calibration import calibration_of
 from prb_jax.metrics.paired import holm
 from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval, mean_interval
+from prb_jax.study.ceiling import ceiling_rows
 from prb_jax.study.outcomes import (
     BASELINES,
     CONTROLS,
@@ -74,6 +75,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "disk_bytes_per_user": "of the states of all people of the first split in states/METHOD, by their number",
     "no user": "a control: the method's state of a person of whom nothing is known, not even a profile",
     "shuffled user": "a control: each person is scored with the state of another one of the same part",
+    "ceiling": "simulated (control): what bayes would reach if its estimated prior were the truth, on the same people, "
+    "pairs and contexts; expected figures, means over 8 draws of everybody's tastes. 'ceiling, no user' knows nobody, "
+    "'ceiling, person known' the true taste of each person, whatever its shots; diff_to_no_user is against the former",
     "no profile": "a control: the method is adapted on the comparisons alone",
 }
 
@@ -111,6 +115,9 @@ def results(
         baselines = (POOLED, *BASELINES)
         _adjust([row for row in of_part if row["control"] is None and row["method"] not in baselines])
         rows += of_part
+        if of_part and "bayes" in outcomes:
+            figures = [outcome.figures for outcome in outcomes["bayes"]]
+            rows += ceiling_rows(figures, list(of_part[0]), of_part[0]["split"])
     return rows
 
 

@@ -1,0 +1,192 @@
+"""`prb personalise --plan`: how many people a study needs, by simulation on the design of the people that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.personal.few_shot.choices import group
+from prb_jax.personal.few_shot.protocol import Fitted
+from prb_jax.personal.few_shot.registry import method_named
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.sharding import make_mesh
+from prb_jax.study.backbone import features_of
+from prb_jax.study.ceiling import KNOWN, ceiling, draw_choices
+from prb_jax.study.outcomes import NO_USER, Outcome, fit_method, make_part, run_method, standardised
+from prb_jax.study.population import Population, read_population
+from prb_jax.study.results import POOLED, results
+from prb_jax.study.splits import make_splits
+
+PLAN: Final = "plan.json"
+BAYES: Final = "bayes"
+SHARES: Final = (0.25, 0.5, 1.0, 2.0)
+REPEATS: Final = 3
+PRIOR_SPLITS: Final = 5
+"""The prior is estimated on all but a fifth of the people, on whom it is tested."""
+
+
+def plan_study(
+    data: Data,
+    *,
+    backbone: str | Path,
+    out: str | Path,
+    people: Sequence[int] = (),
+    shots: int = 8,
+    seeds: int = 1,
+    split: str = "user",
+    repeats: int = REPEATS,
+    settings: Any = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    mesh: str | Mesh | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Say what a study of more or fewer people of this kind would find.
+
+    The prior of tastes is that of `bayes` on the data. For each number of people, people of the data are drawn with
+    replacement, each with new tastes from the prior and so with new choices between the same responses; `bayes` and
+    pooled Bradley-Terry are fitted, and compared on unseen people. Profiles are left out.
+
+    Args:
+      data: of :func:`prb_jax.personalise`.
+      backbone: a folder of `prb features`, or a model, whose features are then written to ``out/features``.
+      out: the folder; ``plan.json`` holds what is returned.
+      people: numbers of people; a quarter, a half, once and twice as many as the data have if not given.
+      shots: comparisons that a person is adapted on.
+      seeds, split: of the studies.
+      repeats: simulated studies of each number of people.
+      settings: of `bayes`, instead of its defaults.
+      subset, limit: as of :func:`prb_jax.evaluate`.
+      mesh: as of :func:`prb_jax.load`.
+      progress: shows progress on standard error.
+
+    Returns:
+      "ceiling": the expected gain in accuracy over knowing nobody, of the data's people with `shots` choices
+      ("choices") and of the whole person ("person"); "rows": for each number of people "people", "choices", "gain" and
+      "ci95_half", means over the repeats of the difference to pooled and of the half width of its interval, and
+      "power", the chance that the interval lies above 0, by the normal approximation.
+
+    Raises:
+      PrbError: the data cannot be used, or hold nothing personal that could be planned for.
+    """
+    folder = Path(out)
+    refuse_file(out)
+    if shots < 1 or repeats < 1 or any(count < 8 for count in people):
+        raise RunError("plan: expected shots and repeats of at least 1, and at least 8 people")
+    inputs = read_inputs(data, subset=subset, limit=limit)
+    store = features_of(backbone, inputs, folder, None, limit=limit, progress=progress)
+    population = read_population(inputs.comparisons, store)
+    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    method = method_named(BAYES)
+    settings = settings or method.settings()
+    first = make_splits(population, by=split, seeds=PRIOR_SPLITS)[0]
+    choices, _ = standardised(population.choices, first)
+    population = replace(population, choices=choices)
+    part = make_part(choices, first)
+    counts = tuple(people) or tuple(max(8, round(share * len(population.users))) for share in SHARES)
+    done = Count(1 + len(counts) * repeats, unit="studies")
+    with held_folder(folder), show_progress("plan", done, enabled=progress) as display:
+        prior = fit_method(method, settings, part, seed=0, mesh=devices)
+        display.advance(1)
+        if not (prior.numbers["scale"] or prior.numbers["spread"]):
+            raise DataError(
+                f"{quote(BAYES)} found nothing personal in these data: the validation part chose no spread of tastes, "
+                "so that there is no gain to plan for"
+            )
+        best = {
+            row["known"]: row["accuracy"]
+            for row in ceiling(prior, part, shots=(shots,), mesh=devices)
+            if row["split"] == "unseen"
+        }
+        rows = []
+        for number in counts:
+            found = []
+            for repeat in range(repeats):
+                rng = np.random.default_rng([number, repeat])
+                drawn = _draw_people(population, prior, number, rng, devices)
+                found.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
+                display.advance(1)
+            rows.append({"people": number, **_power(found)})
+        plan = {
+            "people": len(population.users),
+            "shots": shots,
+            "split": split,
+            "seeds": seeds,
+            "repeats": repeats,
+            "prior": {name: float(value) for name, value in prior.numbers.items()},
+            "ceiling": {"choices": best[""] - best[NO_USER], "person": best[KNOWN] - best[NO_USER]},
+            "rows": rows,
+        }
+        write_json(folder / PLAN, plan)
+    return plan
+
+
+def _draw_people(
+    population: Population, prior: Fitted, number: int, rng: np.random.Generator, mesh: Mesh
+) -> Population:
+    """People of the population, drawn with replacement, who choose by new tastes."""
+    grouped = group(population.choices)
+    drawn = rng.integers(len(grouped.users), size=number)
+    places = [grouped.places[row][grouped.mask[row]] for row in drawn]
+    kept = np.concatenate(places)
+    users = np.repeat(np.arange(number, dtype=np.int32), [len(own) for own in places])
+    names = tuple(f"person {user}" for user in range(number))
+    choices = replace(population.choices.only(kept), users=users, number_of_users=number, posts=None)
+    old = population.clusters.responses
+    clusters = Clusters(
+        tuple(names[user] for user in users),
+        None if old is None else tuple(old[place] for place in kept),
+    )
+    return replace(
+        population,
+        choices=draw_choices(prior, choices, rng=rng, mesh=mesh)[0],
+        profile_of=population.profile_of[kept],
+        users=names,
+        ids=tuple(population.ids[place] for place in kept),
+        subsets=tuple(population.subsets[place] for place in kept),
+        clusters=clusters,
+    )
+
+
+def _gain(
+    population: Population, settings: Any, *, shots: int, seeds: int, split: str, mesh: Mesh
+) -> dict[str, Any]:
+    """The row of `bayes` on unseen people of a simulated study."""
+    splits = make_splits(population, by=split, seeds=seeds)
+    outcomes: dict[str, list[Outcome]] = {POOLED: [], BAYES: []}
+    for one in splits:
+        part = make_part(population.choices, one)
+        for name, of_splits in outcomes.items():
+            method = method_named(name)
+            chosen = settings if name == BAYES else method.settings()
+            fitted = fit_method(method, chosen, part, seed=one.seed, mesh=mesh)
+            of_splits.append(run_method(method, fitted, part, shots=(shots,), seconds_fit=0.0, mesh=mesh))
+    wanted = {"method": BAYES, "split": "unseen", "shots": shots}
+    rows = results(population, splits, outcomes)
+    return next(row for row in rows if all(row[name] == value for name, value in wanted.items()))
+
+
+def _power(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over simulated studies, and the chance that an interval lies above 0."""
+    from scipy.special import ndtr  # scipy takes long to import
+
+    known = [row for row in rows if row["diff_to_pooled_ci95"] is not None]
+    if not known:
+        return {"choices": rows[0]["n"], "gain": None, "ci95_half": None, "power": None}
+    gain = float(np.mean([row["diff_to_pooled"] for row in known]))
+    half = float(np.mean([np.ptp(row["diff_to_pooled_ci95"]) / 2 for row in known]))
+    return {
+        "choices": int(np.mean([row["n"] for row in known])),
+        "gain": gain,
+        "ci95_half": half,
+        "power": float(ndtr(1.96 * (gain / half - 1))),
+    }

@@ -1,0 +1,101 @@
+"""The simulated ceiling of a study, and the plan of how many people one needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prb_jax.errors import DataError
+from prb_jax.personal.features import open_features
+from prb_jax.personal.few_shot.bayes import BayesSettings
+from prb_jax.personal.few_shot.protocol import Fitted
+from prb_jax.reports.study import render_plan, render_study
+from prb_jax.study.ceiling import ceiling, draw_choices
+from prb_jax.study.outcomes import make_part
+from prb_jax.study.personalise import personalise
+from prb_jax.study.population import read_population
+from prb_jax.study.power import plan_study
+from prb_jax.study.splits import make_splits
+from prb_jax.study.write_features import write_features
+from tests.study.people import WIDTH, PlantedFeatures, planted_people
+from tests.study.test_study import rendered
+
+FEW = BayesSettings(l2=(1e-3,), item_precision=(1.0,), rank=(2,), scale=(1.0,), spread=(1.0,), directions=4)
+
+
+def prior(*, size: float) -> Fitted:
+    """A common taste and two directions in which people differ."""
+    basis = np.zeros((WIDTH, 4), np.float32)
+    basis[0, 0] = basis[1, 1] = size
+    arrays = {"direction": np.full(WIDTH, 0.3, np.float32), "basis": basis, "items": np.zeros(1, np.float32)}
+    return Fitted(arrays, {"isotropic": np.float32(0)}, FEW)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ceiling")
+    write_features(
+        PlantedFeatures(), planted_people(PlantedFeatures(), users=60), out=out / "features", progress=False
+    )
+    return out
+
+
+def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(work: Path) -> None:
+    people = planted_people(PlantedFeatures(), users=60)
+    population = read_population(people, open_features(work / "features"))
+    part = make_part(population.choices, make_splits(population, by="user", seeds=1)[0])
+    rng = np.random.default_rng(0)
+    drawn, margins = draw_choices(prior(size=2.0), population.choices, rng=rng)
+    # Chosen with the probability that the true margin says.
+    assert abs(np.mean(margins > 0) - np.mean(1 / (1 + np.exp(-np.abs(margins))))) < 0.04
+    turned = drawn.chosen != population.choices.chosen
+    assert (drawn.rejected[turned] == population.choices.chosen[turned]).all()
+    found = {
+        (row["known"], row["shots"]): row
+        for row in ceiling(prior(size=2.0), part, shots=(0, 2, 8))
+        if row["split"] == "unseen"
+    }
+    accuracy = [found[key]["accuracy"] for key in (("no user", 0), ("", 2), ("", 8), ("person known", 8))]
+    assert accuracy == sorted(accuracy)
+    assert accuracy[0] + 0.1 < accuracy[2]
+    assert found["", 0]["accuracy"] == found["no user", 0]["accuracy"]
+    assert found["person known", 8]["log_loss"] < found["", 8]["log_loss"] < found["", 0]["log_loss"]
+    # By an independent simulation of the person who is wholly known.
+    asked = part.queries.places[part.queries.mask]
+    deltas = population.choices.deltas[asked].astype(np.float64)
+    tastes = 0.3 + 2.0 * rng.standard_normal((400, len(asked), WIDTH)) * ([1, 1] + [0] * (WIDTH - 2))
+    sizes = np.abs(np.einsum("rnd,nd->rn", tastes, deltas))
+    assert found["person known", 8]["accuracy"] == pytest.approx(np.mean(1 / (1 + np.exp(-sizes))), abs=0.02)
+    nothing = ceiling(prior(size=0.0), part, shots=(2,))
+    assert len({round(row["accuracy"], 6) for row in nothing if row["split"] == "unseen"}) == 1
+
+
+def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path) -> None:
+    people = planted_people(PlantedFeatures(), users=60)
+    study = personalise(
+        people, backbone=work / "features", out=work / "study", methods=["bayes"], shots=(0, 4),
+        settings={"bayes": FEW}, progress=False,
+    )  # fmt: skip
+    rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
+    assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"
+    assert rows["ceiling"]["diff_to_no_user"] > 0.05
+    assert rows["bayes"]["accuracy"] > rows["ceiling"]["accuracy"] - 0.15
+    assert "ceiling, person known (simulated)" in rendered(
+        render_study(study.results, study.summary, title="x")
+    )
+    plan = plan_study(
+        people, backbone=work / "features", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
+        progress=False,
+    )  # fmt: skip
+    few, many = plan["rows"]
+    assert (few["people"], many["people"]) == (30, 60)
+    assert many["ci95_half"] < few["ci95_half"]
+    assert many["power"] > 0.8
+    assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
+    assert "60" in rendered(render_plan(plan))
+    alike = planted_people(PlantedFeatures(), users=60, own=0.0)
+    write_features(PlantedFeatures(), alike, out=work / "alike", progress=False)
+    with pytest.raises(DataError, match="nothing personal in these data"):
+        plan_study(alike, backbone=work / "alike", out=work / "none", shots=4, settings=FEW, progress=False)
