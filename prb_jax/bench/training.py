@@ -30,11 +30,10 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.data import Examples
 from prb_jax.training.groups import split_params
-from prb_jax.training.microbatches import plan_microbatches
+from prb_jax.training.microbatches import add_gradients, plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS, RewardObjective, make_reward_step
 from prb_jax.training.order import Order
 from prb_jax.training.settings import BatchSettings, LossSettings
-from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import TrainState
 
 

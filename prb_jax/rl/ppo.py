@@ -27,7 +27,6 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, listed
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.rl.held_out import Rows, check_held_out, write_held_out
 from prb_jax.rl.learner import Learner, make_learner
 from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary, shared_settings
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
@@ -35,7 +34,7 @@ from prb_jax.rl.rollouts import ROLLOUTS, Sampler, encode_pairs, encode_preferre
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.steps import PolicySteps
-from prb_jax.rl.watch import Watch
+from prb_jax.rl.watch import Rows, Watch, check_held_out, write_held_out
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.batching import shape_options

@@ -10,11 +10,11 @@ import numpy as np
 
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
-from prb_jax.rl.held_out import Rows, held_out_summary
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.rollouts import ROLLOUTS
 from prb_jax.rl.settings import PpoSettings
+from prb_jax.rl.watch import Rows, held_out_summary
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RunKind
 from prb_jax.scoring.inputs import Inputs

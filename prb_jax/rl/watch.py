@@ -3,7 +3,9 @@
 ``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
 the share of distinct words and pairs of words, and the sum and count of each user's gold. ``overoptimisation.png``
 shows reward and gold against the square root of the KL, as Gao et al. 2023 (2210.10760) do. ``behaviour.json`` has the
-gold of the last tenth of the measurements and that of held-out prompts, for `prb correlate`.
+gold of the last tenth of the measurements and that of held-out prompts, for `prb correlate`. ``held_out.jsonl`` has a
+row for each text that the policy writes in the end for prompts that it did not train on, as of new people: gold and,
+where the run has one, reward beside it.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import has_extra
+from prb_jax.data.writing import json_line, whole_file, writing
+from prb_jax.errors import RunError, has_extra, quote
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import process_index
-from prb_jax.rl.held_out import Rows, held_out_parts
+from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
+from prb_jax.rl.rollouts import Sampler
 from prb_jax.rl.sections import WatchSettings
 from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.training.logs import StepFile
 
 GOLD = "gold.jsonl"
 PICTURE = "overoptimisation.png"
+HELD_OUT = "held_out.jsonl"
+
+Rows = list[dict[str, Any]]
 
 
 class Watch:
@@ -227,3 +233,88 @@ def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None
     axis.legend()
     with writing(path), whole_file(path) as file:
         figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
+
+
+def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]) -> None:
+    """Raise RunError for a comparison that is trained on, too."""
+    known = {comparison.id for comparison in trained}
+    for comparison in held_out:
+        if comparison.id in known:
+            raise RunError(
+                f"config key 'watch.data': comparison {quote(comparison.id)} is in the training data too; expected "
+                "prompts that the policy does not train on"
+            )
+
+
+def write_held_out(
+    out: Path, learner: Learner, comparisons: Sequence[Comparison], *, reward: Reward | None, gold: Reward
+) -> Rows:
+    """Draw `rollout.n` texts for each prompt with the weights of now, and write and return them with their scores.
+
+    A collective. The draws depend on the weights, the prompts and the seed alone.
+
+    Raises:
+      RunError: a reward fails, or the file cannot be written.
+    """
+    settings, policy = learner.settings, learner.policy
+    options, together = settings.rollout, settings.batch.prompts
+    room = policy.limit(Sampler.options_of(options), settings.max_length)
+    prompts = policy.encode(comparisons, profile_posts=settings.profile_posts, limit=room)
+    sampler = Sampler(policy, policy.program, prompts, options, per_step=together)
+    measured = {"gold": gold} if reward is None else {"reward": reward, "gold": gold}
+    rows: Rows = []
+    for start in range(0, len(prompts), together):
+        members = range(start, min(start + together, len(prompts)))
+        # Steps of training count from 0, so that no draw of theirs has this number.
+        drawn = sampler.draw(
+            learner.params(),
+            members,
+            seed=settings.seed,
+            step=settings.steps + start,
+            columns=options.max_new_tokens,
+        )
+        asked = [comparisons[member] for member in members]
+        scores = {
+            name: scorer.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
+            for name, scorer in measured.items()
+        }
+        rows += [
+            {
+                "id": comparison.id,
+                "user_id": comparison.user_id,
+                "subset": comparison.subset,
+                "rollout": k,
+                "text": text,
+                **{name: float(values[row, k]) for name, values in scores.items()},
+            }
+            for row, comparison in enumerate(asked)
+            for k, text in enumerate(drawn.texts[row])
+        ]
+    if process_index() == 0:
+        path = out / HELD_OUT
+        with writing(path), whole_file(path) as file:
+            file.writelines(map(json_line, rows))
+    return rows
+
+
+def held_out_parts(rows: Rows) -> Mapping[str, Rows]:
+    """Return all rows as "held out", and those of each subset by its name where there are several."""
+    subsets = dict.fromkeys(row["subset"] for row in rows)
+    parts = {"held out": rows}
+    if len(subsets) > 1:
+        parts |= {name or "no subset": [row for row in rows if row["subset"] == name] for name in subsets}
+    return parts
+
+
+def held_out_summary(rows: Rows) -> dict[str, Any]:
+    """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
+    summary = {}
+    for part, part_rows in held_out_parts(rows).items():
+        clusters = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
+        names = [name for name in ("reward", "gold") if name in part_rows[0]]
+        values = {name: np.asarray([row[name] for row in part_rows]) for name in names}
+        summary[part] = {"texts": len(part_rows), "users": len(set(clusters))} | {
+            name: {"value": float(column.mean()), **mean_interval(column, clusters).to_json()}
+            for name, column in values.items()
+        }
+    return summary

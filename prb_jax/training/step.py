@@ -4,7 +4,7 @@
 shape of batch. ``update`` divides, clips, applies the optimisers and clears the sums: one compile. Both
 give the state back in place (its buffers are donated) and in the same shardings. ``gradients`` and ``add`` are the two
 halves of ``accumulate``, for several microbatches side by side
-(:mod:`prb_jax.training.side_by_side`).
+(:func:`prb_jax.training.microbatches.add_gradients`).
 
 The state is a nested dict: the state of each group by its name, ``step`` (int32, updates so far), ``acc`` (the
 gradient sums of each group since the last update) and ``parts`` (the sums of the loss). Weights that are not

@@ -29,7 +29,7 @@ from prb_jax.text.view import TrainedView
 from prb_jax.training.export import export_adapter, export_model
 from prb_jax.training.groups import merge, split_params
 from prb_jax.training.losses import comparison_loss
-from prb_jax.training.microbatches import Microbatch
+from prb_jax.training.microbatches import Microbatch, add_gradients
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -41,7 +41,6 @@ from prb_jax.training.objective import (
 )
 from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
 from prb_jax.training.settings import TrainSettings
-from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.splits import Part, Row, user_weights
 from prb_jax.training.start import Start
 from prb_jax.training.step import TrainState, sums_of

@@ -21,14 +21,13 @@ from prb_jax.personal.embedding import RowAdam
 from prb_jax.personal.soft_prompts import SoftPrompts
 from prb_jax.personal.users import Users
 from prb_jax.sharding import make_mesh
-from prb_jax.training import side_by_side
+from prb_jax.training import microbatches
 from prb_jax.training.config import default_config
 from prb_jax.training.data import Examples
-from prb_jax.training.microbatches import Microbatches, plan_microbatches
+from prb_jax.training.microbatches import Microbatches, add_gradients, plan_microbatches
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.order import Order, UserOrder
 from prb_jax.training.settings import BatchSettings
-from prb_jax.training.side_by_side import add_gradients
 from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.packing import StreamOptions, StreamShape
@@ -120,7 +119,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch:
             assert sum(each.tokens for each in batches) < 0.8 * alone
             found_sums = []
             for count in (1, 2, 3):
-                monkeypatch.setattr(side_by_side, "lanes", lambda mesh, held=None, n=count: n if held else 4)
+                monkeypatch.setattr(microbatches, "lanes", lambda mesh, held=None, n=count: n if held else 4)
                 own = add_gradients(training.step, jax.tree.map(jnp.copy, state), frozen, batches)
                 found_sums.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(own))])
             assert found_sums[0] == found_sums[1] == found_sums[2]
@@ -129,7 +128,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch:
             assert training.step.add._cache_size() == 1
             state = own
         else:
-            monkeypatch.setattr(side_by_side, "lanes", lambda mesh: 1)
+            monkeypatch.setattr(microbatches, "lanes", lambda mesh: 1)
             state = add_gradients(training.step, state, frozen, batches)
         sums.append(jax.tree.map(np.asarray, state["acc"]))
         metrics.append(training.step.update(state)[1])
