@@ -328,8 +328,8 @@ def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) 
     positions = jnp.asarray(batch.positions)
     within = jnp.minimum(positions, prompts.shape[1] - 1)
     rows = jnp.minimum(jnp.asarray(batch.tokens), prompts.shape[0] - 1)
-    own = prompts.astype(x.dtype)[rows, within]
-    return jnp.where((positions < prompts.shape[1])[:, :, None], own, x)
+    prompt_rows = prompts.astype(x.dtype)[rows, within]
+    return jnp.where((positions < prompts.shape[1])[:, :, None], prompt_rows, x)
 
 
 def _with_soft_prompt(
@@ -338,7 +338,9 @@ def _with_soft_prompt(
     """x [B, T, D] with the first S tokens of every prefix replaced by soft_prompt [B, S, D]."""
     tokens = soft_prompt.shape[1]
     index = jnp.arange(layout.prefix)[None] - (layout.prefix - prefix_lengths[:, None])
-    own = jnp.take_along_axis(soft_prompt.astype(x.dtype), jnp.clip(index, 0, tokens - 1)[:, :, None], axis=1)
+    prompt_rows = jnp.take_along_axis(
+        soft_prompt.astype(x.dtype), jnp.clip(index, 0, tokens - 1)[:, :, None], axis=1
+    )
     replaced = ((index >= 0) & (index < tokens))[:, :, None]
-    prefix = jnp.where(replaced, own, x[:, : layout.prefix])
+    prefix = jnp.where(replaced, prompt_rows, x[:, : layout.prefix])
     return jnp.concatenate([prefix, x[:, layout.prefix :]], axis=1)

@@ -176,13 +176,13 @@ def _operand_bytes(instruction: Instruction, inside: Computation) -> float:
     return sum(array.bytes for operand in inside.operands(instruction) for array in operand.arrays)
 
 
-def _ring(kind: str, own: float, group: int) -> float:
+def _ring(kind: str, size: float, group: int) -> float:
     """Bytes that each of a group sends of its own, the shortest way round a ring."""
     if kind in ("collective-permute", "collective-broadcast"):
-        return own
+        return size
     if kind == "all-gather":
-        return own * (group - 1)
-    share = own * (group - 1) / group
+        return size * (group - 1)
+    share = size * (group - 1) / group
     return 2 * share if kind == "all-reduce" else share
 
 

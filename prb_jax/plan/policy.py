@@ -180,9 +180,9 @@ def _policy_programs(
     if full:
         abstract = jax.eval_shape(lambda params: reference_of(params, kind), weights)
         reference = placed(abstract, parameter_shardings(abstract, mesh))
-    own = settings.value.trunk == "own"
+    own_trunk = settings.value.trunk == "own"
     trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
-    value = f"value function ({copies if own else 'a head'})"
+    value = f"value function ({copies if own_trunk else 'a head'})"
     held = {
         **({} if full else {"policy, frozen weights": _bytes(frozen)}),
         f"policy, {trained}": _bytes(state[POLICY]["params"]),
@@ -193,13 +193,13 @@ def _policy_programs(
         - _bytes(state[VALUE]["params"]),
     }
     shared = {} if full else {"reference": "the policy's frozen weights"}
-    if not own:
+    if not own_trunk:
         shared[value] = "the policy's trunk"
     elif not full:
         shared[value] = "the policy's frozen weights"
     batch, forward = batch_of(shape, mesh), forward_flops(config, shape)
     visited = visited_steps(config, shape)
-    trunks = 2 if own else 1
+    trunks = 2 if own_trunk else 1
     look = Program(
         make_look(settings, actor, step), (state, frozen, reference, batch), (1 + trunks) * forward, visited
     )

@@ -49,8 +49,8 @@ class SamplingPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures of the plan and of the caches, JSON-ready."""
-        own = ("prefix_cache_bytes_per_chip", "sample_cache_bytes_per_chip", "tokens_per_second")
-        return self.plan.to_json() | {name: getattr(self, name) for name in own}
+        names = ("prefix_cache_bytes_per_chip", "sample_cache_bytes_per_chip", "tokens_per_second")
+        return self.plan.to_json() | {name: getattr(self, name) for name in names}
 
 
 def plan_sampling(
@@ -117,13 +117,13 @@ def sampling_program(
     columns = round_up(shape.prefix, mesh.shape["sequence"])
     if columns < 1:
         raise MeshError(f"prefix: expected a token at least, found {shape.prefix}")
-    own = make_program(policy, mesh=mesh, dtype=kind)
+    sampler = make_program(policy, mesh=mesh, dtype=kind)
     weights = abstract_params(policy, dtype=kind, head_dtype=kind, quantize=quantize)
-    of_prompts, of_rows = program_shardings(own)
-    prompts = jax.eval_shape(lambda: empty_prompts(own, trees=shape.batch, columns=columns))
+    of_prompts, of_rows = program_shardings(sampler)
+    prompts = jax.eval_shape(lambda: empty_prompts(sampler, trees=shape.batch, columns=columns))
     rows = jax.eval_shape(
         lambda: empty_rows(
-            own, trees=shape.batch, samples=shape.responses, columns=round_up(shape.response_length, 16)
+            sampler, trees=shape.batch, samples=shape.responses, columns=round_up(shape.response_length, 16)
         )
     )
     whole = replicated(mesh)
@@ -142,7 +142,7 @@ def sampling_program(
     shown = placed(prompts, of_prompts), placed(rows, of_rows)
     caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
-    function = run_program(own)
+    function = run_program(sampler)
     return Program(function, arguments, step_flops(policy, shape), 1.0, named=named), caches
 
 

@@ -160,13 +160,13 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
         return np.maximum(np.round(lengths), 2).astype(int)
 
     trees = []
-    for prefix, own in zip(
+    for prefix, sizes in zip(
         drawn(shape.prefix, shape.spread, shape.batch),
         drawn(shape.response_length, shape.spread / 2, shape.batch, shape.responses),
         strict=True,
     ):
         responses = tuple(
-            np.full(min(size, longest // 2), number, np.int32) for number, size in enumerate(own)
+            np.full(min(size, longest // 2), number, np.int32) for number, size in enumerate(sizes)
         )
         most = longest - max(map(len, responses))
         reads = tuple(len(response) - 1 for response in responses)

@@ -143,12 +143,12 @@ class ChatTokenizer(TokenizerIds):
         cuts: list[bool] = []
         start = 0
         for group in groups:
-            own = texts[start : start + len(group)]
+            rendered = texts[start : start + len(group)]
             start += len(group)
-            cut = shared_run(own, self.cut_tokens)
+            cut = shared_run(rendered, self.cut_tokens)
             cuts.append(cut > 0)
-            parts.extend([own[0][:cut]] if cut else [])
-            parts.extend(text[cut:] for text in own)
+            parts.extend([rendered[0][:cut]] if cut else [])
+            parts.extend(text[cut:] for text in rendered)
         ids = iter(self.tokenize(parts))
         encoded: list[list[np.ndarray]] = []
         for group, cut in zip(groups, cuts, strict=True):

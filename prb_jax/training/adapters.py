@@ -135,9 +135,9 @@ class AdapterTraining:
         trainer.begin_anew(start)
         order, finite = self._order(members), []
         for step in range(trainer.settings.steps):
-            own = members[order.step(step)]
-            rows = StepRows(np.zeros(0, np.int32), np.zeros(len(own), np.int32))
-            finite.append(trainer.step(self._microbatches.of_step(own, rows.slots), rows)["finite"])
+            step_members = members[order.step(step)]
+            rows = StepRows(np.zeros(0, np.int32), np.zeros(len(step_members), np.int32))
+            finite.append(trainer.step(self._microbatches.of_step(step_members, rows.slots), rows)["finite"])
         if not all(float(np.asarray(each)) for each in finite):
             raise RunError(
                 f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "

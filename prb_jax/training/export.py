@@ -174,10 +174,10 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
     if tokenizer.template.reads_clock:  # without the macro that stops it, which loading puts there again
         text = text.partition("{% endmacro %}\n")[2]
     try:
-        own = tokenizer.tokenizer.get_chat_template()
+        stored = tokenizer.tokenizer.get_chat_template()
     except ValueError:
-        own = None
-    if text != own:
+        stored = None
+    if text != stored:
         (folder / _TEMPLATE).write_text(text, encoding="utf-8")
 
 

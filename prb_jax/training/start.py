@@ -217,18 +217,18 @@ def _refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:
     """A tokenizer that gives the checkpoint's own tokens other ids is that of another model."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return
-    own = load_tokenizer(folder, chat_template="plain").tokenizer.get_vocab()
-    given = tokenizer.tokenizer.get_vocab()
-    for token, number in sorted(own.items(), key=lambda item: item[1]):
-        if given.get(token, number) != number:
+    vocabulary = load_tokenizer(folder, chat_template="plain").tokenizer.get_vocab()
+    other = tokenizer.tokenizer.get_vocab()
+    for token, number in sorted(vocabulary.items(), key=lambda item: item[1]):
+        if other.get(token, number) != number:
             raise CheckpointError(
-                f"{tokenizer.name}: token {quote(token)} has id {given[token]}, but {number} in the tokenizer of "
+                f"{tokenizer.name}: token {quote(token)} has id {other[token]}, but {number} in the tokenizer of "
                 f"{folder}: this is not the tokenizer of this model"
             )
-    shared = len(own.keys() & given.keys())
-    if shared < 0.9 * len(own):
+    shared = len(vocabulary.keys() & other.keys())
+    if shared < 0.9 * len(vocabulary):
         raise CheckpointError(
-            f"{tokenizer.name}: has only {shared} of the {len(own)} tokens of the tokenizer of {folder}: "
+            f"{tokenizer.name}: has only {shared} of the {len(vocabulary)} tokens of the tokenizer of {folder}: "
             "this is not the tokenizer of this model"
         )
 

@@ -207,10 +207,10 @@ def _join(parts: Sequence[_Splits], max_buckets: int) -> _Splits:
         next_cost = [float("inf")] * max_buckets
         next_tops: list[tuple[Sides, ...]] = [()] * max_buckets
         for m in range(1, max_buckets):
-            for own in range(m):
-                total = cost[m - 1 - own] + part.cost[own]
+            for share in range(m):
+                total = cost[m - 1 - share] + part.cost[share]
                 if total < next_cost[m]:
-                    next_cost[m], next_tops[m] = total, tops[m - 1 - own] + part.tops[own]
+                    next_cost[m], next_tops[m] = total, tops[m - 1 - share] + part.tops[share]
         cost, tops = next_cost, next_tops
     return _Splits(tuple(cost), tuple(tops))
 

@@ -179,9 +179,9 @@ def _responses(
         """q, k and v [B, c, R, N or G, H] of c responses of every tree -> [B, c, R, N, H]."""
         q, k, v = arrays
 
-        def keys(own: jax.Array, shared: jax.Array) -> jax.Array:
+        def keys(of_responses: jax.Array, shared: jax.Array) -> jax.Array:
             copied = jnp.broadcast_to(shared[:, None], (rows, at_once, *shared.shape[1:]))
-            joined = jnp.concatenate([own, copied], axis=2)
+            joined = jnp.concatenate([of_responses, copied], axis=2)
             joined = jnp.pad(joined, ((0, 0), (0, 0), (0, filling), (0, 0), (0, 0)))
             return joined.reshape(rows * at_once, *joined.shape[2:])
 
@@ -196,8 +196,8 @@ def _responses(
 
     def dealt(x: jax.Array) -> jax.Array:
         """[B, T, n, H] -> [rounds, B, c, R, n, H]."""
-        own = x[:, prefix:].reshape(rows, rounds, at_once, length, *x.shape[2:])
-        return jnp.moveaxis(own, 1, 0)
+        responses = x[:, prefix:].reshape(rows, rounds, at_once, length, *x.shape[2:])
+        return jnp.moveaxis(responses, 1, 0)
 
     arrays = (dealt(q), dealt(k), dealt(v))
     if rounds == 1:
@@ -213,13 +213,13 @@ def _response_mask(length: int, near: int, lengths: jax.Array, *, window: int | 
     Padding right of the prefix is seen: the number of keys cuts it off.
     """
     query, key, before = jnp.arange(length)[:, None], jnp.arange(length), jnp.arange(near)
-    own = key <= query
+    inside = key <= query
     if window is None:
-        return jnp.concatenate([own, jnp.ones((length, near), bool)], axis=1)[None, None]
-    own &= query - key < window
+        return jnp.concatenate([inside, jnp.ones((length, near), bool)], axis=1)[None, None]
+    inside &= query - key < window
     seen = query + lengths[:, None, None] - before < window
-    own = jnp.broadcast_to(own, (len(lengths), length, length))
-    return jnp.concatenate([own, seen], axis=2)[:, None]
+    inside = jnp.broadcast_to(inside, (len(lengths), length, length))
+    return jnp.concatenate([inside, seen], axis=2)[:, None]
 
 
 def _moved_left(x: jax.Array, places: jax.Array) -> jax.Array:

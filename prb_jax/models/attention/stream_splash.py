@@ -65,7 +65,7 @@ def _attend(
     options = _kernel_options(table.layout, tokens, heads, window, softcap, interpret)
 
     def stream(args: tuple[jax.Array, jax.Array, jax.Array, KernelTable]) -> jax.Array:
-        q, k, v, own = args
+        q, k, v, tables = args
 
         def visited(numbers: Any, steps: Any) -> MaskInfo:
             return MaskInfo(
@@ -73,13 +73,16 @@ def _attend(
                 mask_next=None,
                 block_mask=steps[None],
                 partial_mask_blocks=None,
-                q_sequence=own.packed,  # pyright: ignore[reportArgumentType]
+                q_sequence=tables.packed,  # pyright: ignore[reportArgumentType]
             )
 
-        forward, backward = visited(own.keys, own.key_steps), visited(own.queries, own.query_steps)
+        forward, backward = (
+            visited(tables.keys, tables.key_steps),
+            visited(tables.queries, tables.query_steps),
+        )
         kernel = splash.SplashAttentionKernel(forward, forward, backward, **options)
         by_head = (x.transpose(1, 0, 2) for x in (q, k, v))
-        trees: Any = own.trees
+        trees: Any = tables.trees
         out: Any = kernel(*by_head, splash.SegmentIds(trees, trees))
         return out.transpose(1, 0, 2).astype(q.dtype)
 

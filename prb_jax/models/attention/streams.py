@@ -133,8 +133,8 @@ def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> An
     """head(facts, ...) for every stream and run of heads, one after the other: the two leading axes of the arrays."""
 
     def stream(args: tuple[Facts, tuple[jax.Array, ...]]) -> Any:
-        own, arrays = args
-        return lax.map(lambda each: head(own, *each), arrays)
+        stream_facts, arrays = args
+        return lax.map(lambda each: head(stream_facts, *each), arrays)
 
     return lax.map(stream, (facts, arrays))
 
