@@ -66,7 +66,15 @@ VERBS = {
         "completion": "print a script that completes prb in your shell",
     },
 }
-"""Every verb, by what it is for. The file `prb_jax/commands/VERB.py` adds its arguments and runs it."""
+"""Every verb, by what it is for. The file `prb_jax/commands/VERB.py` adds its arguments and runs it, but for SHARED."""
+
+SHARED = {
+    **dict.fromkeys(("compare", "leaderboard", "report", "correlate", "push"), "runs"),
+    **dict.fromkeys(("personas", "past-texts", "prepare", "split"), "datasets"),
+    **dict.fromkeys(("methods", "ask"), "personalise"),
+    "ppo": "train",
+}
+"""The file of a verb that shares it with others: it has `add_VERB` and `run_VERB`."""
 
 _HELP = """\
 usage: prb VERB [options]
@@ -110,9 +118,11 @@ def parser(only: str | None = None) -> Parser:
         for name, about in verbs.items():
             sub = group.add_parser(name, help=about, description=about)
             if only in (None, name):
-                module = import_module(f"prb_jax.commands.{name.replace('-', '_')}")
-                sub.set_defaults(run=module.run, parser=sub)
-                module.add(sub)
+                verb = name.replace("-", "_")
+                module = import_module(f"prb_jax.commands.{SHARED.get(name, verb)}")
+                ending = f"_{verb}" if name in SHARED else ""
+                sub.set_defaults(run=getattr(module, f"run{ending}"), parser=sub)
+                getattr(module, f"add{ending}")(sub)
     return top
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.data.options import Option, options_of
 from prb_jax.errors import printable
+from prb_jax.scoring import HISTORY
 
 Options = TypeVar("Options")
+Result = TypeVar("Result")
 
-READER = "revision tokenizer chat_template"
-"""How any model is read, fields of `LoadOptions`; a reward model also has a read-out."""
-REWARD_MODEL = f"{READER} readout"
-DEVICES = "dtype mesh quantize attention"
-"""How a model computes, fields of `LoadOptions`."""
-
+REWARD_MODEL = "revision tokenizer chat_template readout"
+"""How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
 
 _FEW_VERBS = 10  # so many are named where another one was asked for
 
@@ -196,7 +195,16 @@ not_negative = number_type(Option(least=0))
 
 def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """Return the function that makes numbers from a text with commas between them, as in "1,5,15"."""
-    return lambda text: tuple(number(part) for part in text.split(","))
+
+    def numbers(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(number(part) for part in text.split(","))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(
+                f"{error}; expected numbers as in 1,5,15, found {text!r}"
+            ) from None
+
+    return numbers
 
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:
@@ -215,9 +223,26 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
     return kind(**values, **more)
 
 
-def picked(options: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Return options by name, as the keywords of a function with the same names; blanks stand between them."""
-    return {name: getattr(options, name) for name in names.split()}
+def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:
+    """Return the arguments of a command line that are called as parameters of a function; `more` comes before."""
+    parameters = inspect.signature(function).parameters
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()), function
+    named = {**vars(options), "progress": not getattr(options, "no_progress", False), **more}
+    return {name: named[name] for name in parameters if name in named}
+
+
+def call(function: Callable[..., Result], options: argparse.Namespace, /, **more: Any) -> Result:
+    """Call a function with its :func:`keywords` of a command line."""
+    return function(**keywords(function, options, **more))
+
+
+def given_flags(options: argparse.Namespace) -> set[str]:
+    """Return the flags of a command line whose values are not their defaults."""
+    given: set[str] = set()
+    for action in options.parser._actions:
+        if getattr(options, action.dest, action.default) != action.default:
+            given.update(action.option_strings)
+    return given
 
 
 def add_columns(sub: Parser) -> None:
@@ -242,39 +267,28 @@ def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool
     sub.option("--limit N", "the first N comparisons of each source", positive)
 
 
-def add_history(sub: Parser, *, otherwise: str = "their posts alone") -> None:
+def add_history(sub: Parser) -> None:
     """Add `--history`."""
-    sub.option(
-        "--history NAME_OR_PATH ...",
-        "labelled comparisons of which a fitted method of personalisation learns the users, or a folder of their "
-        f"saved states (default: {otherwise})",
-    )
+    sub.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: their posts alone)")
 
 
-def add_aspects(sub: Parser) -> None:
-    """Add `--aspects`."""
+def add_prompt(sub: Parser, *, of: str, rows: str = "") -> None:
+    """Add what a language model `of` a verb is shown, and how many `rows`, its texts, are drawn at a time."""
     sub.option(
-        "--aspects planned:DIR|oracle",
-        "what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
-        "upper bound, which no leaderboard shows among the results)",
+        "--profile-posts N", f"posts of the user's profile that the {of} sees", not_negative, default=10
     )
+    sub.option(
+        "--max-length L", f"most tokens of prompt and {rows or 'response'} (default: the model's)", positive
+    )
+    if rows:
+        sub.option("--rows N", f"{rows}s that are drawn at a time", positive)
 
 
 def add_endpoint(sub: Parser) -> None:
     """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
-    sub.option(
-        "--endpoint URL",
-        "instead: an API like OpenAI's, as https://HOST/v1; its key is read from PRB_ENDPOINT_KEY",
-    )
-    sub.option("--model NAME", "of the model at the endpoint")
-    sub.option("--concurrency N", "requests at a time (default: 8)", positive, default=8)
-    sub.add_argument(
-        "--price",
-        metavar="DOLLARS",
-        type=float,
-        nargs=2,
-        help="of a million tokens of prompts and of replies, for the cost in summary.json",
-    )
+    from prb_jax.remote.endpoint import EndpointOptions
+
+    sub.fields(EndpointOptions, "url model concurrency prices")
 
 
 def endpoint_options(options: argparse.Namespace) -> Any:

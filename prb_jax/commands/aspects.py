@@ -3,16 +3,14 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    DEVICES,
-    READER,
     Parser,
     add_data,
     add_endpoint,
     add_no_progress,
+    call,
     chosen,
     endpoint_options,
     not_negative,
-    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
@@ -28,8 +26,7 @@ def add(sub: Parser) -> None:
     sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
     sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
     sub.option("--max-new-tokens N", "of a text", positive, default=200)
-    sub.fields(LoadOptions, DEVICES)
-    sub.fields(LoadOptions, READER)
+    sub.fields(LoadOptions, without="readout")
     add_no_progress(sub)
 
 
@@ -40,15 +37,8 @@ def run(options: argparse.Namespace) -> int:
             start(options)
         from prb_jax.judges.aspects import plan_aspects
 
-        result = plan_aspects(
-            options.planner,
-            options.data,
-            out=options.out,
-            endpoint=endpoint_options(options),
-            loading=chosen(options, LoadOptions),
-            **picked(options, "profile_posts max_new_tokens subset limit"),
-            progress=not options.no_progress,
-        )
+        endpoint, loading = endpoint_options(options), chosen(options, LoadOptions)
+        result = call(plan_aspects, options, model=options.planner, endpoint=endpoint, loading=loading)
     print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")
     print(f"written to {result.out}")
     return 0

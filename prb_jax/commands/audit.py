@@ -3,10 +3,8 @@
 import argparse
 import os
 
-from prb_jax.commands.arguments import Parser, add_data, not_negative, positive
+from prb_jax.commands.arguments import Parser, add_data, call, given_flags, not_negative, positive
 from prb_jax.commands.process import until_terminated
-
-_AUDIT = ("subset", "limit", "sample", "per_item", "check_every", "margin", "seed")
 
 
 def add(sub: Parser) -> None:
@@ -33,29 +31,32 @@ def add(sub: Parser) -> None:
         float,
     )
     sub.option("--seed S", "of choice, orders and sides (default: 0)", not_negative)
-    sub.option("--annotators NAME ...", "who may judge, each with a link (default: anybody who types a name)")
+    sub.option(
+        "--annotators NAME ...",
+        "who may judge, each with a link (default: anybody who types a name)",
+        default=[],
+    )
     sub.option(
         "--lease MINUTES",
         "after so many a pair that was given out and not judged is free again (default: 30)",
         float,
+        default=30.0,
     )
     sub.option(
         "--host HOST",
         "address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
         "PRB_AUDIT_TOKEN",
+        default="127.0.0.1",
     )
-    sub.option("--port P", "(default: 8000); 0 picks one", not_negative)
+    sub.option("--port P", "(default: 8000); 0 picks one", not_negative, default=8000)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page, or print the report, or export."""
-    served = {name: getattr(options, name) for name in ("annotators", "lease", "host", "port")}
-    given = {name: getattr(options, name) for name in ("data", "gold", *_AUDIT)}
     if options.report or options.export is not None:
-        extra = [name for name, value in (served | given).items() if value is not None]
-        if extra:
-            flag = "--report" if options.report else "--export"
-            options.parser.error(f"--{extra[0].replace('_', '-')}: has no effect with {flag}")
+        flag = "--report" if options.report else "--export"
+        if extra := given_flags(options) - {"--report", "--export"}:
+            options.parser.error(f"{min(extra)}: has no effect with {flag}")
     if options.export is not None:
         from prb_jax.auditing.judgements import audit_export
 
@@ -71,6 +72,5 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.auditing.audit import INVITATION, audit
 
         with until_terminated(options):
-            named = {name: value for name, value in served.items() if value is not None}
-            audit(options.folder, **given, **named, invitation=os.environ.get(INVITATION) or None)
+            call(audit, options, out=options.folder, invitation=os.environ.get(INVITATION) or None)
     return 0

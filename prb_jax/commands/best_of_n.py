@@ -2,15 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    DEVICES,
-    REWARD_MODEL,
-    Parser,
-    add_history,
-    add_no_progress,
-    chosen,
-    picked,
-)
+from prb_jax.commands.arguments import Parser, add_history, add_no_progress, call, chosen
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
 from prb_jax.readouts.load_options import LoadOptions
@@ -41,8 +33,7 @@ def add(sub: Parser) -> None:
     sub.fields(ViewOptions)
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
     sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
-    sub.fields(LoadOptions, DEVICES)
-    sub.fields(LoadOptions, REWARD_MODEL)
+    sub.fields(LoadOptions)
     add_no_progress(sub)
 
 
@@ -54,17 +45,9 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.judges.options import JudgeOptions
         from prb_jax.reports.style import ResultsTable
 
-        judged = JudgeOptions(prompts=options.prompts, template=options.template)
-        loading = chosen(options, LoadOptions)
-        result = best_of_n(
-            options.samples,
-            options.rewards,
-            out=options.out,
-            **picked(options, "quality data history profile_posts protocol max_length"),
-            loading=loading,
-            judge=None if options.prompts is None and options.template is None else judged,
-            progress=not options.no_progress,
-        )
+        judged = options.prompts is not None or options.template is not None
+        judge = JudgeOptions(prompts=options.prompts, template=options.template) if judged else None
+        result = call(best_of_n, options, loading=chosen(options, LoadOptions), judge=judge)
     curves = result.summary["curves"]
     sizes = [point["k"] for point in next(iter(curves.values()))]
     columns = [("selector", list(curves))]

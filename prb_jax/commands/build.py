@@ -2,8 +2,8 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser
-from prb_jax.commands.configured import add_configured, given_config
+from prb_jax.commands.arguments import Parser, call
+from prb_jax.commands.configs import add_configured, given_config, show_config
 from prb_jax.commands.process import start, until_terminated
 
 
@@ -33,24 +33,13 @@ def run(options: argparse.Namespace) -> int:
     overrides += [f"{name}=true" for name in ("aspects", "redact") if getattr(options, name)]
     if options.show_config:
         from prb_jax.building.settings import load_build_settings
-        from prb_jax.data.config_files import explained_settings
 
-        print(
-            explained_settings(load_build_settings(config, overrides, relax=options.relax, complete=False)),
-            end="",
-        )
-        return 0
+        return show_config(load_build_settings, config, overrides, relax=options.relax)
     with until_terminated(options):
         start(options)
         from prb_jax.building.build import build
 
-        result = build(
-            config,
-            out=options.out,
-            overrides=overrides,
-            relax=options.relax,
-            progress=not options.no_progress,
-        )
+        result = call(build, options, config=config, overrides=overrides)
     found = result.summary
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
     for gate in found["gates"]:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import REWARD_MODEL, Parser, picked
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.readouts import LAYOUTS
@@ -31,11 +31,6 @@ def run(options: argparse.Namespace) -> int:
     start(options)
     from prb_jax.training.convert import convert
 
-    folder = convert(
-        options.source,
-        options.target,
-        **picked(options, "adapter step dtype drop_bias layout"),
-        **picked(options, REWARD_MODEL),
-    )
+    folder = call(convert, options)
     print(f"written to {folder}")
     return 0

@@ -3,15 +3,13 @@
 import argparse
 
 from prb_jax.commands.arguments import (
-    DEVICES,
-    READER,
     Parser,
     add_data,
     add_history,
     add_no_progress,
+    add_prompt,
+    call,
     chosen,
-    not_negative,
-    picked,
     positive,
 )
 from prb_jax.commands.process import start, until_terminated
@@ -46,16 +44,8 @@ def add(sub: Parser) -> None:
         temperature={"default": 0.0, "meaning": "0 takes the best candidate (default)"},
         max_new_tokens={"default": 128},
     )
-    sub.option(
-        "--profile-posts N",
-        "posts of the user's profile that the policy sees",
-        not_negative,
-        default=10,
-    )
-    sub.option("--max-length L", "most tokens of prompt and text", positive)
-    sub.option("--rows N", "texts that are drawn at a time", positive)
-    sub.fields(LoadOptions, DEVICES)
-    sub.fields(LoadOptions, READER)
+    add_prompt(sub, of="policy", rows="text")
+    sub.fields(LoadOptions, without="readout")
     add_no_progress(sub)
 
 
@@ -69,19 +59,13 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.reports.style import facts_table
         from prb_jax.reports.tables import interval
 
-        shared = picked(options, DEVICES)
-        result = guide(
-            options.policy,
-            options.reward,
-            options.data,
-            out=options.out,
-            **picked(
-                options, "weight candidates chunk profile_posts max_length subset limit history quality rows"
-            ),
+        loading = chosen(options, LoadOptions)
+        result = call(
+            guide,
+            options,
             options=chosen(options, SampleOptions),
-            policy_loading=chosen(options, LoadOptions),
-            loading=LoadOptions(**shared),
-            progress=not options.no_progress,
+            policy_loading=loading,
+            loading=loading.devices,
         )
     found = result.summary
     facts = [(TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in found["text"].items()]

@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import REWARD_MODEL, Parser, not_negative, picked, positive
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, not_negative, positive
 from prb_jax.commands.process import hide_torch
 from prb_jax.commands.terminal import print_table
 from prb_jax.readouts.load_options import LoadOptions
@@ -42,10 +42,6 @@ def run(options: argparse.Namespace) -> int:
     from prb_jax.inspection.inspect import inspect
     from prb_jax.reports.style import facts_table
 
-    facts = inspect(
-        options.model,
-        **picked(options, "quantize data max_length profile_posts protocol limit"),
-        **picked(options, REWARD_MODEL),
-    )
+    facts = call(inspect, options)
     print_table(facts_table(facts.items()))
     return 0

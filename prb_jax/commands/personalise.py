@@ -1,26 +1,30 @@
-"""`prb personalise`: methods that learn a person's taste from a few comparisons, compared on the same people."""
+"""`prb personalise`: methods that learn a person's taste from few comparisons; `prb methods` and `prb ask`."""
 
 import argparse
 import json
+from dataclasses import replace
 
 from prb_jax.commands.arguments import (
     REWARD_MODEL,
     Parser,
     add_data,
     add_no_progress,
+    call,
+    chosen,
     not_negative,
-    picked,
     positive,
     several,
 )
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.commands.terminal import print_table
-from prb_jax.models import DTYPES
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
+    from prb_jax.study.write_features import FeatureOptions
+
     sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
     add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
     sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
@@ -52,19 +56,16 @@ def add(sub: Parser) -> None:
     sub.option(
         "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"
     )
-    sub.option("--dtype", "of a model (default: the checkpoint's)", choices=DTYPES)
-    sub.option("--mesh M", "as data=4 (default: all devices)")
-    sub.option("--responses-alone", "of an encoder of texts, as of `prb features`")
-    sub.option(
-        "--profile-posts N",
-        "of a reward model, as of `prb features`: for the method profile_in_context",
-        positive,
-        default=0,
+    sub.fields(
+        FeatureOptions,
+        f"dtype mesh responses_alone profile_posts {REWARD_MODEL}",
+        profile_posts={
+            "meaning": "of a reward model, as of `prb features`: for the method profile_in_context"
+        },
     )
     sub.option(
         "--format", "print results.json and study.json as one object instead of tables", choices=("json",)
     )
-    sub.fields(LoadOptions, REWARD_MODEL)
     sub.add_argument(
         "--dry-run",
         action="store_true",
@@ -95,41 +96,60 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.study.write_features import FeatureOptions
 
         if options.dry_run:
-            people = people_of_study(options.data, **picked(options, "shots seeds split subset limit"))
-            print_table(render_people(people, options.shots))
+            print_table(render_people(call(people_of_study, options), options.shots))
             return 0
         if options.plan:
             from prb_jax.reports.study import render_plan
             from prb_jax.study.power import BAYES, plan_study
 
-            plan = plan_study(
-                options.data,
-                **picked(options, "backbone out people seeds split repeats subset limit mesh"),
-                shots=max(options.shots),
-                settings=read_settings(options.settings).get(BAYES),
-                progress=not options.no_progress,
-            )
+            settings = read_settings(options.settings).get(BAYES)
+            plan = call(plan_study, options, shots=max(options.shots), settings=settings)
             if options.format == "json":
                 print(json.dumps(plan, indent=2))
             else:
                 print_table(render_plan(plan))
             return 0
-        loading = LoadOptions(dtype=options.dtype, **picked(options, REWARD_MODEL))
-        study = personalise(
-            options.data,
-            **picked(options, "backbone methods shots seeds split subset limit mesh"),
-            out=options.out,
-            settings=read_settings(options.settings),
-            features=FeatureOptions(
-                loading=loading,
-                responses_alone=options.responses_alone,
-                profile_posts=options.profile_posts,
-            ),
-            progress=not options.no_progress,
-        )
+        loading = replace(chosen(options, LoadOptions), mesh=None)
+        features = chosen(options, FeatureOptions, loading=loading, view=ViewOptions())
+        study = call(personalise, options, settings=read_settings(options.settings), features=features)
     if options.format == "json":
         print(json.dumps({"results": study.results, "study": study.summary}, indent=2))
         return 0
     print_table(render_study(study.results, study.summary, title=" ".join(options.data)))
     print(f"written to {study.out}")
+    return 0
+
+
+def add_methods(sub: Parser) -> None:
+    """Add the arguments of `prb methods`."""
+
+
+def run_methods(options: argparse.Namespace) -> int:
+    """Print a line for each method."""
+    from prb_jax.personal.few_shot.registry import METHODS
+    from prb_jax.reports.style import facts_table
+
+    print_table(facts_table(METHODS.items(), title="methods of personalisation"))
+    return 0
+
+
+def add_ask(sub: Parser) -> None:
+    """Add the arguments of `prb ask`."""
+    sub.option("DIR", "folder of a fitted method, in `fitted` of a study", dest="model")
+    sub.option("--candidates FILE", "questions with two responses each", required=True)
+    sub.option("--user FILE", "labelled comparisons of the person (default: nothing is known yet)")
+    sub.option("--top N", "questions in the table", positive, default=10)
+    sub.option("--out FILE", "all questions as JSON, the best one first")
+
+
+def run_ask(options: argparse.Namespace) -> int:
+    """Rank the questions, and print the first ones."""
+    start(options)
+    from prb_jax.reports.tables import render_questions
+    from prb_jax.study.ask import ask, write_questions
+
+    questions = ask(options.model, user=options.user, candidates=options.candidates)
+    print_table(render_questions(questions, top=options.top))
+    if options.out is not None:
+        print(f"written to {write_questions(questions, options.out)}")
     return 0

@@ -4,10 +4,9 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prb_jax.commands.arguments import Parser, picked, positive
-from prb_jax.commands.plan_policy import add_policy_arguments, run_policy, wants_policy
+from prb_jax.commands.arguments import Parser, call, given_flags, keywords, positive
 from prb_jax.commands.terminal import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
@@ -24,11 +23,17 @@ def add(sub: Parser) -> None:
     sub.option("--topology T", "as v5e:4x4 or v5p:2x2x4", required=True)
     sub.option("--slices N", "such slices, each with a copy", positive, default=1)
     sub.option("--mesh M", "as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)")
-    add_policy_arguments(sub)
     sub.option("--train", "a training step's forward and backward pass")
     sub.option(
         "--sample",
         "the sampler: K samples of R tokens of each of B prompts of P tokens, a token of each in a step",
+    )
+    sub.option("--ppo", "a step of `prb ppo`: policy, reference, value function, reward")
+    sub.option("--reward MODEL", "with --ppo: a reward model on the same chips (default: it is elsewhere)")
+    sub.option(
+        "--value-trunk",
+        "with --ppo: whether the value function shares the trunk of the policy (default: own)",
+        choices=("own", "shared"),
     )
     sub.option("--tuning", "with --train (default: full), or --ppo (default: lora)", choices=TUNINGS)
     sub.option("--remat", f"with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES)
@@ -58,112 +63,95 @@ def add(sub: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plan, and print a table or JSON."""
-    if wants_policy(options):
-        # No device is used: a program for TPUs is compiled on the CPU.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        return run_policy(options)
-    if not options.train and (options.tuning or options.remat):
-        raise RunError(f"--{'tuning' if options.tuning else 'remat'} is for training only: it needs --train")
-    if options.train and options.quantize:
-        raise RunError("--quantize is for scoring only: leave it out with --train")
-    if options.sample:
-        _check_sample(options)
-    if options.train and options.questions_per_user > 1:
-        raise RunError("--questions-per-user is for scoring only: leave it out with --train")
-    if options.spread and not options.train:
-        raise RunError("--spread is for training only: it needs --train")
-    if options.sweep and options.mesh:
-        raise RunError("--sweep tries meshes itself: leave out --mesh")
-    if options.questions_per_user > 1 and options.attention != "paged":
-        raise RunError("--questions-per-user is for packed streams: it needs --attention paged")
+    _check(options)
     # No device is used: a program for TPUs is compiled on the CPU.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from prb_jax.plan import tables
     from prb_jax.plan.planner import plan
-    from prb_jax.plan.sweeping import sweep
-    from prb_jax.plan.tables import plan_table, sweep_table, verdict
-
-    def report(each: "Plan") -> None:
-        print(f"prb: {each.mesh} batch {each.batch}: {verdict(each)}", file=sys.stderr, flush=True)
-
-    common: dict[str, Any] = {
-        "topology": options.topology,
-        "slices": options.slices,
-        "train": options.train,
-        "tuning": options.tuning or "full",
-        "prefix": options.prefix,
-        "responses": options.responses,
-        "response_length": options.response_length,
-        "questions_per_user": options.questions_per_user,
-        "spread": options.spread,
-        "dtype": options.dtype,
-        "remat": options.remat or REMAT,
-        "quantize": options.quantize,
-        "attention": options.attention,
-    }
-    if options.sample:
-        return _sample(options)
-    if options.sweep:
-        batches = () if options.batch is None else (options.batch,)
-        result = sweep(options.model, batches=batches, report=report, **common)
-        found = result.best or result.plans[0]
-        shown, figures = (
-            sweep_table(result.plans, title=_title(options)),
-            {"mesh": found.mesh, "batch": found.batch},
-        )
-    else:
-        found = plan(options.model, mesh=options.mesh, batch=options.batch, **common)
-        shown, figures = plan_table(found, title=_title(options)), {}
-        if options.json and found.note:
-            print(f"prb: {found.note}", file=sys.stderr)
-    if options.json:
-        print(json.dumps({**found.to_json(), **figures}))
-    else:
-        print_table(shown)
-    return 0
-
-
-def _check_sample(options: argparse.Namespace) -> None:
-    """Raise RunError for options that do not go with --sample."""
-    given = {
-        "train": options.train,
-        "sweep": options.sweep,
-        "attention": options.attention != "auto",
-        "questions-per-user": options.questions_per_user > 1,
-    }
-    for name, there in given.items():
-        if there:
-            raise RunError(f"--sample: is a plan of its own: leave out --{name}")
-
-
-def _sample(options: argparse.Namespace) -> int:
-    """Plan the sampler, and print a table or JSON."""
+    from prb_jax.plan.policy import plan_policy
     from prb_jax.plan.sampling import plan_sampling
-    from prb_jax.plan.tables import sampling_table
+    from prb_jax.plan.sweeping import sweep
 
-    found = plan_sampling(
-        options.model,
-        **picked(options, "topology slices mesh batch dtype quantize"),
-        prompt=options.prefix,
-        samples=options.responses,
-        new_tokens=options.response_length,
-    )
-    if options.json:
-        print(json.dumps(found.to_json()))
+    def report(planned: "Plan") -> None:
+        print(
+            f"prb: {planned.mesh} batch {planned.batch}: {tables.verdict(planned)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    tuning = options.tuning or ("lora" if options.ppo else "full")
+    title, remat, figures = _title(options, tuning), options.remat or REMAT, {}
+    shared = keywords(plan, options, tuning=tuning, remat=remat)
+    if options.ppo:
+        trunk = options.value_trunk or "own"
+        planned = call(plan_policy, options, tuning=tuning, trunk=trunk, remat=remat)
+        table = tables.policy_table(planned, title=title)
+    elif options.sample:
+        sizes = {
+            "prompt": options.prefix,
+            "samples": options.responses,
+            "new_tokens": options.response_length,
+        }
+        planned = call(plan_sampling, options, **sizes)
+        table = tables.sampling_table(planned, title=title)
+    elif options.sweep:
+        batches = () if options.batch is None else (options.batch,)
+        del shared["mesh"], shared["batch"]
+        result = sweep(**shared, batches=batches, report=report)
+        planned = result.best or result.plans[0]
+        table = tables.sweep_table(result.plans, title=title)
+        figures = {"mesh": planned.mesh, "batch": planned.batch}
     else:
-        print_table(sampling_table(found, title=_title(options)))
+        planned = plan(**shared)
+        table = tables.plan_table(planned, title=title)
+        if options.json and planned.note:
+            print(f"prb: {planned.note}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({**planned.to_json(), **figures}))
+    else:
+        print_table(table)
     return 0
 
 
-def _title(options: argparse.Namespace) -> str:
-    if options.sample:
-        return (
-            f"sampling of {options.model} on {options.topology}: {options.responses} samples of "
-            f"{options.response_length:,} tokens a prompt of {options.prefix:,}, {options.dtype}"
-        )
-    work = f"training ({options.tuning or 'full'})" if options.train else "scoring"
+_ALONE = "--train --sweep --attention --questions-per-user"
+_CLASHES = (
+    ("--ppo", f"--sample {_ALONE} --quantize", "does not go with --ppo: leave it out"),
+    ("--sample", f"{_ALONE} --tuning --remat", "does not go with --sample, a plan of its own: leave it out"),
+    ("--train", "--quantize --questions-per-user", "is for scoring only: leave it out with --train"),
+    ("--sweep", "--mesh", "does not go with --sweep, which tries meshes itself: leave it out"),
+)
+_NEEDS = (
+    (("--ppo",), "--reward --value-trunk", "is for policies: it needs --ppo"),
+    (("--train", "--ppo"), "--tuning --remat", "is for training only: it needs --train"),
+    (("--train",), "--spread", "is for training only: it needs --train"),
+)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise RunError for options that do not go together."""
+    given = given_flags(options)
+    faults = [(others, words) for flag, others, words in _CLASHES if flag in given]
+    faults += [(others, words) for needed, others, words in _NEEDS if not given & set(needed)]
+    for others, words in faults:
+        for other in others.split():
+            if other in given:
+                raise RunError(f"{other} {words}")
+    if options.ppo and options.tuning == "head":
+        raise RunError("--tuning: expected lora or full with --ppo, found head")
+    if options.questions_per_user > 1 and options.attention != "paged":
+        raise RunError("--questions-per-user is for packed streams: it needs --attention paged")
+
+
+def _title(options: argparse.Namespace, tuning: str) -> str:
     place = options.topology if options.slices == 1 else f"{options.slices} slices of {options.topology}"
-    people = f", {questions} questions a user" if (questions := options.questions_per_user) > 1 else ""
-    return (
-        f"{work} of {options.model} on {place}: prefix {options.prefix:,}, "
-        f"{options.responses} responses of {options.response_length:,}{people}, {options.dtype}"
-    )
+    prefix, responses, length = f"{options.prefix:,}", options.responses, f"{options.response_length:,}"
+    if options.ppo:
+        work, sizes = f"ppo ({tuning})", f"prompts of {prefix}, {responses} rollouts of {length}"
+    elif options.sample:
+        work, sizes = "sampling", f"{responses} samples of {length} tokens a prompt of {prefix}"
+    else:
+        work = f"training ({tuning})" if options.train else "scoring"
+        sizes = f"prefix {prefix}, {responses} responses of {length}"
+        if options.questions_per_user > 1:
+            sizes += f", {options.questions_per_user} questions a user"
+    return f"{work} of {options.model} on {place}: {sizes}, {options.dtype}"

@@ -5,17 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from prb_jax.commands.arguments import (
-    DEVICES,
-    READER,
     Parser,
     add_data,
     add_history,
     add_no_progress,
+    add_prompt,
+    call,
     chosen,
     not_negative,
     number_type,
-    picked,
-    positive,
     several,
 )
 from prb_jax.commands.process import start, until_terminated
@@ -53,16 +51,9 @@ def add(sub: Parser) -> None:
         default="seq_logprob",
     )
     sub.option("--validation SHARE", "of the users", float, default=0.3)
-    sub.option(
-        "--profile-posts N",
-        "posts of the user's profile that the policy sees",
-        not_negative,
-        default=10,
-    )
-    sub.option("--max-length L", "of the policy's prompt and response", positive)
+    add_prompt(sub, of="policy")
     sub.option("--seed N", "of the split", not_negative, default=0)
-    sub.fields(LoadOptions, DEVICES)
-    sub.fields(LoadOptions, READER)
+    sub.fields(LoadOptions, without="readout")
     add_no_progress(sub)
 
 
@@ -72,19 +63,13 @@ def run(options: argparse.Namespace) -> int:
         start(options)
         from prb_jax.generation.policy_accuracy import policy_accuracy
 
-        shared = picked(options, DEVICES)
-        result = policy_accuracy(
-            options.policy,
-            options.rewards,
-            options.data,
-            out=options.out,
+        loading = chosen(options, LoadOptions)
+        result = call(
+            policy_accuracy,
+            options,
             strengths=options.lambdas,
-            **picked(
-                options, "candidates score validation profile_posts max_length subset limit history seed"
-            ),
-            policy_loading=chosen(options, LoadOptions),
-            loading=LoadOptions(**shared),
-            progress=not options.no_progress,
+            policy_loading=loading,
+            loading=loading.devices,
         )
     _print(result.summary)
     print(f"written to {result.out}")

@@ -45,6 +45,13 @@ def start(options: argparse.Namespace) -> None:
     prepare_jax(distributed=options.distributed, after_interrupt=options.after_interrupt)
 
 
+def was_stopped(stopped_by: str | None) -> bool:
+    """Tell whether SIGTERM stopped a run, which has said so; of Ctrl-C raise KeyboardInterrupt."""
+    if stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    return stopped_by is not None
+
+
 def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None:
     """Switch the compilation cache on, join the other processes, and check that there is a device."""
     from prb_jax.commands.compilation_cache import enable_compilation_cache

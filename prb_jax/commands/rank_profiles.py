@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, add_no_progress, picked, positive
+from prb_jax.commands.arguments import Parser, add_no_progress, call, positive
 from prb_jax.commands.process import start
 from prb_jax.models import DTYPES
 from prb_jax.text.protocol import PROTOCOLS
@@ -37,12 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.encoder not in RANKERS:
         start(options)
-    ranked = rank_profiles(
-        options.data,
-        **picked(options, "encoder protocol mesh dtype max_length revision"),
-        out=options.out,
-        progress=not options.no_progress,
-    )
+    ranked = call(rank_profiles, options)
     print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
     if ranked.texts:
         print(

@@ -2,17 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    DEVICES,
-    READER,
-    Parser,
-    add_data,
-    add_no_progress,
-    chosen,
-    not_negative,
-    picked,
-    positive,
-)
+from prb_jax.commands.arguments import Parser, add_data, add_no_progress, add_prompt, call, chosen
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.errors import counted
 from prb_jax.readouts.load_options import LoadOptions
@@ -27,16 +17,8 @@ def add(sub: Parser) -> None:
     add_data(sub)
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
     sub.fields(SampleOptions)
-    sub.option(
-        "--profile-posts N",
-        "posts of the user's profile that the model sees",
-        not_negative,
-        default=10,
-    )
-    sub.option("--max-length L", "most tokens of prompt and sample (default: the model's)", positive)
-    sub.option("--rows N", "samples that are drawn at a time", positive)
-    sub.fields(LoadOptions, DEVICES)
-    sub.fields(LoadOptions, READER)
+    add_prompt(sub, of="model", rows="sample")
+    sub.fields(LoadOptions, without="readout")
     add_no_progress(sub)
 
 
@@ -47,15 +29,8 @@ def run(options: argparse.Namespace) -> int:
         from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.sample import sample_data
 
-        result = sample_data(
-            options.model,
-            options.data,
-            out=options.out,
-            options=chosen(options, SampleOptions),
-            loading=chosen(options, LoadOptions),
-            **picked(options, "profile_posts max_length subset limit rows"),
-            progress=not options.no_progress,
-        )
+        drawing, loading = chosen(options, SampleOptions), chosen(options, LoadOptions)
+        result = call(sample_data, options, options=drawing, loading=loading)
     found = result.summary
     ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))
     print(

@@ -150,7 +150,8 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
             continue
         if not (dataclasses.is_dataclass(hint) and isinstance(hint, type)):
             choices = here.choices or choices_of(hint)
-            known[item.name] = replace(here, default=item.default, type=hint, choices=choices)
+            default = None if item.default is dataclasses.MISSING else item.default
+            known[item.name] = replace(here, default=default, type=hint, choices=choices)
         elif sections:
             inherited = {name: value for name, value in vars(here).items() if value != getattr(Option, name)}
             for key, inner in options_of(hint).items():

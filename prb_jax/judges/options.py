@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from prb_jax.data.options import option, section
 from prb_jax.errors import RunError, quote
 from prb_jax.judges.chat import ChatModel, EndpointChat, open_chat
 from prb_jax.judges.pairs import PairsInWords, load_pairs_by_logits
@@ -16,7 +17,7 @@ from prb_jax.judges.ratings import RatingsInWords, load_ratings_by_logits
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import KEY, EndpointOptions
-from prb_jax.scoring import NO_CONTROLS
+from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.protocol import TextProtocol
 
@@ -39,44 +40,54 @@ _DEFAULT_POSTS: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How comparisons are judged.
+    """How comparisons are judged."""
 
-    Attributes:
-      protocol: "default", pairs in both orders; "paper", one order by a seeded coin, with the paper's parser; "score",
-        a number for each response by itself; "rubric", 0, 1 or 2 for each aspect of the true rubric; "paper-score" and
-        "paper-rubric", these two as the paper's scripts ask.
-      reason: whether the judge thinks in words first; not with the paper's protocols.
-      prompts: of the paper's protocols: the folder with its prompt files.
-      template: of "score", "rubric" and "paper-score": a file with the text that asks for the number; the project's own
-        one if not given ("paper-score" has none).
-      system: of "score" and "rubric": a file with the text of a system turn.
-      scale: of "score": the lowest and the highest number; 1 and 9 if not given.
-      top_logprobs: of "score" and "rubric" at an endpoint: so many most probable tokens are asked for, and the score is
-        the expected number; the number in the reply if not given.
-      hints: what else the judge is told of the users; not with the paper's protocols.
-      controls: the judge is asked again without the user ("blind"), with another one ("swap"), for "all" of these, or
-        for "none".
-      seed: of the other users of "swap".
-      profile_posts: at most this many posts of the user are shown; if not given 10, and 0 for pairs of the paper's
-        protocol and for rubrics, which say what the user wants.
-      max_length: longest conversation of a model on this machine, in tokens.
-      min_mass: of "default" with a model on this machine that is not asked to reason: the least probability of A and B
-        together, among all tokens, that makes a verdict; 0.1 if not given.
-    """
-
-    protocol: str = "default"
-    reason: bool = False
-    prompts: str | None = None
-    template: str | None = None
-    system: str | None = None
-    scale: tuple[int, int] | None = None
-    top_logprobs: int | None = None
-    hints: PromptExtras = field(default_factory=PromptExtras)
-    controls: str = NO_CONTROLS
-    seed: int = 0
-    profile_posts: int | None = None
-    max_length: int | None = None
-    min_mass: float | None = None
+    protocol: str = option(
+        str(TextProtocol.DEFAULT),
+        "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
+        "number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
+        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
+        choices=JUDGE_PROTOCOLS,
+    )
+    template: str | None = option(
+        None,
+        "with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
+        "rubric {answer} and {aspect}, with paper-score {question}, {profile} and {answer}",
+        "FILE",
+    )
+    system: str | None = option(None, "with --protocol score or rubric: the text of a system turn", "FILE")
+    scale: tuple[int, int] | None = option(
+        None, "with --protocol score: the numbers (default: 1 9)", "LOW HIGH"
+    )
+    top_logprobs: int | None = option(
+        None,
+        "with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, instead "
+        "of the number in the reply",
+        least=1,
+    )
+    min_mass: float | None = option(
+        None,
+        "with --protocol default and a MODEL without --reason: no verdict where A and B together are less probable "
+        "than this among all tokens (default: 0.1)",
+        "P",
+    )
+    prompts: str | None = option(
+        None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
+    )
+    reason: bool = option(False, "the judge thinks in words first (default: one letter or number)")
+    profile_posts: int | None = option(
+        None,
+        "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
+        least=0,
+    )
+    hints: PromptExtras = section(PromptExtras)
+    controls: str = option(
+        NO_CONTROLS,
+        "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
+        choices=CONTROLS,
+    )
+    seed: int = option(0, "of --controls swap", least=0)
+    max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
 
     @property
     def posts(self) -> int:

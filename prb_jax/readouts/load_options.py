@@ -21,17 +21,6 @@ class LoadOptions:
 
     mesh: str | Mesh | None = option(None, "as fsdp=4,tensor=2 (default: all devices)", "M")
     dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
-    revision: str | None = option(None, "branch, tag or commit on the hub", "R")
-    chat_template: str | None = option(None, "a Jinja file, or plain; for models without one", "FILE")
-    readout: str | None = option(
-        None,
-        "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
-        "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
-        "NAME",
-    )
-    tokenizer: str | Path | None = option(
-        None, "folder or hub id of the tokenizer (default: the model's)", "T"
-    )
     quantize: str | None = option(
         None,
         "matrices of the layers in eight bits; int8 and fp8 quantise activations too",
@@ -43,6 +32,22 @@ class LoadOptions:
         "scoring on TPUs a kernel over packed streams (paged)",
         choices=ATTENTIONS,
     )
+    revision: str | None = option(None, "branch, tag or commit on the hub", "R")
+    tokenizer: str | Path | None = option(
+        None, "folder or hub id of the tokenizer (default: the model's)", "T"
+    )
+    chat_template: str | None = option(None, "a Jinja file, or plain; for models without one", "FILE")
+    readout: str | None = option(
+        None,
+        "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
+        "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+        "NAME",
+    )
+
+    @property
+    def devices(self) -> LoadOptions:
+        """The choices that hold for any other model too: how it computes, and not how it is read."""
+        return LoadOptions(mesh=self.mesh, dtype=self.dtype, quantize=self.quantize, attention=self.attention)
 
     @property
     def given(self) -> dict[str, Any]:

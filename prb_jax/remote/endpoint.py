@@ -15,13 +15,14 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
 
 from prb_jax.data.comparison import Message
+from prb_jax.data.options import option
 from prb_jax.data.reading import parse_json, read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError, quote
@@ -72,27 +73,30 @@ class NoReplyError(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
-    """How an endpoint is asked.
+    """How an endpoint is asked; `key` is sent as a bearer token."""
 
-    Attributes:
-      url: of the API, up to and without ``/chat/completions``.
-      model: its name there.
-      key: sent as a bearer token; None for none.
-      concurrency: requests at a time.
-      tries: of one request.
-      seconds: until a try is given up, from connecting to the last byte of its answer.
-      backoff: seconds before the second try; twice as many before each further one.
-      prices: dollars for a million tokens of prompts and of replies; None where nobody says.
-    """
-
-    url: str
-    model: str
+    url: str = option(
+        MISSING,
+        f"instead: an API like OpenAI's, as https://HOST/v1; its key is read from {KEY}",
+        "URL",
+        flag="endpoint",
+    )
+    model: str = option(MISSING, "of the model at the endpoint", "NAME")
     key: str | None = field(default=None, repr=False)
-    concurrency: int = 8
-    tries: int = 6
-    seconds: float = 120.0
-    backoff: float = 1.0
-    prices: tuple[float, float] | None = None
+    concurrency: int = option(8, "requests at a time", least=1)
+    tries: int = option(6, "of one request", least=1)
+    seconds: float = option(
+        120.0, "until a try is given up, from connecting to the last byte of its answer", above=0
+    )
+    backoff: float = option(
+        1.0, "seconds before the second try; twice as many before each further one", above=0
+    )
+    prices: tuple[float, float] | None = option(
+        None,
+        "dollars for a million tokens of prompts and of replies, for the cost in summary.json",
+        "DOLLARS DOLLARS",
+        flag="price",
+    )
 
 
 class Endpoint:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prb_jax.data.options import Options, option, section
+from prb_jax.data.options import Options, option, same_option, section
 from prb_jax.models import Dtype
-from prb_jax.training.settings import OptimizerSettings
+from prb_jax.training.settings import BatchSettings, CheckpointSettings, OptimizerSettings, Schedule
 
 Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo", "sft"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -291,13 +291,7 @@ class RolloutBatchSettings(Options, prefix="batch."):
     )
     minibatch: int | None = option(None, "prompts of one update; None for all of the step.")
     epochs: int = option(1, "how many times a step goes through its rollouts.", least=1)
-    tokens: int | None = option(
-        None,
-        "most padded tokens of a microbatch, for each part into which the mesh splits a batch; None chooses"
-        " by device. It decides memory and speed, not results.",
-        least=1,
-        effect="none",
-    )
+    tokens: int | None = same_option(BatchSettings, "tokens")
     max_buckets: int = option(4, "the most shapes of batches, and so compiles.", least=1)
 
     def __post_init__(self) -> None:
@@ -319,29 +313,24 @@ class UpdateSettings(OptimizerSettings, prefix="optimizer."):
     learning_rate: float = option(  # pyright: ignore[reportIncompatibleVariableOverride]
         3e-6, "the rate of the policy at its peak; 0 changes nothing.", least=0
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = option(
-        "constant",
-        'course of the learning rate after the warm-up; "wsd" is constant and then falls at the end.',
-    )
+    schedule: Schedule = same_option(OptimizerSettings, "schedule", default="constant")
     warmup_share: float = option(
         0.0, "share of the updates in which the learning rate rises from 0.", least=0, most=1
     )
-    weight_decay: float = option(0.0, "decay of matrices; norms and biases have none.", least=0)
-    b2: float = option(0.999, "decay of Adam's second moment.", least=0, below=1)
-    eps: float = option(1e-8, "added to the root of Adam's second moment.", above=0)
+    weight_decay: float = same_option(OptimizerSettings, "weight_decay", default=0.0)
+    b2: float = same_option(OptimizerSettings, "b2", default=0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSettings(Options, prefix="checkpoint."):
     """Saved states of the run."""
 
-    every: int | None = option(
-        None,
-        "steps between checkpoints; None for ten in a run. SIGTERM saves one too.",
-        least=1,
-        effect="none",
+    every: int | None = same_option(
+        CheckpointSettings,
+        "every",
+        meaning="steps between checkpoints; None for ten in a run. SIGTERM saves one too.",
     )
-    keep_last: int = option(2, "number of the newest checkpoints that are kept.", least=1, effect="none")
+    keep_last: int = same_option(CheckpointSettings, "keep_last")
 
 
 @dataclass(frozen=True, kw_only=True)

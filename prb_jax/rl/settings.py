@@ -13,9 +13,9 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from prb_jax.data.config_files import build_settings, to_config_dict
-from prb_jax.data.options import Options, check_used, flat_settings, option, section
+from prb_jax.data.options import Options, check_used, flat_settings, option, same_option, section
 from prb_jax.errors import DataError, RunError
-from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
+from prb_jax.models import Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
 from prb_jax.rl.sections import (
     DRAWING,
@@ -33,7 +33,7 @@ from prb_jax.rl.sections import (
     ValueSettings,
     WatchSettings,
 )
-from prb_jax.training.settings import EVENTS, LogSettings
+from prb_jax.training.settings import EVENTS, LogSettings, TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class PpoSettings(Options):
         "Labels and responses are looked at by dpo and sft alone.",
         effect="contents",
     )
-    subset: str | None = option(None, "reads this subset of each source alone.")
-    limit: int | None = option(None, "at most so many comparisons of each source.", least=1)
+    subset: str | None = same_option(TrainSettings, "subset")
+    limit: int | None = same_option(TrainSettings, "limit")
     reward: str | None = option(
         None,
         "what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb "
@@ -79,11 +79,7 @@ class PpoSettings(Options):
         "type of activations and frozen matrices; trained weights, log-probabilities, values and losses are"
         " float32.",
     )
-    mesh: str | None = option(
-        None,
-        'sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.',
-        effect="none",
-    )
+    mesh: str | None = same_option(TrainSettings, "mesh")
     tuning: Literal["full", "lora"] = option(
         "lora",
         "the part that is trained: everything, or low-rank updates; the reference is then the model without"
@@ -93,20 +89,11 @@ class PpoSettings(Options):
     max_length: int | None = option(
         None, "most tokens of prompt and rollout together; None for the model's own limit.", least=1
     )
-    revision: str | None = option(None, "branch, tag or commit of a model on the hub.", effect="contents")
-    tokenizer: str | None = option(
-        None, "folder or hub id of the tokenizer; None for the model's.", effect="contents"
-    )
-    chat_template: str | None = option(
-        None, 'Jinja file, or "plain", for models without a template of their own.', effect="contents"
-    )
-    remat: Remat = option(REMAT, "activations that the backward pass computes again instead of keeping them.")
-    attention: TrainedAttention = option(
-        "auto",
-        'its implementation: the machine\'s own choice ("auto"), the block-wise XLA program, or the '
-        "machine's kernel.",
-        effect="none",
-    )
+    revision: str | None = same_option(TrainSettings, "revision")
+    tokenizer: str | None = same_option(TrainSettings, "tokenizer")
+    chat_template: str | None = same_option(TrainSettings, "chat_template")
+    remat: Remat = same_option(TrainSettings, "remat")
+    attention: TrainedAttention = same_option(TrainSettings, "attention")
     export_dtype: Dtype | None = option(None, "type of the weights in `OUT/model`; None for `dtype`.")
     rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
     scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)

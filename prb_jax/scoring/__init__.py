@@ -3,6 +3,9 @@
 TOO_LONG = ("error", "skip")
 """What happens to a comparison whose response leaves no room for its prompt."""
 
+HISTORY = "labelled comparisons of which a fitted method learns the users, or a folder of their saved states"
+"""The meaning of `history` wherever a model may be such a method."""
+
 NO_CONTROLS = "none"
 CONTROLS = (NO_CONTROLS, "blind", "swap", "all")
 """What the model is scored with once more: no profile, another user's profile."""

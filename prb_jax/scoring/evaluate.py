@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from prb_jax.data.options import option, same_option, section
 from prb_jax.data.writing import refuse_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
@@ -22,6 +23,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import check_folder, is_settled
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
+from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
 from prb_jax.scoring.benchmarks import check_benchmarks
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.controls import FOLDER, SWAP, Control, choose_controls, control_figures
@@ -90,18 +92,32 @@ class EvaluateOptions:
 
     out: Path | None
     name: str | None
-    view: ViewOptions
-    loading: LoadOptions
-    too_long: str
-    controls: str | None
-    history: Data | None
-    aspects: str | None
-    subset: str | None
-    limit: int | None
-    seed: int
-    batch_tokens: int | None
     progress: bool
-    wandb: str | None
+    subset: str | None = option(None, "one subset of the data", "S")
+    view: ViewOptions = section(ViewOptions)
+    too_long: str = option(
+        "error",
+        "what a response is that leaves no room for its prompt within that: an error (default), or left out, counted "
+        "in summary.json and named in left_out.jsonl",
+        choices=TOO_LONG,
+    )
+    controls: str | None = option(
+        None,
+        "the same model without the profile (blind), with another user's (swap), both (all), or none of these "
+        "(default: blind where the model sees a profile)",
+        choices=CONTROLS,
+    )
+    history: Data | None = option(
+        None,
+        f"{HISTORY} (default: each user's comparisons before the one in question)",
+        "NAME_OR_PATH ...",
+    )
+    aspects: str | None = same_option(PromptExtras, "aspects")
+    loading: LoadOptions = section(LoadOptions)
+    limit: int | None = option(None, "the first N comparisons of each source; for testing only", least=1)
+    batch_tokens: int | None = option(None, "tokens computed at a time", least=1)
+    seed: int = option(0, "of the resampling of benchmark scores and of --controls swap", least=0)
+    wandb: str | None = option(None, "write the summary to this project of Weights & Biases too", "PROJECT")
 
     def __post_init__(self) -> None:
         choose_view(None, self.view)

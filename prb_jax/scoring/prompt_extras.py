@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.comparison import Comparison, RubricAspect
+from prb_jax.data.options import option
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
@@ -41,19 +42,27 @@ HINTS_DEFINITION: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PromptExtras:
-    """What else a model is told of the users.
+    """What else a model is told of the users."""
 
-    Attributes:
-      aspects: "planned:DIR", a run of `prb aspects`; or "oracle", the true rubric.
-      persona: a .jsonl file of {user_id, text}; or "narrative", that of the data.
-      shots: at most so many earlier comparisons of the same user, with the user's choice.
-      history: labelled comparisons of which these are taken; those before it in the data if not given.
-    """
-
-    aspects: str | None = None
-    persona: str | None = None
-    shots: int = 0
-    history: Data | None = None
+    persona: str | None = option(
+        None,
+        "a .jsonl file of {user_id, text} that the judge is told; or the narrative of the data: an upper bound",
+        "FILE|narrative",
+    )
+    shots: int = option(
+        0, "the latest K earlier comparisons of the same user, with the user's choices", "K", least=0
+    )
+    history: Data | None = option(
+        None,
+        "with --shots: labelled comparisons of which these are taken (default: those before it in the data)",
+        "NAME_OR_PATH ...",
+    )
+    aspects: str | None = option(
+        None,
+        "what the prompt says that the user wants: the texts of a run of `prb aspects`, or the true rubric (an "
+        "upper bound, which no leaderboard shows among the results)",
+        "planned:DIR|oracle",
+    )
 
     @property
     def given(self) -> tuple[str, ...]:

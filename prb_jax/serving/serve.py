@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prb_jax.data.options import option, section
 from prb_jax.errors import PrbWarning, RunError, need_extra
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import TOKEN, RemoteScorer
+from prb_jax.scoring import HISTORY
 from prb_jax.scoring.batching import lanes
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import read_history
@@ -33,24 +35,22 @@ class ServeOptions:
     """Where, to whom and how a model is served.
 
     Attributes:
-      host: an address; beyond this machine's own loopback a token is required.
-      port: 0 picks a free one.
       token: that clients must send; None for none.
-      view: what the model is shown of a request.
-      batch_tokens: tokens computed at a time, about; of the device if not given.
       judge: how a judge is asked.
-      history: what a fitted method of personalisation knows of the users: comparisons, or a folder of states.
-      limits: for clients.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = option(
+        "127.0.0.1",
+        f"address (default: 127.0.0.1, this machine alone); another one needs a token in {TOKEN}",
+        "HOST",
+    )
+    port: int = option(8000, "(default: 8000); 0 picks one", "P", least=0)
     token: str | None = None
-    view: ViewOptions = field(default_factory=ViewOptions)
-    batch_tokens: int | None = None
+    view: ViewOptions = section(ViewOptions)
+    batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
     judge: JudgeOptions | None = None
-    history: Data | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = section(Limits)
+    history: Data | None = option(None, f"{HISTORY} (default: their posts alone)", "NAME_OR_PATH ...")
 
 
 def serve(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import Options, option, section
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
     DTYPES,
@@ -49,34 +50,23 @@ COMMAND: Final = "prb features"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureOptions:
-    """How features are made.
-
-    Attributes:
-      loading: how the model is opened.
-      view: protocol and length limit of what it reads; profiles are never shown.
-      store: "float32" or "bfloat16", of the files.
-      responses_alone: an encoder of texts reads each response without its prompt.
-      profile_posts: a reward model also scores every response once more with so many posts of the profile before its
-        prompt; 0 for none.
-      part: rows of a part.
+class FeatureOptions(Options, error=RunError):
+    """How features are made: how the model is opened, what it reads (never a profile), and what is written.
 
     Raises:
       RunError: another ``store``, or fewer than 0 posts.
     """
 
-    loading: LoadOptions = field(default_factory=LoadOptions)
-    view: ViewOptions = field(default_factory=ViewOptions)
-    store: str = "float32"
-    responses_alone: bool = False
-    profile_posts: int = 0
-    part: int = PART
-
-    def __post_init__(self) -> None:
-        if self.store not in DTYPES:
-            raise RunError(f"store: expected {' or '.join(DTYPES)}, found {quote(self.store)}")
-        if self.profile_posts < 0:
-            raise RunError(f"profile_posts: expected 0 or more, found {self.profile_posts}")
+    store: str = option("float32", "numbers of the files", choices=DTYPES)
+    responses_alone: bool = option(False, "an encoder of texts reads each response without its prompt")
+    view: ViewOptions = section(ViewOptions)
+    profile_posts: int = option(
+        0,
+        "a reward model also scores each response with the first N posts of the profile before its prompt",
+        least=0,
+    )
+    loading: LoadOptions = section(LoadOptions)
+    part: int = PART  # rows
 
 
 @dataclass(frozen=True)

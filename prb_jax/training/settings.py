@@ -22,6 +22,8 @@ SCRATCH = "scratch"
 
 Method = Literal["user_blind", "profile_context", "persona_embedding"]
 
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+
 _RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-3), "full": (0.1, 1e-3)}
 
 
@@ -73,7 +75,7 @@ class OptimizerSettings(Options, prefix="optimizer."):
     learning_rate: float | None = option(
         None, "the rate at its peak; None chooses by `tuning` and width (`default_learning_rate`).", above=0
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = option(
+    schedule: Schedule = option(
         "cosine",
         'course of the learning rate after the warm-up; "wsd" is constant and then falls at the end.',
     )

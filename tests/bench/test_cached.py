@@ -50,7 +50,7 @@ def test_people_with_several_questions(
     assert "--questions-per-user: expected a number above 0, found 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         prb(["bench", "score", str(folder), "--questions-per-user", "1 5"])
-    assert "--questions-per-user: expected numbers as in 1,5,15, found '1 5'" in capsys.readouterr().err
+    assert "expected numbers as in 1,5,15, found '1 5'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["score", "train"])

@@ -1,5 +1,6 @@
 """The command line: spelling, exit statuses, start-up time, one whole run."""
 
+import argparse
 import importlib
 import json
 import os
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import prb_jax
+import prb_jax.plan
 from prb_jax import PrbError, cli
+from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,16 +245,39 @@ def test_help_starts_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_a_verb_is_a_file_of_two_functions():
-    names = [name.replace("-", "_") for verbs in cli.VERBS.values() for name in verbs]
-    verbs = next(action.choices for action in cli.parser()._actions if action.choices)
-    assert {name.replace("-", "_") for name in verbs} == set(names)
+def test_a_verb_is_two_functions_of_its_file():
+    names = [name for verbs in cli.VERBS.values() for name in verbs]
+    assert set(next(action.choices for action in cli.parser()._actions if action.choices)) == set(names)
+    functions: dict[str, set[str]] = {}
     for name in names:
-        members = vars(importlib.import_module(f"prb_jax.commands.{name}"))
-        own = [
-            one for one in members.values() if getattr(one, "__module__", "") == f"prb_jax.commands.{name}"
-        ]
-        assert [one.__name__ for one in own if one.__name__[0] != "_"] == ["add", "run"]
+        verb = name.replace("-", "_")
+        ending = f"_{verb}" if name in cli.SHARED else ""
+        functions.setdefault(cli.SHARED.get(name, verb), set()).update({f"add{ending}", f"run{ending}"})
+    for file, expected in functions.items():
+        members = vars(importlib.import_module(f"prb_jax.commands.{file}")).values()
+        own = [one for one in members if getattr(one, "__module__", "") == f"prb_jax.commands.{file}"]
+        assert {one.__name__ for one in own if one.__name__[0] != "_"} == expected
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "handled"),
+    [
+        ("evaluate", "evaluate", {"columns", "no_progress", "distributed", "config", "no_reference"}),
+        ("plan", "plan", {"ppo", "reward", "value_trunk", "sample", "sweep", "json"}),
+        ("correlate", "correlate", set()),
+        ("convert", "convert", set()),
+        ("inspect", "inspect", set()),
+        ("rank-profiles", "rank_profiles", {"no_progress"}),
+        ("leaderboard", "leaderboard", {"format"}),
+    ],
+)
+def test_every_argument_of_a_verb_reaches_its_function(verb: str, function: str, handled: set[str]) -> None:
+    parser = cli.parser(verb)
+    verbs = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
+    actions = {action.dest: action for action in verbs[verb]._actions if action.dest != "help"}
+    called = prb_jax.plan.plan if verb == "plan" else getattr(prb_jax, function)
+    passed = keywords(called, argparse.Namespace(**dict.fromkeys(actions)))
+    assert actions.keys() - passed.keys() == handled
 
 
 def test_a_baseline_run_starts_no_jax(data, tmp_path):

@@ -233,7 +233,7 @@ def test_models_that_cannot_be_read(tmp_path):
     [
         (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
         (["--remat", "full"], "--remat is for training only: it needs --train"),
-        (["--sweep", "--mesh", "fsdp=4"], "--sweep tries meshes itself"),
+        (["--sweep", "--mesh", "fsdp=4"], "--mesh does not go with --sweep, which tries meshes itself"),
         (["--spread", "0.4"], "--spread is for training only: it needs --train"),
         (["--train", "--questions-per-user", "2"], "--questions-per-user is for scoring only"),
         (

@@ -168,5 +168,5 @@ def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
     options = FeatureOptions(responses_alone=True)
     with pytest.raises(RunError, match="for encoders of single texts"):
         write_features(folder, str(data), out=tmp_path / "x", options=options, progress=False)
-    with pytest.raises(RunError, match="store: expected bfloat16 or float32"):
+    with pytest.raises(RunError, match="store: expected one of bfloat16, float32"):
         FeatureOptions(store="int8")

@@ -1,18 +1,54 @@
-"""`--config FILE`: options of a command from a YAML or TOML file; the command line comes before the file."""
+"""Config files on the command line: CONFIG of the verbs that train or build, and `--config FILE` of others."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser
-from prb_jax.data.config_files import read_config_file, unknown_key
+from prb_jax.commands.arguments import Parser, add_no_progress
+from prb_jax.data.config_files import explained_settings, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.command_line import set_command_line
 
-_NOT_IN_FILES = ("help", "config")
+
+def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> None:
+    """Add the arguments; `given_config` returns the first two.
+
+    Args:
+      sub: the parser of the verb.
+      config: the name of a config, for the help.
+      overrides: some keys with values, for the help.
+      out: names of files in the run folder, for the help.
+    """
+    sub.needed = ("config", "out")
+    sub.option(
+        "[CONFIG]", f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
+    )
+    sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
+    sub.option("--out DIR", f"run folder: {out}")
+    add_no_progress(sub)
+    sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
+
+
+def show_config(load: Callable[..., Any], config: str | None, overrides: list[str], **more: Any) -> int:
+    """Print every option with its meaning, as `load` reads the config; return the exit status."""
+    print(explained_settings(load(config, overrides, complete=False, **more)), end="")
+    return 0
+
+
+def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Return the config, None where there is none, and the keys with values.
+
+    Without `--show-config` a config and `--out` are required: their absence ends the process with status 2.
+    """
+    given = [word for word in (options.config, *options.overrides) if word is not None]
+    is_config = bool(given) and ("=" not in given[0] or Path(given[0]).is_file())
+    config, overrides = given[0] if is_config else None, given[is_config:]
+    wanted = () if options.show_config else (("CONFIG", config), ("--out", options.out))
+    options.parser.require([name for name, value in wanted if value is None])
+    return config, overrides
 
 
 def add_config(sub: Parser) -> None:
@@ -34,33 +70,17 @@ def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
     Raises:
       RunError: the file cannot be read, or has a key or value that the command line has not.
     """
-    actions = {action.dest: action for action in sub._actions if action.dest not in _NOT_IN_FILES}
+    actions = {action.dest: action for action in sub._actions if action.dest not in ("help", "config")}
     if options.config is not None:
-        given = _read_options(Path(options.config), actions)
-        # What the namespace holds already is not overwritten by defaults, only by what the command line says.
-        # Lists would be added to, and a positional argument that is absent would overwrite.
-        late = {name: value for name, value in given.items() if _is_late(actions[name])}
-        early = {name: value for name, value in given.items() if name not in late}
-        parsed, _ = sub.parse_known_args(options.words[1:], argparse.Namespace(**early))
-        options = argparse.Namespace(**{**vars(options), **vars(parsed), "model": options.model})
-        for name, value in late.items():
-            if getattr(options, name) is None:
+        given = {word.partition("=")[0] for word in options.words}
+        for name, value in _read_options(Path(options.config), actions).items():
+            flags = actions[name].option_strings
+            if given.isdisjoint(flags) if flags else getattr(options, name) is None:
                 setattr(options, name, value)
         set_command_line(["prb", options.words[0], *_words(options, actions)])
-    sub.require([_shown(actions[name]) for name in sub.needed if getattr(options, name) is None])
+    missing = (actions[name] for name in sub.needed if getattr(options, name) is None)
+    sub.require([str((action.option_strings or [action.metavar])[0]) for action in missing])
     return options
-
-
-def _is_late(action: argparse.Action) -> bool:
-    return not action.option_strings or action.nargs == "+"
-
-
-def _is_flag(action: argparse.Action) -> bool:
-    return action.nargs == 0
-
-
-def _shown(action: argparse.Action) -> str:
-    return action.option_strings[0] if action.option_strings else str(action.metavar)
 
 
 def _read_options(path: Path, actions: dict[str, argparse.Action]) -> dict[str, Any]:
@@ -77,9 +97,9 @@ def _read_options(path: Path, actions: dict[str, argparse.Action]) -> dict[str, 
 
 
 def _checked(action: argparse.Action, value: Any, *, where: str) -> Any:
-    if _is_flag(action):
-        if not isinstance(value, bool):
-            raise RunError(f"{where}: expected true or false, found {quote(value)}")
+    if action.nargs == 0 and not isinstance(value, bool):
+        raise RunError(f"{where}: expected true or false, found {quote(value)}")
+    if action.nargs == 0:
         return value
     if action.nargs == "+":
         values = value if isinstance(value, list) else [value]
@@ -95,14 +115,10 @@ def _checked_one(action: argparse.Action, value: Any, *, where: str) -> Any:
         raise RunError(f"{where}: expected {expected}, found {quote(value)}")
     if action.choices is not None and value not in action.choices:
         raise RunError(f"{where}: expected {' or '.join(action.choices)}, found {quote(value)}")
-    if not callable(action.type):
-        return value
     try:
-        return action.type(str(value))
+        return action.type(str(value)) if callable(action.type) else value
     except argparse.ArgumentTypeError as error:
         raise RunError(f"{where}: {error}") from None
-    except ValueError:
-        raise RunError(f"{where}: expected a whole number, found {quote(value)}") from None
 
 
 def _words(options: argparse.Namespace, actions: dict[str, argparse.Action]) -> Iterator[str]:
@@ -112,5 +128,5 @@ def _words(options: argparse.Namespace, actions: dict[str, argparse.Action]) -> 
         if value is None or value == action.default:
             continue
         yield from action.option_strings[:1]
-        if not _is_flag(action):
+        if action.nargs != 0:
             yield from (str(item) for item in (value if isinstance(value, list) else [value]))

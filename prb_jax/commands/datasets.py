@@ -1,0 +1,147 @@
+"""Verbs that write data sets: `prb personas`, `past-texts`, `prepare` and `split`."""
+
+import argparse
+
+from prb_jax.commands.arguments import (
+    REWARD_MODEL,
+    Parser,
+    add_columns,
+    call,
+    chosen,
+    given_flags,
+    not_negative,
+    positive,
+    with_columns,
+)
+from prb_jax.errors import RunError
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.view import ViewOptions
+
+
+def add_personas(sub: Parser) -> None:
+    """Add the arguments of `prb personas`."""
+    sub.option("--out DIR", "folder for the files", required=True)
+
+
+def run_personas(options: argparse.Namespace) -> int:
+    """Write the parts, and print where they are."""
+    from prb_jax.sources import personas
+
+    for part, path in personas.write(options.out).items():
+        print(f"{path}: {len(personas.load(part)):,} comparisons")
+    return 0
+
+
+def add_past_texts(sub: Parser) -> None:
+    """Add the arguments of `prb past-texts`."""
+    sub.option("--inputs FILE", "JSON: a list of {id, input, profile}", required=True)
+    sub.option("--outputs FILE", "JSON: {golds: [{id, output}]}", required=True)
+    sub.option("--samples DIR ...", "runs of `prb sample` on the file without them", default=[], extend=False)
+    sub.option("--out FILE", ".jsonl", required=True)
+
+
+def run_past_texts(options: argparse.Namespace) -> int:
+    """Write the pairs, and print how many there are."""
+    from prb_jax.generation.past_texts import past_texts
+
+    found = call(past_texts, options)
+    print(f"{found.path}: {sum(found.counts.values()):,} pairs of {found.users:,} users")
+    for source, count in found.counts.items():
+        without = found.without.get(source, 0)
+        print(f"{source}: {count:,} pairs" + (f", {without:,} inputs have none" if without else ""))
+    return 0
+
+
+def add_prepare(sub: Parser) -> None:
+    """Add the arguments of `prb prepare`."""
+    sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
+    add_columns(sub)
+    sub.option(
+        "--split S ...",
+        "splits of the data to read; they keep their names",
+        default=["test"],
+        extend=False,
+    )
+    sub.option("--out DIR", "folder for it; then valid as --data DIR", required=True)
+    sub.option(
+        "--model MODEL",
+        "hub id or Hugging Face folder: also write the tokens that this model sees, for `prb evaluate MODEL "
+        "--data DIR` and `prb train`; several models may share a folder",
+    )
+    of_evaluate = {"meaning": "with --model: as of `prb evaluate`"}
+    sub.fields(ViewOptions, profile_posts=of_evaluate, protocol=of_evaluate, max_length=of_evaluate)
+    sub.option(
+        "--processes N",
+        "with --model: processes that tokenise (default: 1, whose tokenizer has threads of its own)",
+        positive,
+    )
+    sub.fields(LoadOptions, REWARD_MODEL)
+
+
+def run_prepare(options: argparse.Namespace) -> int:
+    """Write the data set and the tokens, and print how much is in it."""
+    from prb_jax.sources.prepare import prepare
+
+    others = given_flags(options) - {"--data", "--columns", "--split", "--out"}
+    if options.model is None and others:
+        raise RunError(f"{min(others)}: is about the tokens of a model, and needs --model")
+    options.data = [with_columns(source, options.columns) for source in options.data]
+    prepared = prepare(options.data, out=options.out, splits=options.split)
+    stores = []
+    if options.model is not None:
+        from prb_jax.scoring.write_tokens import TokensJob, write_store
+
+        job = TokensJob(
+            model=options.model,
+            loading=chosen(options, LoadOptions),
+            view=chosen(options, ViewOptions),
+            sources=options.data,
+            folder=prepared.folder,
+        )
+        stores = [write_store(job, split=split, processes=options.processes or 1) for split in options.split]
+    for split, count in prepared.counts.items():
+        print(f"{split}: {count:,} comparisons")
+    print(f"written to {prepared.folder}")
+    for store in stores:
+        print(f"tokens written to {store}")
+    return 0
+
+
+def add_split(sub: Parser) -> None:
+    """Add the arguments of `prb split`."""
+    sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
+    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
+    add_columns(sub)
+    sub.option("--out DIR", "folder for PART.jsonl; then valid as --data DIR", required=True)
+    sub.option(
+        "--parts PART=SHARE ...",
+        "names and shares of the comparisons (default: train=0.8 validation=0.1 test=0.1)",
+        _share,
+        extend=False,
+    )
+    sub.option("--seed N", "of the shuffle", not_negative, default=0)
+
+
+def _share(text: str) -> tuple[str, float]:
+    name, equals, share = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected PART=SHARE, found {text!r}")
+    return name, float(share)
+
+
+def run_split(options: argparse.Namespace) -> int:
+    """Split, and print how much is in each part."""
+    from prb_jax.sources.split import PARTS, split
+
+    given = options.parts or list(PARTS.items())
+    if len(dict(given)) < len(given):
+        options.parser.error("argument --parts: a part is named twice")
+    data = with_columns(options.data, options.columns)
+    made = split(data, by=options.by, out=options.out, parts=dict(given), seed=options.seed)
+    for part in made.parts.values():
+        print(
+            f"{part.path}: {part.comparisons:,} comparisons, {part.users:,} users, {part.questions:,} questions"
+        )
+    other = "questions" if options.by == "user" else "users"
+    print(f"no {options.by} is in two parts; {made.shared:,} {other} are")
+    return 0

@@ -1,0 +1,140 @@
+"""Verbs that read finished runs: `prb compare`, `leaderboard`, `report`, `correlate` and `push`."""
+
+import argparse
+import json
+
+from prb_jax.commands.arguments import Parser, call, not_negative, positive
+from prb_jax.commands.terminal import print_table
+
+
+def add_compare(sub: Parser) -> None:
+    """Add the arguments of `prb compare`."""
+    sub.option("RUN ...", "run folders of `prb evaluate`, two or more", dest="runs")
+    sub.option("--out DIR", "folder for compare.json")
+    sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
+    sub.option("--across-protocols", "compare runs with different protocols nevertheless")
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Compare, and print the ranks and the differences."""
+    from prb_jax.reports.comparison import COMPARE, compare, render_comparison
+
+    compared = compare(*options.runs, out=options.out, across_protocols=options.across_protocols)
+    if options.format == "json":
+        print(json.dumps(compared, indent=2))
+        return 0
+    print_table(render_comparison(compared))
+    if options.out is not None:
+        print(f"written to {options.out}/{COMPARE}")
+    return 0
+
+
+FORMATS = ("csv", "latex", "markdown", "rewardbench")
+
+
+def add_leaderboard(sub: Parser) -> None:
+    """Add the arguments of `prb leaderboard`."""
+    sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
+    sub.option("--format", "print this instead of a table for the terminal", choices=FORMATS)
+    sub.option("--unfinished", "runs that are not finished too")
+    sub.option("--controls", "the controls of runs too, as runs of their own")
+    sub.option(
+        "--upper-bounds", "runs that were told the true rubric or narrative too, which no model could know"
+    )
+
+
+def run_leaderboard(options: argparse.Namespace) -> int:
+    """Print the table."""
+    from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
+
+    entries = call(leaderboard, options)
+    if options.format is None:
+        print_table(render_leaderboard(entries))
+    else:
+        print(format_leaderboard(entries, options.format), end="")
+    return 0
+
+
+def add_report(sub: Parser) -> None:
+    """Add the arguments of `prb report`."""
+    sub.option(
+        "RUN ...",
+        "folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",
+        dest="runs",
+    )
+    sub.option("--out FILE", "the page, as page.html", required=True)
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        "where the data of the runs lie now (default: as the runs name them)",
+        default=[],
+    )
+    sub.option("--title TEXT", "of the page (default: the names of the runs)", default="")
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the page."""
+    from prb_jax.reports.page import report
+
+    print(f"written to {call(report, options)}")
+    return 0
+
+
+def add_correlate(sub: Parser) -> None:
+    """Add the arguments of `prb correlate`."""
+    sub.option(
+        "--scores RUN ...", "runs of `prb evaluate`, one for each reward model", required=True, extend=False
+    )
+    sub.option(
+        "--behaviour RUN ...",
+        "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold",
+        required=True,
+        extend=False,
+    )
+    sub.option("--out DIR", "folder for correlate.json and correlate.png")
+    sub.option("--lineage FILE", "JSON, {name of a score run: lineage}")
+    sub.option(
+        "--figures F ...", "of the benchmark, as accuracy or user_accuracy (default: all)", extend=False
+    )
+    sub.option("--quantile Q", "over users and subsets", float, default=0.1)
+    sub.option("--draws N", "of users and models", positive, default=2000)
+    sub.option("--seed N", "of the draws", not_negative, default=0)
+
+
+def run_correlate(options: argparse.Namespace) -> int:
+    """Correlate, and print the tables."""
+    from prb_jax.reports.correlation import CORRELATE, correlate
+    from prb_jax.reports.correlation_shown import PICTURE, render_correlation
+
+    found = call(correlate, options)
+    print_table(render_correlation(found))
+    if options.out is not None:
+        print(f"written to {options.out}/{CORRELATE} and {PICTURE}")
+    return 0
+
+
+def add_push(sub: Parser) -> None:
+    """Add the arguments of `prb push`."""
+    sub.set_defaults(after_interrupt="nothing was published: all files are one commit")
+    sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
+    sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
+    sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])
+    sub.option("--dry-run", "print the files and the card, and publish nothing")
+    sub.option("--private", "a new repository is private")
+
+
+def run_push(options: argparse.Namespace) -> int:
+    """Upload, and print where."""
+    from prb_jax.reports.push import CARD, prepare_push, push
+
+    if options.dry_run:
+        upload = prepare_push(options.run_folder, options.repository, evaluations=options.evaluations)
+        print(f"nothing is published: --dry-run. {upload.repository} would get, in one commit:")
+        for path in upload.files:
+            print(f"  {path.name}  {path.stat().st_size:,} bytes")
+        print(f"  {CARD}\n\n{upload.card}", end="")
+        return 0
+    address = push(
+        options.run_folder, options.repository, evaluations=options.evaluations, private=options.private
+    )
+    print(f"published at {address}")
+    return 0
