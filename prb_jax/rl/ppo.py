@@ -28,7 +28,7 @@ from prb_jax.errors import RunError, listed
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.rl.learner import Learner, make_learner
-from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary, shared_settings
+from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.rollouts import ROLLOUTS, Sampler, encode_pairs, encode_preferred, lengths_of
 from prb_jax.rl.sections import LABELLED
@@ -45,6 +45,7 @@ from prb_jax.training.folder import MODEL
 from prb_jax.training.logs import StepFile
 from prb_jax.training.loop import StepLoop, TrainResult, open_loop, run_steps
 from prb_jax.training.order import Order
+from prb_jax.training.record import shared_settings
 from prb_jax.training.settings import TrainSettings, ValidationSettings
 from prb_jax.training.splits import TrainingData, read_training_data
 from prb_jax.trees.shapes import Shapes, choose_shapes, round_up
@@ -107,7 +108,7 @@ def ppo(
     path = Path(out)
     on_first_process(lambda: _check_wanted(path, settings.log.wandb))
     # Nothing more is shared before the processes are compared: another one may not train at all.
-    check_agreement(shared_settings(settings))
+    check_agreement(shared_settings(settings, "ppo"))
     source = _read_data(settings, data)
     settings = settings.with_steps(len(source.train))
     held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))

@@ -50,13 +50,6 @@ _DEFINITIONS = {
 }
 
 
-def shared_settings(settings: PpoSettings) -> dict[str, Any]:
-    """Return the settings that several processes must have in common before anything is read: all but names."""
-    values = settings_with(settings, "result", "none").items()
-    shared = {name: value for name, value in values if not name.startswith("log.")}
-    return {"verb": "ppo", "settings": shared}
-
-
 def run_inputs(
     settings: PpoSettings,
     data: TrainingData,

@@ -21,12 +21,14 @@ from prb_jax.version import versions
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
 
-def shared_settings(settings: TrainSettings) -> dict[str, Any]:
+def shared_settings(settings: Any, verb: str = "train") -> dict[str, Any]:
     """The settings that several processes must have in common before anything is read: all but names of files."""
     values = settings_with(settings, "result", "none").items()
     shared = {name: value for name, value in values if not name.startswith("log.")}
-    from_scratch = {"model": settings.model == SCRATCH, "scratch.tokenizer": bool(settings.scratch.tokenizer)}
-    return {"verb": "train", "settings": shared | from_scratch}
+    if isinstance(settings, TrainSettings):
+        shared["model"] = settings.model == SCRATCH
+        shared["scratch.tokenizer"] = bool(settings.scratch.tokenizer)
+    return {"verb": verb, "settings": shared}
 
 
 def run_inputs(

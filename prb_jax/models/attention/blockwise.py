@@ -167,10 +167,7 @@ def attend_from_reads(
         q: [B, K, N, H], already scaled.
         k, v: [B, T, G, H].
         places: int32 [B, K], where in T the query of each response stands.
-        layout: static shape of the trees.
-        prefix_lengths: int32 [B], real tokens of each prefix.
-        window: a token sees only the ``window`` last tokens, itself included.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
+        layout, prefix_lengths, window, softcap: as of :func:`blockwise_attention`.
 
     Returns:
         [B, K, N, H] in q's dtype.

@@ -40,17 +40,13 @@ def paged_attention(
     softcap: float | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Return the attention of every token to the tokens that it may see, [S, N, heads, H] in q's dtype.
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs that reads pages.
 
     Products have factors of q's dtype and float32 sums, the softmax is float32. Padding gets zeros.
 
     Args:
-        q: [S, N, heads, H], already scaled.
-        k, v: [S, N, G, H].
+        q, k, v, window, softcap, mesh: as given there.
         table: the pages of the streams.
-        window: a token sees only the ``window`` last tokens, itself included.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
-        mesh: over which streams and heads are split; None for one device.
     """
     attend = functools.partial(_attend, window=window, softcap=softcap)
     return over_mesh(attend, mesh)(q, k, v, table)

@@ -33,17 +33,13 @@ def splash_stream_attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Return the attention of every token to the tokens that it may see, [S, N, heads, H] in q's dtype.
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
 
     Products have factors of q's dtype and float32 sums, the softmax is float32. Padding sees itself alone.
 
     Args:
-        q: [S, N, heads, H], already scaled.
-        k, v: [S, N, G, H].
+        q, k, v, window, softcap, mesh: as given there.
         table: of the streams, and of this window.
-        window: a token sees only the ``window`` last tokens, itself included.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
-        mesh: over which streams and heads are split; None for one device.
         interpret: run the kernel's steps by XLA, on any machine, to test it.
     """
     attend = functools.partial(_attend, window=window, softcap=softcap, interpret=interpret)
