@@ -95,7 +95,6 @@ def run_prepare(options: argparse.Namespace) -> int:
             model=options.model,
             loading=chosen(options, LoadOptions),
             view=chosen(options, ViewOptions),
-            sources=options.data,
             folder=prepared.folder,
         )
         stores = [write_store(job, split=split, processes=options.processes or 1) for split in options.split]

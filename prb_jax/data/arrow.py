@@ -23,6 +23,14 @@ def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mappin
         yield from batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
 
 
+def parquet_rows(path: Path) -> int:
+    """Return how many rows a parquet file says that it has; errors as of :func:`parquet_values`."""
+    import pyarrow.parquet as pq
+
+    with arrow_errors(path):
+        return pq.read_metadata(path).num_rows
+
+
 @contextlib.contextmanager
 def arrow_errors(path: Path) -> Iterator[None]:
     """Turn Arrow's errors into one line that names the parquet file."""
@@ -60,9 +68,9 @@ def chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: s
     return columns
 
 
-def batch_values(batches: Iterable[Any], where: str, *, first: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of record batches as Python objects; `first` is how many rows lie before them."""
-    before = first
+def batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of record batches as Python objects."""
+    before = 0
     for batch in batches:
         try:
             values = batch.to_pylist()

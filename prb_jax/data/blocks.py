@@ -16,6 +16,9 @@ from prb_jax.errors import DataError
 LARGE: Final = 64 << 20
 """Bytes from which on a file is read by windows and known by the digests of its blocks."""
 
+HELD: Final = 1 << 30
+"""Bytes of raw files up to which training holds their comparisons in memory."""
+
 BLOCK: Final = 16 << 20
 _THREADS: Final = 4
 

@@ -35,6 +35,11 @@ def short_name(subset: str) -> str:
     return _SHORT_NAMES.get(subset.casefold(), subset)
 
 
+def same_subset(name: str | None, wanted: str) -> bool:
+    """Whether a subset is the one that is wanted, in any spelling."""
+    return name is not None and short_name(name) == short_name(wanted)
+
+
 def read_hub(
     source: str, *, subset: str | None, split: str, columns: FieldNames | None = RECORD
 ) -> list[Row]:

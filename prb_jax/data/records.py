@@ -34,10 +34,11 @@ Records = Comparison | Mapping[str, Any] | Iterable[Comparison | Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A comparison and where it stands."""
+    """A comparison and where it stands; ``named`` is False where its record has no id."""
 
     where: str
     comparison: Comparison
+    named: bool = True
 
 
 def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
@@ -75,12 +76,13 @@ def given_rows(data: Records) -> Iterator[Row]:
             raise DataError(f"{where}: {expected}, found {type(item).__name__}")
 
 
-def read_records(rows: Iterable[Row], *, labelled: bool = True) -> Iterator[Placed]:
+def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = True) -> Iterator[Placed]:
     """The comparisons of rows; of equal records without an id the second one is "ID#2", and so on.
 
     Args:
       rows: decoded records, or comparisons, which are not looked at.
       labelled: whether records must have labels.
+      tell: warns at the end of equal records and of users that look alike.
 
     Raises:
       DataError: for a record that is none.
@@ -90,10 +92,11 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True) -> Iterator[Plac
     try:
         for row in rows:
             placed = _read(row, unnamed, labelled=labelled)
-            if placed.comparison.user_id is not None:
+            if tell and placed.comparison.user_id is not None:
                 users.setdefault(placed.comparison.user_id, row.where)
             yield placed
     finally:
+        unnamed = unnamed if tell else Counter()
         repeated = [name for name, count in unnamed.items() if count > 1]
         total = sum(unnamed.values())
         tell_equal(total - len(unnamed), unnamed=total, example=f"{repeated[0]}#2" if repeated else "")
@@ -104,12 +107,13 @@ def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
     if isinstance(row.value, Comparison):
         return Placed(row.where, row.value)
     comparison = Comparison.from_row(row.value, where=row.where, labelled=labelled)
-    if row.value.get("id") is None:
+    named = row.value.get("id") is not None
+    if not named:
         unnamed[comparison.id] += 1
         if (count := unnamed[comparison.id]) > 1:
             value = {**row.value, "id": f"{comparison.id}#{count}"}
             comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
-    return Placed(row.where, comparison)
+    return Placed(row.where, comparison, named)
 
 
 def tell_equal(again: int, *, unnamed: int, example: str) -> None:

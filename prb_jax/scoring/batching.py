@@ -71,22 +71,15 @@ def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return np.shape(batch.tokens), np.shape(batch.reads)
 
 
-def sampled(
-    options: ShapeOptions | StreamOptions, count: Callable[[], int], *, first_window: range
-) -> Sequence[int]:
-    """Return which comparisons decide the shapes; ``count``, of all, reads large files to their ends."""
-    return sample_indices(count()) if isinstance(options, ShapeOptions) else first_window
-
-
 def choose_batcher(
-    sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: Callable[[], int], whole: bool
+    sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: int, whole: bool
 ) -> Batcher:
     """Return a batcher of the shapes that cost least.
 
     Args:
       sample: trees that speak for ``count`` of them.
       options: streams or buckets.
-      count: gives how many there are in a window.
+      count: of a window.
       whole: a window may be all there is.
     """
     if isinstance(options, StreamOptions):
@@ -94,7 +87,7 @@ def choose_batcher(
             _stream_batches, shape=choose_stream_shape(sample, options, whole=whole), options=options
         )
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-    repeat = max(1, count() // len(sample))
+    repeat = max(1, count // len(sample))
     shapes = choose_shapes(
         [tree.shape for tree in sample] * repeat,
         options=options,

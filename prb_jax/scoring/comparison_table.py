@@ -1,7 +1,7 @@
 """What a run needs of each comparison beside its text: its id, subset, user and labels, in compact columns.
 
-Comparisons of large files are read once, by the process that tokenises them; the columns are then shared by all. The
-scores of the baselines, which need the text, are taken on the same occasion.
+Comparisons of large files are entered while they are read for the first time. The scores of the baselines, which need
+the text, are taken on the same occasion.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from prb_jax import errors
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.records import tell_alike, tell_equal
-from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.data.records import Placed, tell_alike, tell_equal
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import Lists, Names
-from prb_jax.processes.sharing import gather_int32, own_part, process_count, process_index
+from prb_jax.processes.sharing import process_index
 from prb_jax.scoring.baselines import BASELINES, score_baseline
-from prb_jax.sources.large import LargeComparisons, Read, reach
-
-_AT_A_TIME: Final = 4096
-_RANDOM: Final = "baseline:random"
+from prb_jax.sources.large import LargeComparisons
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +32,12 @@ class TableRow:
     """One comparison without its text.
 
     Attributes:
-      id: of it; a digest of its contents where its record has none.
-      named: whether its record has one.
-      subset, user_id, labels, margin: as of `Comparison`.
+      id, subset, user_id, labels, margin: as of `Comparison`.
       told: whether it says anything of its user: a name, a profile or hints.
-      baselines: scores of its responses by each baseline.
+      baselines: scores of its responses by each baseline, where they were asked for.
     """
 
     id: str
-    named: bool
     subset: str | None
     user_id: str | None
     labels: Sequence[float]
@@ -53,17 +46,16 @@ class TableRow:
     baselines: Sequence[Sequence[float]] = ()
 
     @classmethod
-    def of(cls, comparison: Comparison, *, named: bool = True, baselines: bool = False) -> TableRow:
+    def of(cls, comparison: Comparison, *, baselines: bool = False) -> TableRow:
         """Return the row of a comparison, with the scores of the baselines if asked for."""
         return cls(
             comparison.id,
-            named,
             comparison.subset,
             comparison.user_id,
             comparison.labels or (),
             comparison.margin,
             bool(comparison.profile) or comparison.user_id is not None or comparison.hints is not None,
-            [_baseline(name, comparison) for name in BASELINES] if baselines else (),
+            [score_baseline(name, [comparison])[0].tolist() for name in BASELINES] if baselines else (),
         )
 
     def values(self) -> list[Any]:
@@ -75,8 +67,8 @@ class ComparisonTable:
     """The columns of a run's comparisons, in their order, as far as they were read.
 
     Args:
-      comparisons: of the run. Those of a list are there at once; large ones are read by :meth:`advance`.
-      baselines: whether the baselines score what is read.
+      comparisons: of the run. Large ones are entered when they are read for the first time; others at once.
+      baselines: whether the first process scores comparisons by the baselines when it enters them.
     """
 
     def __init__(self, comparisons: Sequence[Comparison], *, baselines: bool = True) -> None:
@@ -88,18 +80,15 @@ class ComparisonTable:
         self._margins: Any = array("d")
         self._told: Any = array("B")
         self._baselines = [Lists() for _ in BASELINES]
-        self._with_baselines = baselines
-        self._noted: dict[int, TableRow] = {}
+        self._with_baselines = baselines and process_index() == 0
         self._unnamed = self._again = 0  # records without an id, and which of them equal an earlier one
         self._example = ""  # the id of one of these
-        self._told_of_all = False
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
         if isinstance(comparisons, LargeComparisons):
-            comparisons.listeners.append(self._note)
+            comparisons.listen(self._enter)
         else:
-            for comparison in comparisons:
-                self._append(TableRow.of(comparison))
+            self.extend(TableRow.of(comparison) for comparison in comparisons)
 
     def __len__(self) -> int:
         """How many comparisons are known."""
@@ -109,7 +98,7 @@ class ComparisonTable:
         return True
 
     def id(self, index: int) -> str:
-        """Return the id of a comparison; of equal records without one, the second has "ID#2"."""
+        """Return the id of a comparison."""
         return bytes(self._text[self._starts[index] : self._starts[index + 1]]).decode()
 
     @property
@@ -149,12 +138,9 @@ class ComparisonTable:
         }
 
     @classmethod
-    def stored(
-        cls, columns: Mapping[str, np.ndarray], *, comparisons: Sequence[Comparison]
-    ) -> ComparisonTable:
+    def stored(cls, columns: Mapping[str, np.ndarray]) -> ComparisonTable:
         """Return the table that :meth:`columns` were of; all of it is known."""
-        table = cls([])
-        table._comparisons = comparisons
+        table = cls(())
         table._text, table._starts = columns["ids"], columns["id_starts"]
         table._subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
         table._users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
@@ -164,20 +150,17 @@ class ComparisonTable:
         table._baselines = [Lists.of(scores, starts) for scores in columns["baselines"]]
         return table
 
-    def at(self, places: np.ndarray, *, comparisons: Sequence[Comparison]) -> ComparisonTable:
+    def at(self, places: np.ndarray) -> ComparisonTable:
         """Return the table of the comparisons at these places."""
-        table = ComparisonTable([])
-        table._comparisons = comparisons
+        table = ComparisonTable(())
         for place in places.tolist():
-            scores = [column[place] for column in self._baselines]
-            table._append(replace(self[place], baselines=scores))
+            table.extend([replace(self[place], baselines=[column[place] for column in self._baselines])])
         return table
 
     def __getitem__(self, index: int) -> TableRow:
         """Return what is known of a comparison, without the scores of the baselines."""
         return TableRow(
             self.id(index),
-            True,
             self.subset(index),
             self.user(index),
             tuple(self.labels(index)),
@@ -217,101 +200,53 @@ class ComparisonTable:
             for name in BASELINES
         }
 
-    def advance(self, stop: int | None = None) -> None:
-        """Make sure that the first comparisons are known, or all of them; a collective.
+    def advance(self, stop: int) -> None:
+        """Make sure that the first comparisons are known.
 
         Raises:
           DataError: a record that cannot be read, or an id that was used before, naming file and line.
         """
-        while stop is None or len(self) < stop:
-            start = len(self)
-            end = start + _AT_A_TIME if stop is None else min(start + _AT_A_TIME, stop)
-            indices = range(start, reach(self._comparisons, end))
-            if not indices:
-                if stop is None and not self._told_of_all:
-                    self._told_of_all = True
-                    tell_equal(self._again, unnamed=self._unnamed, example=self._example)
-                    tell_alike(name for name in self._users.names if name is not None)
-                return
-            self.extend(_gathered(self._read_here, indices))
-            with self._lock:
-                for index in [index for index in self._noted if index < len(self)]:
-                    del self._noted[index]
+        if len(self) < stop:
+            self._comparisons[stop - 1]  # pyright: ignore[reportUnusedExpression] - entered by it
+
+    def complete(self) -> None:
+        """Make sure that all comparisons are known, and warn of those that are equal; errors as of :meth:`advance`."""
+        if len(self) < len(self._comparisons):
+            for _ in self._comparisons:
+                pass
+        tell_equal(self._again, unnamed=self._unnamed, example=self._example)
+        if isinstance(self._comparisons, LargeComparisons):
+            tell_alike(name for name in self._users.names if name is not None)
+        self._unnamed = self._again = 0
 
     def extend(self, rows: Iterable[TableRow]) -> None:
-        """Add the rows of the next comparisons.
-
-        Raises:
-          DataError: an id that was used before, naming both places.
-        """
+        """Add the rows of the next comparisons, whose ids are distinct."""
         for row in rows:
-            self._check_id(row)
-            self._append(self._distinct(row))
+            self._seen.setdefault(_short_digest(row.id), len(self))
+            self._text += row.id.encode()
+            self._subsets.append(row.subset)
+            self._users.append(row.user_id)
+            self._labels.append(row.labels)
+            self._told.append(row.told)
+            self._margins.append(math.nan if row.margin is None else row.margin)
+            for column, scores in zip(self._baselines, row.baselines):
+                column.append(scores)
+            self._starts.append(len(self._text))  # last, for another thread may read
 
-    def _read_here(self, indices: range) -> list[tuple[int, TableRow]]:
-        """The rows that this process gives: of what it read already, and of its part of what nobody did."""
-        assert isinstance(self._comparisons, LargeComparisons)
+    def _enter(self, index: int, placed: Placed) -> None:
         with self._lock:
-            noted = np.asarray(sorted(index for index in self._noted if index in indices), np.int32)
-        owner = dict.fromkeys(indices, -1)
-        for process, read in reversed(list(enumerate(gather_int32(noted)))):
-            owner.update(dict.fromkeys(read.tolist(), process))
-        unread = [index for index, process in owner.items() if process < 0]
-        taken = [unread[place] for place in own_part(len(unread))]
-        for index in taken:
-            self._comparisons.read(index)
-        here = sorted(taken + [index for index, process in owner.items() if process == process_index()])
-        with self._lock:
-            return [(index, self._noted[index]) for index in here]
-
-    def _note(self, read: Read) -> None:
-        if read.index < len(self):
-            return
-        row = TableRow.of(read.comparison, named=read.named, baselines=self._with_baselines)
-        with self._lock:
-            self._noted[read.index] = row
-
-    def _check_id(self, row: TableRow) -> None:
-        before = self._seen.get(_short_digest(row.id))
-        if before is None or not row.named or self.id(before) != row.id:
-            return
-        assert isinstance(self._comparisons, LargeComparisons)
-        where, first = self._comparisons.where(len(self)), self._comparisons.where(before)
-        raise DataError(f"{where}: field 'id': {quote(row.id)} was already used at {first}")
-
-    def _distinct(self, row: TableRow) -> TableRow:
-        """The row with an id of its own: of equal records without an id the second one is "ID#2"."""
-        name, count = row.id, 1
-        self._unnamed += not row.named
-        while not row.named and self._holds(name):
-            count += 1
-            name = f"{row.id}#{count}"
-        if name == row.id:
-            return row
-        self._again, self._example = self._again + 1, self._example or name
-        if not row.baselines:
-            return replace(row, id=name, named=True)
-        assert isinstance(self._comparisons, LargeComparisons)
-        record = {**self._comparisons.read(len(self)).comparison.to_row(), "id": name}
-        renamed = Comparison.from_row(record, where="")
-        scores = dict(zip(BASELINES, row.baselines)) | {_RANDOM: _baseline(_RANDOM, renamed)}
-        return replace(row, id=name, named=True, baselines=list(scores.values()))
-
-    def _holds(self, name: str) -> bool:
-        before = self._seen.get(_short_digest(name))
-        return before is not None and self.id(before) == name
-
-    def _append(self, row: TableRow) -> None:
-        self._seen.setdefault(_short_digest(row.id), len(self))
-        self._text += row.id.encode()
-        self._subsets.append(row.subset)
-        self._users.append(row.user_id)
-        self._labels.append(row.labels)
-        self._told.append(row.told)
-        self._margins.append(math.nan if row.margin is None else row.margin)
-        for column, scores in zip(self._baselines, row.baselines):
-            column.append(scores)
-        self._starts.append(len(self._text))
+            if index != len(self):
+                return
+            name = placed.comparison.id
+            before = self._seen.get(_short_digest(name))
+            if before is not None and self.id(before) == name:
+                assert isinstance(self._comparisons, LargeComparisons)
+                first = self._comparisons.where(before)
+                raise DataError(f"{placed.where}: field 'id': {quote(name)} was already used at {first}")
+            self._unnamed += not placed.named
+            if not placed.named and "#" in name:
+                self._again, self._example = self._again + 1, self._example or name
+            self.extend([TableRow.of(placed.comparison, baselines=self._with_baselines)])
 
 
 class TableRows(Sequence[TableRow]):
@@ -353,30 +288,8 @@ class _Lazy(Sequence[Any]):
         return self._get(range(len(self))[index])
 
 
-def _baseline(name: str, comparison: Comparison) -> list[float]:
-    return score_baseline(name, [comparison])[0].tolist()
-
-
 def _short_digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-def _gathered(read_here: Callable[[range], list[tuple[int, TableRow]]], indices: range) -> list[TableRow]:
-    """The rows of all processes, in the order of the indices; an error of one is raised in all."""
-    if process_count() == 1:
-        return [row for _, row in read_here(indices)]
-    try:
-        value: Any = [[index, *row.values()] for index, row in read_here(indices)]
-    except PrbError as error:
-        value = {"error": [type(error).__name__, str(error)]}
-    sent = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
-    parts = [json.loads(part.astype(np.uint8).tobytes()) for part in gather_int32(sent)]
-    for process, part in enumerate(parts):
-        if isinstance(part, Mapping):
-            kind, text = part["error"]
-            raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
-    rows = sorted((values for part in parts for values in part), key=lambda values: values[0])
-    return [TableRow(*values) for _, *values in rows]
 
 
 def _json_array(value: Any) -> np.ndarray:

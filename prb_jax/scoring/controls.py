@@ -20,7 +20,7 @@ from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
 from prb_jax.scoring.clusters import clusters_of, derived_users
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.sources.large import Changed, LargeComparisons
+from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: 
 def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
     """Return the comparisons with no profile and no user; large ones are read when they are asked for."""
     if isinstance(comparisons, LargeComparisons):
-        return Changed(comparisons, _blind)
+        return comparisons.changed(_blind)
     return [_blind(comparison) for comparison in comparisons]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
+from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import option, same_option, section
 from prb_jax.data.writing import refuse_file
 from prb_jax.errors import DataError, RunError, quote
@@ -279,7 +280,12 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     # What is scored: all comparisons or those that fit, by their text or by prepared tokens; and the controls.
     whole, left_out, tokenised = inputs, None, None
     if inputs.prepared is not None and reader is not None:
-        tokenised = stored_comparisons(inputs.comparisons, inputs.prepared, reader, view, split=SPLIT)
+        tokenised = stored_comparisons(
+            inputs.prepared, reader, view, split=SPLIT, subset=inputs.subset, limit=options.limit
+        )
+        # A benchmark is read as text, for its rule; a part of it is known by its text alone.
+        if tokenised is not None and isinstance(inputs.comparisons, list):
+            tokenised = tokenised if len(inputs.comparisons) == len(tokenised.store) else None
     if options.too_long == "skip" and tokenised is not None:
         left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
     elif options.too_long == "skip":
@@ -324,7 +330,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         try:
             run.score(
                 scorer,
-                inputs.comparisons if tokenised is None else tokenised,
+                # Who has a reader takes comparisons by their tokens too.
+                inputs.comparisons if tokenised is None else cast("Sequence[Comparison]", tokenised),
                 table,
                 label=name,
                 reading=whole.reading,

@@ -18,9 +18,8 @@ from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.scoring import TOO_LONG
-from prb_jax.sources.large import LargeComparisons, chosen, stamp
+from prb_jax.sources.large import LargeComparisons, stamp, windows
 from prb_jax.sources.reading import (
-    Opened,
     benchmark_of,
     describe_source,
     large_files,
@@ -77,7 +76,7 @@ class Inputs:
           DataError: one of them cannot be read.
         """
         for file in self.reading:
-            len(file)
+            _ = file.digest
 
     def described(self, *, whole: bool = True) -> dict[str, Mapping[str, Any]]:
         """Return what each named source is made of, JSON-ready; a collective.
@@ -105,7 +104,7 @@ class Inputs:
             of the comparisons.
         """
         sources = list(self.described(whole=whole).values())
-        known = whole or all(file.complete for file in self.reading)
+        known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
             "sources": sources,
             "subset": self.subset,
@@ -176,14 +175,14 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
                 sources[name] = describe_source(name)
             with _no_garbage_collection():
                 opened = open_comparisons(name, subset=subset, limit=limit)
-            if opened.stamp:
-                sources[name] = describe_source(name, digests=_unread(opened))
+            if isinstance(opened, LargeComparisons):
+                sources[name] = describe_source(name, digests=opened.files)
                 stamps[name] = opened.stamp
             if (benchmark := benchmark_of(name)) is not None:
                 before = sum(len(part) for _, part in parts)
-                positions = range(before, before + len(opened.comparisons))
+                positions = range(before, before + len(opened))
                 benchmarks.setdefault(benchmark, []).extend(positions)
-            parts.append((name, opened.comparisons))
+            parts.append((name, opened))
         if stamps:
             comparisons, places = LargeComparisons.joined(parts), []
         else:
@@ -201,11 +200,6 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
         prepared=prepared_tokens(names[0]) if len(names) == 1 else None,
         stamps=stamps,
     )
-
-
-def _unread(opened: Opened) -> dict[Path, Any]:
-    """In place of the digests of files those files that are not read to their ends yet."""
-    return {path: rows if isinstance(rows, JsonLines) else rows.digest for path, rows in opened.files.items()}
 
 
 @contextlib.contextmanager
@@ -336,20 +330,24 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, Le
     Raises:
       DataError: nothing would be left.
     """
-    reasons, dropped = [], set()
-    for start in range(0, len(inputs.comparisons), _AT_A_TIME):
-        several = inputs.comparisons[start : start + _AT_A_TIME]
-        errors = reader.too_long(several, view=view)
+    reasons, left, dropped = [], [], set[int]()
+    for window in windows(inputs.comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
+        errors = reader.too_long(window.comparisons, view=view)
         refused = {id(error.comparison) for error in errors}
-        dropped |= {start + place for place, comparison in enumerate(several) if id(comparison) in refused}
+        for place, comparison in zip(window.places, window.comparisons, strict=True):
+            if id(comparison) in refused:
+                dropped.add(place)
+            elif not isinstance(inputs.comparisons, LargeComparisons):
+                left.append(comparison)
         reasons += errors
-    if len(reasons) == len(inputs.comparisons):
+    count = len(inputs.comparisons)
+    if len(reasons) == count:
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    left = [index for index in range(len(inputs.comparisons)) if index not in dropped]
-    place = {old: new for new, old in enumerate(left)}
+    if isinstance(inputs.comparisons, LargeComparisons):
+        left = inputs.comparisons.without(dropped)
+    places = {old: new for new, old in enumerate(index for index in range(count) if index not in dropped)}
     positions = {
-        name: [place[old] for old in members if old in place] for name, members in inputs.benchmarks.items()
+        name: [places[old] for old in members if old in places] for name, members in inputs.benchmarks.items()
     }
     lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
-    fewer = replace(inputs, comparisons=chosen(inputs.comparisons, left), benchmarks=positions)
-    return fewer, LeftOut(reasons, lost)
+    return replace(inputs, comparisons=left, benchmarks=positions), LeftOut(reasons, lost)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.data.hub import same_subset
 from prb_jax.errors import DataError, quote
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
 
-class StoredComparisons(Sequence[Comparison]):
+class StoredComparisons(Sequence[TokenisedComparison]):
     """The comparisons of a store, each read when it is asked for.
 
     Attributes:
@@ -34,39 +33,24 @@ class StoredComparisons(Sequence[Comparison]):
     def __init__(self, store: TokenStore, *, places: np.ndarray | None = None) -> None:
         self.store = store
         self.places = np.arange(len(store)) if places is None else places
-        self._table = ComparisonTable.stored(store.arrays, comparisons=self)
+        self._table = ComparisonTable.stored(store.arrays)
 
     def __len__(self) -> int:
         return len(self.places)
 
     @overload
-    def __getitem__(self, index: int) -> Comparison: ...
+    def __getitem__(self, index: int) -> TokenisedComparison: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: slice) -> list[TokenisedComparison]: ...
+    def __getitem__(self, index: int | slice) -> TokenisedComparison | list[TokenisedComparison]:
         if isinstance(index, slice):
-            return [self._read(int(place)) for place in self.places[index]]
-        return self._read(int(self.places[index]))
-
-    def _read(self, place: int) -> TokenisedComparison:
-        comparison = TokenisedComparison.__new__(TokenisedComparison)
-        values = {
-            "id": self._table.id(place),
-            "user_id": self._table.user(place),
-            "subset": self._table.subset(place),
-            "labels": tuple(self._table.labels(place)),
-            "margin": self._table.margin(place),
-            "tree": self.store.tree(place),
-        }
-        for name, value in values.items():
-            object.__setattr__(comparison, name, value)
-        return comparison
+            return [self[place] for place in range(len(self))[index]]
+        place = int(self.places[index])
+        return TokenisedComparison(self._table.id(place), self._table.user(place), self.store.tree(place))
 
     def table(self) -> ComparisonTable:
         """Return the columns of these comparisons."""
-        if len(self.places) == len(self.store):
-            return self._table
-        return self._table.at(self.places, comparisons=self)
+        return self._table if len(self.places) == len(self.store) else self._table.at(self.places)
 
 
 def store_key(reader: Reader, view: View) -> dict[str, Any]:
@@ -144,19 +128,27 @@ def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
     if not of_split or len({path.parent.name for path in of_split}) > 1:
         return None
     store = open_store(of_split[0].parent)
-    return ComparisonTable.stored(store.arrays, comparisons=StoredComparisons(store))
+    return ComparisonTable.stored(store.arrays)
 
 
 def stored_comparisons(
-    comparisons: Sequence[Comparison], folder: Path, reader: Reader, view: View, *, split: str
+    folder: Path,
+    reader: Reader,
+    view: View,
+    *,
+    split: str,
+    places: np.ndarray | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
 ) -> StoredComparisons | None:
     """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
 
     Args:
-      comparisons: the same ones, by their text.
       folder: they come from this one alone.
       reader, view: of the model.
       split: of the folder.
+      places: int64, which of its comparisons they are; if not given, the first of a subset.
+      subset, limit: as of `prb_jax.sources.reading.read_comparisons`.
 
     Raises:
       DataError: as `find_store`.
@@ -164,7 +156,24 @@ def stored_comparisons(
     store = find_store(folder, reader, view, split=split)
     if store is None:
         return None
-    if isinstance(comparisons, LargeComparisons):
-        return StoredComparisons(store, places=comparisons.places)
-    # A benchmark is read as text, for its rule; a part of it is known by its text alone.
-    return StoredComparisons(store) if len(comparisons) == len(store) else None
+    if places is None:
+        places = places_of(ComparisonTable.stored(store.arrays), subset=subset, limit=limit, where=folder)
+    return StoredComparisons(store, places=places)
+
+
+def places_of(
+    table: ComparisonTable, *, subset: str | None, limit: int | None, where: str | Path
+) -> np.ndarray:
+    """Return which comparisons are the first so many of a subset, int64.
+
+    Raises:
+      DataError: there are none, starting with `where`.
+    """
+    if subset is None:
+        return np.arange(len(table) if limit is None else min(limit, len(table)))
+    subsets = [table.subset(place) for place in range(len(table))]
+    places = np.flatnonzero([same_subset(name, subset) for name in subsets])[:limit]
+    if not len(places):
+        expected = ", ".join(sorted({name or "(none)" for name in subsets}))
+        raise DataError(f"{where}: no subset {quote(subset)}; expected one of {expected}")
+    return places

@@ -103,18 +103,20 @@ class Reader:
             where=self.name,
         )
 
-    def encode(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
-        """Return what the model sees of each comparison, as trees of token ids.
+    def encode(self, comparisons: Sequence[Comparison | TokenisedComparison], *, view: View) -> list[Tree]:
+        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones).
 
         Raises:
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
-        stored = [
-            comparison.tree for comparison in comparisons if isinstance(comparison, TokenisedComparison)
+        texts = [comparison for comparison in comparisons if isinstance(comparison, Comparison)]
+        encoded = iter(self.encode_text(texts, view=view) if texts else ())
+        trees = [
+            next(encoded) if isinstance(comparison, Comparison) else comparison.tree
+            for comparison in comparisons
         ]
-        trees = stored if len(stored) == len(comparisons) else self.encode_text(comparisons, view=view)
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(f"comparison {quote(comparison.id)}", tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)

@@ -159,7 +159,9 @@ class ScoredRun:
         def are_finished(indices: Sequence[int]) -> bool:
             if not before:
                 return False
-            table.advance(max(indices, default=-1) + 1)
+            table.advance(
+                max(indices, default=-1) + 1
+            )  # of large files, where the scorer did not read them yet
             return all(map(is_finished, indices))
 
         count = Count(0, before)
@@ -181,7 +183,7 @@ class ScoredRun:
                 self.rows.update((row.id, row) for row in rows)
                 _estimate(count, comparisons)
                 display.advance(len(rows), sum(row.tokens for row in rows))
-        table.advance()
+        table.complete()
 
     def settle(self, inputs: Mapping[str, Any]) -> None:
         """Record what the data is, as it was read to its end; a collective.

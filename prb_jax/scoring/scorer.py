@@ -189,9 +189,9 @@ class PlainScorer:
     def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
         """Score large batches, or each comparison as a batch of its own."""
         size = 1 if self.one_by_one else _BATCH
-        for indices in windows(comparisons, first=size, size=size):
-            if not skip(indices):
-                scores = self.compute([comparisons[index] for index in indices])
+        for window in windows(comparisons, first=size, size=size):
+            if not skip(indices := window.places):
+                scores = self.compute(window.comparisons)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
 
 

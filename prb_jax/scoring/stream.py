@@ -22,8 +22,8 @@ from prb_jax import errors
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
 from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
-from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sampled
-from prb_jax.sources.large import reach, windows
+from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sample_indices
+from prb_jax.sources.large import LargeComparisons, windows
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation
@@ -44,7 +44,6 @@ Gather = Callable[[], list[Tree]]
 """Gives the trees of all processes, in the order of the indices; a collective."""
 
 _AT_A_TIME = 4096
-_HELD = 256
 _SIZES = 5
 _ERROR = -1
 
@@ -75,8 +74,8 @@ def stream_scores(
     Raises:
       PrbError: as `encode`.
     """
-    parts = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
-    first = next(parts, None)
+    upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
+    first = next(upcoming, None)
     if first is None:
         return
     waiting: deque[Callable[[], ScoredBatch]] = deque()
@@ -87,39 +86,47 @@ def stream_scores(
     ):
         start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, shapes=set())
 
-        def tokenise(indices: Sequence[int]) -> Gather:
+        def tokenise(chosen: Sequence[Comparison]) -> Gather:
             if divide:
-                return encode_part(comparisons, indices, encode)
-            trees = encode_pieces(comparisons, indices, encode)
+                return encode_part(chosen, encode)
+            trees = encode(chosen)
             return lambda: trees
 
-        upcoming = (part for part in chain([first], parts) if not skip(part))  # asked for one after another
+        upcoming = (window for window in chain([first], upcoming) if not skip(window.places))
         following = next(upcoming, None)
         if following is None:
             return
         upcoming = chain([following], upcoming)
-        sample = sampled(options, lambda: len(comparisons), first_window=first)
-        trees = tokenise(sample)()
-        whole = reach(comparisons, first.stop + 1) == first.stop
-        batches = choose_batcher(trees, options, count=lambda: min(len(comparisons), WINDOW), whole=whole)
+        sample: Sequence[int] = first.places
+        if isinstance(options, ShapeOptions) and not isinstance(comparisons, LargeComparisons):
+            sample = sample_indices(len(comparisons))
+        sampled = first.comparisons if sample is first.places else [comparisons[index] for index in sample]
+        trees = tokenise(sampled)()
+        count = first.places.stop if first.last else WINDOW
+        if not isinstance(comparisons, LargeComparisons):
+            count = min(len(comparisons), WINDOW)
+        batches = choose_batcher(trees, options, count=count, whole=first.last)
         known = dict(zip(sample, trees, strict=True))  # need not be tokenised again
-        encoded: deque[tuple[range, Future[Gather]]] = deque()
+        del first, following, sampled  # their texts are not held
+        encoded: deque[Future[tuple[range, Gather] | None]] = deque()
 
-        def unknown(part: range) -> list[int]:
-            return [index for index in part if index not in known]
-
-        def prepare() -> None:
-            """Begin to tokenise the next window."""
-            if (part := next(upcoming, None)) is not None:
-                encoded.append((part, pool.submit(tokenise, unknown(part))))
+        def tokenise_next() -> tuple[range, Gather] | None:
+            """Read and tokenise a window; None where there are no more."""
+            if (window := next(upcoming, None)) is None:
+                return None
+            pairs = zip(window.places, window.comparisons, strict=True)
+            return window.places, tokenise([comparison for place, comparison in pairs if place not in known])
 
         try:
-            prepare()
-            while encoded:
-                prepare()
-                part, tokenised = encoded.popleft()
+            encoded.append(pool.submit(tokenise_next))
+            while True:
+                encoded.append(pool.submit(tokenise_next))
+                if (tokenised := encoded.popleft().result()) is None:
+                    break
                 # Gathered here and not in the thread: all processes must start their collectives in one order.
-                fresh = dict(zip(unknown(part), tokenised.result()(), strict=True))
+                part, gather = tokenised
+                unknown = [place for place in part if place not in known]
+                fresh = dict(zip(unknown, gather(), strict=True))
                 trees = [fresh[index] if index in fresh else known[index] for index in part]
                 for planned in batches(trees, part):
                     if skip(planned.members):
@@ -131,7 +138,7 @@ def stream_scores(
             while waiting:
                 yield waiting.popleft()()
         finally:
-            for _, future in encoded:
+            for future in encoded:
                 future.cancel()
             computing.shutdown(wait=False, cancel_futures=True)
 
@@ -173,40 +180,31 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
     )
 
 
-def encode_pieces(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> list[Tree]:
-    """Return the trees of the comparisons at ``indices``; of those that are read from a file few are held at a time."""
-    size = max(1, len(indices)) if isinstance(comparisons, list) else _HELD
-    trees: list[Tree] = []
-    for start in range(0, len(indices), size):
-        trees += encode([comparisons[index] for index in indices[start : start + size]])
-    return trees
-
-
-def encode_part(comparisons: Sequence[Comparison], indices: Sequence[int], encode: Encode) -> Gather:
-    """Tokenise this process's part of the comparisons at ``indices``; what is returned exchanges the parts.
+def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+    """Tokenise this process's part of the comparisons; what is returned exchanges the parts.
 
     An error of one process is raised in all of them when the parts are exchanged.
     """
     if process_count() == 1:
-        trees = encode_pieces(comparisons, indices, encode)
+        trees = encode(comparisons)
         return lambda: trees
-    parts = [[indices[place] for place in part] for part in parts_of(len(indices))]
+    parts = parts_of(len(comparisons))
     try:
-        sent = _packed(encode_pieces(comparisons, parts[process_index()], encode))
+        sent = _packed(encode([comparisons[place] for place in parts[process_index()]]))
     except PrbError as error:
         text = json.dumps([type(error).__name__, str(error)])
         sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
-    return partial(_gather, sent, indices, parts)
+    return partial(_gather, sent, parts)
 
 
-def _gather(sent: np.ndarray, indices: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Tree]:
+def _gather(sent: np.ndarray, parts: Sequence[Sequence[int]]) -> list[Tree]:
     trees: dict[int, Tree] = {}
     for process, vector in enumerate(gather_int32(sent)):
         if len(vector) and vector[0] == _ERROR:
             kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
             raise getattr(errors, kind)(text if process == process_index() else f"process {process}: {text}")
         trees.update(zip(parts[process], _unpacked(vector), strict=True))
-    return [trees[index] for index in indices]
+    return [trees[place] for place in range(len(trees))]
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
@@ -219,8 +217,7 @@ def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> li
         return encode(comparisons)
     trees: list[Tree] = []
     for start in range(0, len(comparisons), _AT_A_TIME):
-        indices = range(start, min(start + _AT_A_TIME, len(comparisons)))
-        trees += encode_part(comparisons, indices, encode)()
+        trees += encode_part(comparisons[start : start + _AT_A_TIME], encode)()
     return trees
 
 

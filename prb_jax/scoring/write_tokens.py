@@ -17,7 +17,7 @@ import shutil
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -32,9 +32,7 @@ from prb_jax.readouts.open_model import open_model
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.sources.large import LargeComparisons
-from prb_jax.sources.prepared import TOKENS, prepared_sources
-from prb_jax.sources.reading import open_comparisons
+from prb_jax.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store, split_pages
@@ -56,7 +54,6 @@ class TokensJob:
       model: a folder or hub id.
       loading: how its tokenizer is opened.
       view: what is asked for; the rest is as the model was trained.
-      sources: of the comparisons.
       folder: the prepared folder, with the data itself.
       part: comparisons of a part.
     """
@@ -64,7 +61,6 @@ class TokensJob:
     model: str
     loading: LoadOptions
     view: ViewOptions
-    sources: Sequence[str]
     folder: Path
     part: int = PART
 
@@ -107,7 +103,7 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
     for other in others:
         other.start()
     try:
-        comparisons = _comparisons(job, split)
+        comparisons = PreparedComparisons(job.folder, split=split)
         _write_parts(job, comparisons, reader, view, path)
     finally:
         for other in others:
@@ -119,22 +115,17 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
     return path
 
 
-def _comparisons(job: TokensJob, split: str) -> LargeComparisons:
-    sources = [(source, open_comparisons(source, split=split).comparisons) for source in job.sources]
-    return LargeComparisons.joined(sources)
-
-
 def _write_parts_quietly(job: TokensJob, split: str) -> None:
     """In a process of its own: the first process meets every error, too, as it does what is left."""
     with contextlib.suppress(DataError, RunError):
         reader = job.reader()
         view = reader.choose_view(job.view).view
         path = store_folder(job.folder / TOKENS, store_key(reader, view), split=split)
-        _write_parts(job, _comparisons(job, split), reader, view, path)
+        _write_parts(job, PreparedComparisons(job.folder, split=split), reader, view, path)
 
 
 def _write_parts(
-    job: TokensJob, comparisons: LargeComparisons, reader: Reader, view: View, path: Path
+    job: TokensJob, comparisons: PreparedComparisons, reader: Reader, view: View, path: Path
 ) -> None:
     """Write the parts that nobody has written or is writing; then wait for those of others, and see to what is left."""
     starts = range(0, len(comparisons), job.part)
@@ -150,18 +141,17 @@ def _write_parts(
 
 
 def _write_part(
-    file: Path, comparisons: LargeComparisons, indices: range, reader: Reader, view: View
+    file: Path, comparisons: PreparedComparisons, indices: range, reader: Reader, view: View
 ) -> None:
     trees: list[Tree] = []
     rows: list[list[Any]] = []
     for start in range(indices.start, indices.stop, _AT_A_TIME):
-        read = [comparisons.read(index) for index in range(start, min(start + _AT_A_TIME, indices.stop))]
+        read = comparisons[start : min(start + _AT_A_TIME, indices.stop)]
         try:
-            trees += reader.encode_text([record.comparison for record in read], view=view)
+            trees += reader.encode_text(read, view=view)
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
-        for record in read:
-            rows.append(TableRow.of(record.comparison, named=record.named, baselines=True).values())
+        rows += [TableRow.of(comparison, baselines=True).values() for comparison in read]
     cuts = [tree.truncation for tree in trees]
     arrays = {
         "prefix_lengths": [len(tree.prefix) for tree in trees],
@@ -190,10 +180,10 @@ def _read_part(file: Path) -> dict[str, np.ndarray]:
 
 
 def _join(
-    job: TokensJob, comparisons: LargeComparisons, path: Path, *, key: Mapping[str, Any], data: Any
+    job: TokensJob, comparisons: PreparedComparisons, path: Path, *, key: Mapping[str, Any], data: Any
 ) -> None:
     """All parts as one store."""
-    table = ComparisonTable(comparisons)
+    table = ComparisonTable(())
     known: dict[bytes, int] = {}
     columns: dict[str, array[int]] = {
         name: array("q")

@@ -1,24 +1,22 @@
-"""Comparisons of files larger than memory: a sequence whose members are read when they are asked for."""
+"""Comparisons of files larger than memory: evaluation reads them forward, training those of a prepared folder."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, overload
+from typing import Any, Final, overload
 
 import numpy as np
 
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.field_names import FieldNames
-from prb_jax.data.files import Row
-from prb_jax.data.hub import short_name
 from prb_jax.data.lines import JsonLines
-from prb_jax.data.row_groups import ParquetRows
-from prb_jax.errors import DataError, quote
+from prb_jax.data.records import Placed
+from prb_jax.errors import DataError
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 """Kinds of files that are read by windows."""
@@ -26,264 +24,200 @@ SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 _PACKED: Final = 4
 
 
-class Rows(Protocol):
-    """Undecoded records with random access."""
-
-    def __len__(self) -> int: ...
-    def row(self, index: int) -> Row:
-        """Return one record; raises DataError where it cannot be read."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A comparison that was read.
-
-    Attributes:
-      index: its place in the sequence.
-      where: its place in the file.
-      comparison: itself; one without an id has a digest of its contents as id.
-      named: whether its record has an id.
-    """
-
-    index: int
-    where: str
-    comparison: Comparison
-    named: bool
-
-
-@dataclass(frozen=True)
-class HeldRows:
-    """Comparisons that were read already, beside large files.
-
-    Attributes:
-      place: the name of their source.
-      comparisons: themselves.
-    """
-
-    place: str
-    comparisons: Sequence[Comparison]
-
-    def __len__(self) -> int:
-        return len(self.comparisons)
-
-    def row(self, index: int) -> Row:
-        """Return one of them."""
-        return Row(self.place, self.comparisons[index])
-
-
 class LargeComparisons(Sequence[Comparison]):
-    """Labelled comparisons that are read, and checked, when they are asked for; none of them is held.
+    """Labelled comparisons that are read forward: every loop over them reads the files again, and holds none of them.
 
-    How many there are is known when the files were read to their ends: a reader who goes forward asks :meth:`reach`,
-    and not for the length, which reads all that is left. Several processes read the files each for itself.
-
-    Ids are not compared with each other here, and equal records without an id have equal ids: a reader of the whole
-    looks after both (`prb_jax.scoring.comparison_table`).
+    How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
+    each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
 
     Args:
-      parts: the records, one file after another.
-      chosen: int64, which of them; all if not given.
-      limit: at most so many of them.
+      start: begins a pass over them.
+      about: tells about how many there are by what was read so far; 0 where that is not known.
+      files: the files of JSON lines whose digests are taken while they are read.
+      stamp: of all files, which changes with them.
+      count: how many there are, where that is known without reading them.
+
+    Attributes:
+      files: likewise.
+      stamp: likewise.
+      known: how many were read so far.
+      complete: whether all were.
     """
 
     def __init__(
-        self, parts: Sequence[Rows], *, chosen: np.ndarray | None = None, limit: int | None = None
+        self,
+        start: Callable[[], Iterator[Placed]],
+        *,
+        about: Callable[[], float] = lambda: 0.0,
+        files: Mapping[Path, JsonLines] | None = None,
+        stamp: Sequence[Any] = (),
+        count: int | None = None,
     ) -> None:
-        self._parts = parts
-        self._growing = [part if isinstance(part, JsonLines | LargeComparisons) else None for part in parts]
-        self._starts = [0]  # of each part whose beginning is known
-        self._chosen = chosen if chosen is None else chosen[:limit]
-        self._limit = limit
-        self.listeners: list[Callable[[Read], None]] = []
-        """Called with each comparison that is read, in the thread that reads it."""
+        self._start, self._about = start, about
+        self.files, self.stamp = files or {}, stamp
+        self.known, self.complete = count or 0, count is not None
+        self._listeners: list[Callable[[int, Placed], None]] = []
+        self._cursor: tuple[int, Iterator[Comparison]] | None = None  # the place that comes next
+        self._latest: Comparison
 
-    def __len__(self) -> int:
-        if self._chosen is not None:
-            return len(self._chosen)
-        if self._limit is not None and self._reach(self._limit) >= self._limit:
-            return self._limit
-        return sum(map(len, self._parts))
-
-    def __bool__(self) -> bool:
-        return self.reach(1) > 0
-
-    def reach(self, stop: int) -> int:
-        """Make sure that so many comparisons are known, if there are as many, and return how many are.
+    def placed(self) -> Iterator[Placed]:
+        """Yield each comparison with the place where it stands.
 
         Raises:
-          DataError: a file cannot be read.
+          DataError: a file that cannot be read, or a record that is none, naming file and line.
         """
-        if self._chosen is not None:
-            return len(self._chosen)
-        found = self._reach(stop if self._limit is None else min(stop, self._limit))
-        return found if self._limit is None else min(found, self._limit)
+        index = -1
+        for index, placed in enumerate(self._start()):
+            self.known = max(self.known, index + 1)
+            for listener in self._listeners:
+                listener(index, placed)
+            yield placed
+        self.complete = True
 
-    @property
-    def known(self) -> int:
-        """How many comparisons are known."""
-        if self._chosen is not None:
-            return len(self._chosen)
-        last = len(self._starts) - 1
-        growing = self._growing[last]
-        found = self._starts[-1] + (len(self._parts[last]) if growing is None else growing.known)
-        return found if self._limit is None else min(found, self._limit)
+    def listen(self, listener: Callable[[int, Placed], None]) -> None:
+        """Call a function with each comparison that is read from now on and its index, in the thread that reads it."""
+        self._listeners.append(listener)
+        self._cursor = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether it is known how many there are."""
-        if self._chosen is not None or all(part is None or part.complete for part in self._growing):
-            return True
-        return self._limit is not None and self.known >= self._limit
+    def __iter__(self) -> Iterator[Comparison]:
+        return (placed.comparison for placed in self.placed())
+
+    def __len__(self) -> int:
+        if not self.complete:
+            for _ in self.placed():
+                pass
+        return self.known
+
+    def __bool__(self) -> bool:
+        return self.known > 0 or next(self.placed(), None) is not None
 
     def about(self) -> float:
-        """Return about how many there are, by what was read so far; 0 where nothing was."""
-        if self.complete:
-            return len(self)
-        found = [
-            len(part) if growing is None else growing.about()
-            for part, growing in zip(self._parts, self._growing, strict=True)
-        ]
-        about = sum(found) if all(found) else 0.0
-        return about if self._limit is None else min(about, self._limit)
-
-    @property
-    def places(self) -> np.ndarray:
-        """int64: which of all records these are."""
-        return np.arange(len(self)) if self._chosen is None else self._chosen
+        """Return about how many there are, by what was read so far; 0 where that is not known."""
+        return self.known if self.complete else self._about()
 
     @overload
     def __getitem__(self, index: int) -> Comparison: ...
     @overload
     def __getitem__(self, index: slice) -> list[Comparison]: ...
     def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+        """Return one of them: quickly where the places that are asked for ascend."""
         if isinstance(index, slice):
-            stop = index.stop
-            if stop is None or stop < 0 or (index.start or 0) < 0:
-                count = len(self)
-            else:
-                count = min(self.reach(stop), stop)
-            return [self.read(each).comparison for each in range(count)[index]]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < self.reach(index + 1):
+            ahead = index.stop is not None and index.stop >= 0 and (index.start or 0) >= 0
+            places = range(*index.indices(sys.maxsize if ahead else len(self)))
+            return [self[place] for place in itertools.takewhile(self._holds, places)]
+        place = index + len(self) if index < 0 else index
+        if place < 0 or not self._holds(place):
             raise IndexError("comparison index out of range")
-        return self.read(index).comparison
+        return self._latest
 
-    def read(self, index: int) -> Read:
-        """Return one comparison and where it stands.
+    def _holds(self, place: int) -> bool:
+        """Go on to a comparison, from the first one where it was passed; False where there are not as many."""
+        following, walk = self._cursor or (0, iter(self))
+        if place + 1 == following:
+            return True
+        if place < following:
+            following, walk = 0, iter(self)
+        for comparison in walk:
+            following += 1
+            self._cursor = (following, walk)
+            if following > place:
+                self._latest = comparison
+                return True
+        self._cursor = None
+        return False
 
-        Raises:
-          DataError: the record cannot be read, or is none, naming file and line.
-        """
-        row = self.row(index)
-        if isinstance(row.value, Comparison):
-            found = Read(index, row.where, row.value, True)
-        else:
-            comparison = Comparison.from_row(row.value, where=row.where)
-            found = Read(index, row.where, comparison, row.value.get("id") is not None)
-        for listener in self.listeners:
-            listener(found)
-        return found
+    def where(self, index: int) -> str:
+        """Return the place of one comparison in its file."""
+        return next(itertools.islice(self._start(), index, None)).where
+
+    def without(self, places: set[int]) -> LargeComparisons:
+        """Return all but the comparisons at these places."""
+        return LargeComparisons(
+            lambda: (placed for place, placed in enumerate(self.placed()) if place not in places)
+        )
+
+    def changed(self, change: Callable[[Comparison], Comparison]) -> LargeComparisons:
+        """Return the comparisons, each of them changed when it is read."""
+        return LargeComparisons(
+            lambda: (Placed(placed.where, change(placed.comparison)) for placed in self.placed()),
+            about=self.about,
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[str, Sequence[Comparison]]]) -> LargeComparisons:
         """Return all comparisons of several sources, given with their names, one source after another."""
-        return cls(
-            [part if isinstance(part, LargeComparisons) else HeldRows(name, part) for name, part in parts]
-        )
+        if len(parts) == 1 and isinstance(parts[0][1], LargeComparisons):
+            return parts[0][1]
+        large = [part for _, part in parts if isinstance(part, LargeComparisons)]
 
-    def where(self, index: int) -> str:
-        """Return the place of one comparison in its file."""
-        return self.row(index).where
+        def start() -> Iterator[Placed]:
+            for name, part in parts:
+                if isinstance(part, LargeComparisons):
+                    yield from part.placed()
+                else:
+                    yield from (Placed(name, comparison) for comparison in part)
 
-    def only(self, source: str, *, subset: str | None, limit: int | None) -> LargeComparisons:
-        """Return the first so many comparisons of a subset; all records are read once to find a subset.
+        def about() -> float:
+            counts = [part.about() if isinstance(part, LargeComparisons) else len(part) for _, part in parts]
+            return sum(counts) if all(counts) else 0.0
 
-        Args:
-          source: its name, for messages.
-          subset: its name; None for all of them.
-          limit: most comparisons; None for all of them.
-
-        Raises:
-          DataError: there are none.
-        """
-        if subset is None:
-            return LargeComparisons(self._parts, chosen=self._chosen, limit=limit)
-        kept, others = [], set()
-        for index in self.indices():
-            own = self.read(index).comparison.subset
-            if own is not None and short_name(own) == short_name(subset):
-                kept.append(index)
-                if len(kept) == limit:
-                    break
-            else:
-                others.add(own or "(none)")
-        if not kept:
-            expected = ", ".join(sorted(others))
-            raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
-        return self.at(kept)
-
-    def at(self, indices: Sequence[int]) -> LargeComparisons:
-        """Return the comparisons at these places."""
-        places = np.asarray(indices, np.int64)
-        return LargeComparisons(self._parts, chosen=places if self._chosen is None else self._chosen[places])
-
-    def indices(self) -> Iterator[int]:
-        """Yield the place of one comparison after another, while the files are read."""
-        return itertools.takewhile(lambda index: self.reach(index + 1) > index, itertools.count())
-
-    def row(self, index: int) -> Row:
-        """Return the undecoded record of one comparison."""
-        part, inside = self._part(index)
-        return self._parts[part].row(inside)
-
-    def _reach(self, stop: int) -> int:
-        """As :meth:`reach`, of all records."""
-        while True:
-            part, start = len(self._starts) - 1, self._starts[-1]
-            growing = self._growing[part]
-            if growing is None:
-                found = len(self._parts[part])
-            else:
-                found = growing.reach(stop - start) if stop > start else growing.known
-            if start + found >= stop or len(self._starts) == len(self._parts):
-                return start + found
-            self._starts.append(start + found)  # this part is read to its end
-
-    def _part(self, index: int) -> tuple[int, int]:
-        """The number of the part in which a comparison lies, and its place there."""
-        place = index if self._chosen is None else int(self._chosen[index])
-        last = self._growing[len(self._starts) - 1]
-        if last is None or place >= self._starts[-1] + last.known:
-            self._reach(place + 1)
-        part = bisect_right(self._starts, place) - 1
-        return part, place - self._starts[part]
+        files = {path: file for part in large for path, file in part.files.items()}
+        count = sum(len(part) for _, part in parts) if all(part.complete for part in large) else None
+        return cls(start, about=about, files=files, count=count)
 
 
-def reach(comparisons: Sequence[Comparison], stop: int) -> int:
-    """Return how many of the first so many comparisons there are; of large files no more are read."""
-    if isinstance(comparisons, LargeComparisons):
-        return min(stop, comparisons.reach(stop))
-    return min(stop, len(comparisons))
+@dataclass(frozen=True)
+class Window:
+    """Some comparisons that follow one another.
+
+    Attributes:
+      places: theirs.
+      comparisons: themselves.
+      last: whether there are no more.
+    """
+
+    places: range
+    comparisons: Sequence[Comparison]
+    last: bool
 
 
-def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[range]:
-    """Yield the places of comparisons in consecutive parts; of large files no more is read than the next part."""
-    start, end = 0, first
-    while (stop := reach(comparisons, end)) > start:
-        yield range(start, stop)
-        start, end = stop, end + size
+def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:
+    """Yield comparisons in consecutive parts; of large files no more is read than the part and one comparison."""
+    start, count = 0, first
+    if not isinstance(comparisons, LargeComparisons):
+        while start < len(comparisons):
+            places = range(start, min(start + count, len(comparisons)))
+            yield Window(places, comparisons[start : places.stop], places.stop == len(comparisons))
+            start, count = places.stop, size
+        return
+    source = iter(comparisons)
+    ahead = list(itertools.islice(source, 1))
+    while ahead:
+        part = [*ahead, *itertools.islice(source, count - 1)]
+        ahead = list(itertools.islice(source, 1))
+        yield Window(range(start, start + len(part)), part, not ahead)
+        start, count = start + len(part), size
 
 
-class Changed(Sequence[Comparison]):
-    """Comparisons that are changed one by one when they are asked for."""
+class Joined(Sequence[Comparison]):
+    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for.
 
-    def __init__(self, comparisons: Sequence[Comparison], change: Callable[[Comparison], Comparison]) -> None:
-        self._comparisons, self._change = comparisons, change
+    Args:
+      parts: the sequences.
+      places: int64, which of all comparisons these are; all if not given.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Comparison]], places: np.ndarray | None = None) -> None:
+        self._parts = parts
+        self._starts = list(itertools.accumulate(map(len, parts), initial=0))
+        self.places = np.arange(self._starts[-1]) if places is None else places
 
     def __len__(self) -> int:
-        return len(self._comparisons)
+        return len(self.places)
+
+    def at(self, indices: np.ndarray) -> Joined:
+        """Return the ones at these places."""
+        return Joined(self._parts, self.places[indices])
 
     @overload
     def __getitem__(self, index: int) -> Comparison: ...
@@ -291,31 +225,24 @@ class Changed(Sequence[Comparison]):
     def __getitem__(self, index: slice) -> list[Comparison]: ...
     def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
         if isinstance(index, slice):
-            return [self._change(comparison) for comparison in self._comparisons[index]]
-        return self._change(self._comparisons[index])
-
-
-def chosen(comparisons: Sequence[Comparison], indices: Sequence[int]) -> Sequence[Comparison]:
-    """Return the comparisons at these places, as a list or, of large files, unread."""
-    if isinstance(comparisons, LargeComparisons):
-        return comparisons.at(indices)
-    return [comparisons[index] for index in indices]
+            return [self[place] for place in range(len(self))[index]]
+        place = int(self.places[index])
+        part = bisect_right(self._starts, place) - 1
+        return self._parts[part][place - self._starts[part]]
 
 
 def is_large(path: Path) -> bool:
     """Whether a file is read by windows; compressed ones count four times."""
+    return path.name.endswith(SUFFIXES) and unpacked_size(path) >= blocks.LARGE
+
+
+def unpacked_size(path: Path) -> int:
+    """Return about how many bytes of text a file holds; 0 where it cannot be read."""
     try:
         size = path.stat().st_size if path.is_file() else 0
     except OSError:
-        return False
-    packed = path.name.endswith((".gz", ".parquet"))
-    return path.name.endswith(SUFFIXES) and size * (_PACKED if packed else 1) >= blocks.LARGE
-
-
-def open_rows(path: Path, *, columns: FieldNames) -> JsonLines | ParquetRows:
-    """Open a file of one of the kinds in ``SUFFIXES`` for reading by windows."""
-    kind = ParquetRows if path.name.endswith(".parquet") else JsonLines
-    return kind(path, columns=columns)
+        return 0
+    return size * (_PACKED if path.name.endswith((".gz", ".parquet")) else 1)
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
@@ -327,5 +254,5 @@ def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     try:
         found = [(str(file), file.stat()) for file in files]
     except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
     return [(name, facts.st_size, facts.st_mtime_ns, facts.st_ino) for name, facts in found]

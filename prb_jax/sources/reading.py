@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -12,18 +13,18 @@ from typing import Any, Final
 
 from prb_jax import benchmarks
 from prb_jax.data import blocks
+from prb_jax.data.arrow import parquet_rows
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
 from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
 from prb_jax.data.folders import folder_files, folder_layout, read_folder
-from prb_jax.data.hub import read_hub, short_name
+from prb_jax.data.hub import read_hub, same_subset
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Placed, Records, given_rows, read_records
-from prb_jax.data.row_groups import ParquetRows
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.large import SUFFIXES as LARGE_SUFFIXES
-from prb_jax.sources.large import LargeComparisons, is_large, open_rows, stamp
+from prb_jax.sources.large import LargeComparisons, is_large, stamp, unpacked_size
 from prb_jax.sources.prepared import (
     PreparedComparisons,
     is_prepared,
@@ -32,10 +33,6 @@ from prb_jax.sources.prepared import (
     source_description,
     tokens_folder,
 )
-
-__all__ = [
-    "benchmark_of", "describe_source", "file_digest", "open_comparisons", "read_comparisons", "source_rows"
-]  # fmt: skip
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
@@ -97,50 +94,32 @@ def read_comparisons(
         records = read_records(each_row(source, subset=subset, split=split))
     else:
         source, records = "data", read_records(given_rows(source))
-    found: list[Comparison] = []
-    subsets: set[str] = set()
-    for comparison in _distinct(records):
-        if subset is not None and (
-            comparison.subset is None or short_name(comparison.subset) != short_name(subset)
-        ):
-            subsets.add(comparison.subset or "(none)")
+    return [placed.comparison for placed in _chosen(_distinct(records), source, subset=subset, limit=limit)]
+
+
+def _chosen(
+    records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
+) -> Iterator[Placed]:
+    """The first so many comparisons of a subset; at least one."""
+    taken, others = 0, set[str]()
+    for placed in records:
+        if subset is not None and not same_subset(placed.comparison.subset, subset):
+            others.add(placed.comparison.subset or "(none)")
             continue
-        found.append(comparison)
-        if len(found) == limit:
-            break
-    if not found:
-        if subsets:
-            raise DataError(
-                f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(subsets))}"
-            )
+        yield placed
+        taken += 1
+        if taken == limit:
+            return
+    if not taken and others:
+        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(others))}")
+    if not taken:
         raise DataError(f"{source}: no comparisons in it")
-    return found
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The comparisons of one source.
-
-    Attributes:
-      comparisons: a list where they fit memory, else `prb_jax.sources.large.LargeComparisons`.
-      files: the large files.
-      stamp: of the large files, which changes with them; empty where there are none.
-    """
-
-    comparisons: Sequence[Comparison]
-    files: Mapping[Path, JsonLines | ParquetRows] = field(default_factory=dict)
-    stamp: Sequence[Any] = ()
-
-    @property
-    def digests(self) -> dict[Path, str]:
-        """The digests of the large files, which are read to their ends for it."""
-        return {path: rows.digest for path, rows in self.files.items()}
 
 
 def open_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
-) -> Opened:
-    """As ``read_comparisons``, but comparisons of large files are read when they are asked for.
+) -> list[Comparison] | LargeComparisons:
+    """As ``read_comparisons``, but comparisons of large files are read forward when they are asked for.
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.blocks.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
@@ -150,20 +129,66 @@ def open_comparisons(
     """
     files = large_files(source, split=split)
     if not files:
-        return Opened(read_comparisons(source, subset=subset, split=split, limit=limit))
+        return read_comparisons(source, subset=subset, split=split, limit=limit)
     if limit is not None and limit < 1:
         raise DataError(f"limit: expected at least 1, found {limit}")
-    found = stamp(files)
-    resolved = _resolve(source, split=split)
-    if resolved.kind is _Kind.PREPARED:
-        whole, opened = LargeComparisons([PreparedComparisons(Path(resolved.name), split=split)]), {}
-    else:
-        parts = [open_rows(file, columns=resolved.columns) for file in files]
-        whole = LargeComparisons(parts)
-        opened = {part.path: part for part in parts if is_large(part.path)}
-    if not whole:
-        raise DataError(f"{source}: no comparisons in it")
-    return Opened(whole.only(str(source), subset=subset, limit=limit), opened, found)
+    resolved, stamped = _resolve(source, split=split), stamp(files)
+    prepared = resolved.kind is _Kind.PREPARED
+    readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
+    mapper = FieldMapper(resolved.columns, resolved.name)
+
+    def rows() -> Iterator[Row]:
+        if prepared:
+            yield from read_prepared(Path(resolved.name), split=split)
+            return
+        for file in files:
+            plain = readers[file].rows() if file in readers else read_rows(file, columns=resolved.columns)
+            for row in plain:
+                yield Row(row.where, mapper(row.value, where=row.where))
+        mapper.finish()
+
+    def about() -> float:
+        counts = [reader.about() for reader in readers.values()]
+        known = len(counts) == len(files) and all(counts) and subset is None
+        return min(sum(counts), limit or math.inf) if known else 0.0
+
+    count = None
+    if subset is None and not readers:
+        if prepared:
+            count = len(PreparedComparisons(Path(resolved.name), split=split))
+        else:
+            count = sum(map(parquet_rows, files))
+        count = min(count, limit or count)
+    large = LargeComparisons(
+        lambda: _chosen(read_records(rows(), tell=False), source, subset=subset, limit=limit),
+        about=about,
+        files={file: reader for file, reader in readers.items() if is_large(file)},
+        stamp=stamped,
+        count=count,
+    )
+    assert large  # or an error
+    return large
+
+
+def find_comparisons(
+    source: str | Path, *, subset: str | None = None, split: str = "train", limit: int | None = None
+) -> list[Comparison] | PreparedComparisons:
+    """As ``read_comparisons``, for comparisons that are looked up in any order.
+
+    Those of a large prepared folder stay on the disk: it is given whole, and subset and limit are left to the caller.
+
+    Raises:
+      DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
+    """
+    files, path = large_files(source, split=split), Path(_resolve(source, split=split).name)
+    if files and is_prepared(path):
+        return PreparedComparisons(path, split=split)
+    if sum(map(unpacked_size, files)) > blocks.HELD:
+        raise DataError(
+            f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
+            f"`prb prepare --data {source} --split {split} --out DIR` once, and give DIR in its place"
+        )
+    return read_comparisons(source, subset=subset, split=split, limit=limit)
 
 
 def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
@@ -172,11 +197,9 @@ def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
     Raises:
       DataError: as ``read_comparisons``.
     """
-    found = open_comparisons(source, split=split).comparisons
-    if not isinstance(found, LargeComparisons):
-        yield from found
-        return
-    yield from _distinct(read_records(map(found.row, found.indices())))
+    records = _distinct(read_records(each_row(source, split=split)))
+    for placed in _chosen(records, source, subset=None, limit=None):
+        yield placed.comparison
 
 
 def large_files(source: str | Path, *, split: str) -> list[Path]:
@@ -386,8 +409,8 @@ def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
     mapped.finish()
 
 
-def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:
-    """The comparisons, refusing an id that was used before."""
+def _distinct(records: Iterable[Placed]) -> Iterator[Placed]:
+    """The same comparisons, refusing an id that was used before."""
     seen: dict[str, str] = {}
     for record in records:
         before = seen.setdefault(record.comparison.id, record.where)
@@ -395,4 +418,4 @@ def _distinct(records: Iterable[Placed]) -> Iterator[Comparison]:
             raise DataError(
                 f"{record.where}: field 'id': {quote(record.comparison.id)} was already used at {before}"
             )
-        yield record.comparison
+        yield record

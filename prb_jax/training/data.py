@@ -10,7 +10,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.scoring.comparison_table import TableRow
-from prb_jax.scoring.stream import Encode, encode_pieces
+from prb_jax.scoring.stream import Encode
 from prb_jax.training.objective import Extras
 from prb_jax.training.order import StepOrder
 from prb_jax.trees.batches import TreeBatch, make_batch
@@ -74,7 +74,8 @@ class TreesOnDemand(Sequence[Tree]):
         """
         wanted = members.tolist()
         missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
-        made = dict(zip(missing, encode_pieces(self._comparisons, missing, self._encode), strict=True))
+        comparisons = [self._comparisons[member] for member in missing]
+        made = dict(zip(missing, self._encode(comparisons), strict=True))
         self._held = {member: made[member] if member in made else self._held[member] for member in wanted}
 
     def planned(self, together: Sequence[np.ndarray]) -> tuple[np.ndarray, Sequence[np.ndarray]]:

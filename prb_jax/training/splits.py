@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,12 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
-from prb_jax.errors import DataError, PrbWarning, RunError, listed, quote
+from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
-from prb_jax.scoring.prepared_tokens import stored_table
-from prb_jax.sources.large import LargeComparisons, chosen
-from prb_jax.sources.reading import describe_source, open_comparisons, prepared_tokens, read_comparisons
+from prb_jax.scoring.prepared_tokens import places_of, stored_table
+from prb_jax.sources.large import Joined
+from prb_jax.sources.prepared import PreparedComparisons
+from prb_jax.sources.reading import describe_source, find_comparisons, prepared_tokens, read_comparisons
 from prb_jax.training.settings import TrainSettings, ValidationSettings, sources
 
 SPLIT = "train"
@@ -46,7 +46,12 @@ class Part:
         known = (
             self.known.at(indices) if isinstance(self.known, TableRows) else [self.known[i] for i in indices]
         )
-        return Part(chosen(self.comparisons, indices.tolist()), known, self.prepared)
+        comparisons = self.comparisons
+        if isinstance(comparisons, Joined):
+            comparisons = comparisons.at(indices)
+        else:
+            comparisons = [comparisons[index] for index in indices]
+        return Part(comparisons, known, self.prepared)
 
 
 @dataclass(frozen=True)
@@ -103,27 +108,16 @@ def read_training_data(
                 )
             found = read_comparisons(given, subset=subset, limit=limit)
             described[role] = [{"kind": "records", "sha256": digest(found)}]
-        every = [
-            (name, open_comparisons(name, subset=subset, limit=limit, split=split)) for name in sources(text)
+        parts = [
+            (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in sources(text)
         ]
-        parts = [(name, opened.comparisons) for name, opened in every]
-        large = None
-        if any(isinstance(part, LargeComparisons) for _, part in parts):
-            large = _large_part(parts, split=split)
-        if raw := [str(file) for _, opened in every for file in opened.files]:
-            warnings.warn(
-                f"{listed(raw)}: read again for the records of each step: `prb prepare --data {raw[0]} --out DIR` and "
-                "data=DIR spare that",
-                PrbWarning,
-                stacklevel=2,
-            )
-        for name, opened in every:  # afterwards, for large files are read to their ends by then
-            about = describe_source(name, split=split, digests=opened.digests)
+        for name, part in parts:
+            about = describe_source(name, split=split)
             if not about.get("files"):  # only its name is known without reading it
-                about["sha256"] = digest(opened.comparisons)
+                about["sha256"] = digest(part)
             described.setdefault(role, []).append(about)
-        if large is not None:
-            return large
+        if any(isinstance(part, PreparedComparisons) for _, part in parts):
+            return _large_part(parts, subset=subset, limit=limit, split=split)
         found += [comparison for _, part in parts for comparison in part]
         _refuse_repeated_ids(found, role)
         return Part(found, found)
@@ -143,20 +137,29 @@ def read_training_data(
     return TrainingData(train, held, described, split_by)
 
 
-def _large_part(parts: Sequence[tuple[str, Sequence[Comparison]]], *, split: str) -> Part:
+def _large_part(
+    parts: Sequence[tuple[str, Sequence[Comparison]]], *, subset: str | None, limit: int | None, split: str
+) -> Part:
     """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
-    name, joined = parts[0]
-    if len(parts) > 1 or not isinstance(joined, LargeComparisons):
-        joined = LargeComparisons.joined(parts)
-    folder = prepared_tokens(name) if len(parts) == 1 else None
-    table = None if folder is None else stored_table(folder, split=split)
-    if table is not None:
-        places = joined.places
-    else:
-        table = ComparisonTable(joined, baselines=False)
-        table.advance()
-        places = np.arange(len(joined))
-    return Part(joined, TableRows(table, places), None if folder is None else (folder, split))
+    chosen: list[Sequence[Comparison]] = []
+    known: list[Sequence[Row]] = []
+    for name, part in parts:
+        if not isinstance(part, PreparedComparisons):
+            chosen.append(part)
+            known.append(part)
+            continue
+        folder = prepared_tokens(name)
+        table = None if folder is None else stored_table(folder, split=split)
+        table = ComparisonTable(part, baselines=False) if table is None else table
+        places = places_of(table, subset=subset, limit=limit, where=name)
+        if len(parts) == 1:
+            prepared = None if folder is None else (folder, split)
+            return Part(Joined([part], places), TableRows(table, places), prepared)
+        chosen.append(Joined([part], places))
+        known.append(TableRows(table, places))
+    rows = [row for part in known for row in part]
+    _refuse_repeated_ids(rows, "data")
+    return Part(Joined(chosen), rows)
 
 
 def split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
@@ -230,7 +233,7 @@ def _order(name: str) -> bytes:
     return hashlib.sha256(f"validation:{name}".encode()).digest()
 
 
-def _refuse_repeated_ids(comparisons: Sequence[Comparison], role: str) -> None:
+def _refuse_repeated_ids(comparisons: Sequence[Row], role: str) -> None:
     seen: set[str] = set()
     for comparison in comparisons:
         if comparison.id in seen:

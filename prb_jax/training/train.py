@@ -22,6 +22,7 @@ from prb_jax.runs.command_line import command_line
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.sharding import make_mesh
+from prb_jax.sources.large import Joined
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
@@ -212,8 +213,10 @@ def _tokenised(part: Part, trainer: Trainer) -> Part:
     if part.prepared is None:
         return part
     folder, split = part.prepared
-    view = trainer.settings.view
-    stored = stored_comparisons(part.comparisons, folder, trainer.reader, view, split=split)
+    assert isinstance(part.comparisons, Joined)
+    stored = stored_comparisons(
+        folder, trainer.reader, trainer.settings.view, split=split, places=part.comparisons.places
+    )
     return part if stored is None else replace(part, comparisons=stored)
 
 

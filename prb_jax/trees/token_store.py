@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, quote, short_repr
@@ -63,14 +62,17 @@ CHECKED_BY_TREE: Final = ("pages", "tokens")
 """The large ones, whose numbers are checked with each tree; the others are checked whole when a store is opened."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class TokenisedComparison(Comparison):
-    """A comparison by its tokens: prompt, responses and profile are not there, and asking for them is an error.
+@dataclass(frozen=True, slots=True)
+class TokenisedComparison:
+    """A comparison by its tokens, in place of its text.
 
     Attributes:
+      id, user_id: as of `prb_jax.data.comparison.Comparison`.
       tree: its tokens.
     """
 
+    id: str
+    user_id: str | None
     tree: Tree
 
 

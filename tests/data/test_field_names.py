@@ -49,7 +49,7 @@ def data(request, tmp_path, monkeypatch):
 
 
 def opened(source):
-    return list(open_comparisons(str(source)).comparisons)
+    return [*open_comparisons(str(source))]
 
 
 def test_a_name_like_that_of_a_field_is_told_once(data):
@@ -80,7 +80,7 @@ def test_large_files_are_read_by_windows_with_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "LARGE", 1)
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert isinstance(open_comparisons(f"{path}{COLUMNS}").comparisons, LargeComparisons)
+    assert isinstance(open_comparisons(f"{path}{COLUMNS}"), LargeComparisons)
 
 
 @pytest.mark.parametrize(

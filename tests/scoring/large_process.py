@@ -8,7 +8,7 @@ Its last line tells the records and their bytes that it read, and how many compa
 import json
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from prb_jax import cli
 from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
-from prb_jax.sources.large import LargeComparisons, Read
+from prb_jax.data.records import Placed
+from prb_jax.sources.large import LargeComparisons
 
 
 @dataclass
@@ -45,17 +46,17 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
       block: bytes of a block.
     """
     counts, there = Counts(), set[int]()
-    read, begin = LargeComparisons.read, JsonLines.__init__
+    read, begin = LargeComparisons.placed, JsonLines.__init__
 
-    def counted(self: LargeComparisons, index: int) -> Read:
-        found = read(self, index)
-        counts.records += 1
-        there.add(id(found.comparison))
-        counts.held = max(counts.held, len(there))
-        return found
+    def counted(self: LargeComparisons) -> Iterator[Placed]:
+        for placed in read(self):
+            counts.records += 1
+            there.add(id(placed.comparison))
+            counts.held = max(counts.held, len(there))
+            yield placed
 
-    def begun(self: JsonLines, path: Path, **options: Any) -> None:
-        begin(self, path, **options)
+    def begun(self: JsonLines, path: Path) -> None:
+        begin(self, path)
         counts.files.append(self)
 
     def gone(self: Comparison) -> None:
@@ -63,7 +64,7 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
 
     replace(blocks, "LARGE", 1)
     replace(blocks, "BLOCK", block)
-    replace(LargeComparisons, "read", counted)
+    replace(LargeComparisons, "placed", counted)
     replace(JsonLines, "__init__", begun)
     replace(Comparison, "__del__", gone)
     return counts

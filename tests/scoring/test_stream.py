@@ -31,7 +31,7 @@ OPTIONS = ShapeOptions(tokens_per_batch=2048)
 
 def windows_of(count: int) -> list[range]:
     some: Any = range(count)
-    return list(windows(some, first=FIRST_WINDOW, size=WINDOW))
+    return [window.places for window in windows(some, first=FIRST_WINDOW, size=WINDOW)]
 
 
 def comparison(number: int) -> Comparison:

@@ -53,7 +53,6 @@ def job(folder: Path, data: Path, out: Path, **view: int) -> TokensJob:
         model=str(folder),
         loading=LoadOptions(),
         view=ViewOptions(**(VIEW | view)),  # pyright: ignore[reportArgumentType]
-        sources=[str(data)],
         folder=prepare([str(data)], out=out).folder,
         part=16,
     )

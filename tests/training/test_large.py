@@ -12,11 +12,12 @@ from prb_jax.data import blocks
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.write_tokens import TokensJob, write_store
-from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.prepare import prepare
+from prb_jax.sources.prepared import PreparedComparisons
 from prb_jax.text.view import ViewOptions
-from prb_jax.training.config import default_config
+from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.data import TreesOnDemand
+from prb_jax.training.splits import read_training_data
 from prb_jax.training.train import train
 from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
 
@@ -53,8 +54,11 @@ def held(model, data, tmp_path_factory) -> Path:
     return train(config(model, data), out=tmp_path_factory.mktemp("runs") / "held", progress=False).out
 
 
-def test_windows_give_the_same_curve_and_hold_the_trees_of_a_step(model, data, held, tmp_path, monkeypatch):
+def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held(
+    model, data, held, tmp_path, monkeypatch
+):
     monkeypatch.setattr(blocks, "LARGE", 1)
+    prepare([str(data)], out=tmp_path / "data", splits=("train",))
     most: list[int] = []
     ahead = TreesOnDemand.ahead
 
@@ -62,18 +66,34 @@ def test_windows_give_the_same_curve_and_hold_the_trees_of_a_step(model, data, h
         ahead(self, members)
         most.append(len(self._held))
 
+    chosen = config(model, tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(TreesOnDemand, "ahead", counted)
         with stopped_at(monkeypatch, 3):
-            train(config(model, data), out=tmp_path / "run", progress=False)
+            train(chosen, out=tmp_path / "run", progress=False)
         assert most.count(AT_A_TIME) >= 3
         assert max(most) <= 256 < COUNT  # 256: the lengths of the first steps
-    summary = train(config(model, data), out=tmp_path / "run", progress=False).summary
+    summary = train(chosen, out=tmp_path / "run", progress=False).summary
     assert numbers(tmp_path / "run") == numbers(held)
     assert summary["truncated"] is None
     assert (
         summary["train_comparisons"] == json.loads((held / "summary.json").read_text())["train_comparisons"]
     )
+
+
+def test_raw_files_are_held_in_memory_or_refused_in_one_line(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "LARGE", 1)
+    given = ["model=m", "validation.fraction=0", "limit=50"]
+    settings = load_settings(default_config(), [*given, f"data={data}"])
+    assert len(read_training_data(settings).train) == 50
+    folder = prepare([str(data)], out=tmp_path / "data", splits=("train",)).folder
+    monkeypatch.setattr(blocks, "HELD", 1)
+    with pytest.raises(prb.DataError, match=r"pairs.jsonl: too large .* `prb prepare --data .* --out DIR`"):
+        read_training_data(settings)
+    found = read_training_data(load_settings(default_config(), [*given, f"data={folder}"]))
+    assert not isinstance(found.train, list)
+    assert [one.id for one in found.train_part.known] == [one.id for one in found.train]
+    assert len(found.train) == 50
 
 
 def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_path, monkeypatch):
@@ -83,7 +103,6 @@ def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_p
         model=str(model),
         loading=LoadOptions(),
         view=ViewOptions(profile_posts=view.profile_posts, max_length=view.max_length),
-        sources=[str(data)],
         folder=prepared.folder,
     )
     write_store(job, split="train")
@@ -92,20 +111,9 @@ def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_p
         raise AssertionError("text was read")
 
     monkeypatch.setattr(Reader, "encode_text", never)
-    monkeypatch.setattr(LargeComparisons, "read", never)
+    monkeypatch.setattr(PreparedComparisons, "__getitem__", never)
     done = train(config(model, tmp_path / "out"), out=tmp_path / "run", progress=False)
     assert numbers(done.out) == numbers(held)
     assert done.summary["truncated"] == json.loads((held / "summary.json").read_text())["truncated"]
     with pytest.raises(prb.DataError, match=r"prepared for another model or view .*profile_posts"):
         train(config(model, tmp_path / "out", profile_posts=1), out=tmp_path / "other", progress=False)
-
-
-def test_a_bad_record_and_a_repeated_id_are_named(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "LARGE", 1)
-    found = rows(40)
-    found[30]["id"] = "p3"
-    bad = write_rows(tmp_path / "bad.jsonl", found)
-    with pytest.raises(
-        prb.DataError, match=r"bad.jsonl:31: field 'id': 'p3' was already used at .*bad.jsonl:4"
-    ):
-        train(config(model, bad), out=tmp_path / "run", progress=False)
