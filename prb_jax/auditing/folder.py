@@ -23,14 +23,14 @@ from prb_jax.auditing.items import make_items
 from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.processes.agreement import differences
-from prb_jax.runs.kind import as_recorded, read_record
+from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.sources.reading import describe_source
 from prb_jax.version import __version__
 
 AUDIT: Final = "audit.json"
 REPORT: Final = "report.json"
-_KIND: Final = "prb_jax audit"
+_AUDITS: Final = RunKind("prb_jax audit", "prb audit", file=AUDIT, others=(DATABASE,))
 _SECRET: Final = "secret"
 _STAGED: Final = f".{DATABASE}.new"
 _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -169,7 +169,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def _read(path: Path) -> AuditFolder | None:
-    record = read_record(path, AUDIT, kind=_KIND, command="prb audit", others=(DATABASE,))
+    record = _AUDITS.read(path)
     if record is None:
         return None
     inputs = record["inputs"]
@@ -195,7 +195,7 @@ def _make(path: Path, options: AuditOptions) -> AuditFolder:
     )
     inputs = {"data": _described(data), "gold": None if gold is None else _described(gold), **settings}
     record = {
-        "kind": _KIND,
+        "kind": _AUDITS.name,
         "format": 1,
         "id": secrets.token_hex(8),
         "inputs": as_recorded(inputs),

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import RunError
-from prb_jax.runs.kind import SUMMARY, as_recorded, check_same_inputs, read_record
+from prb_jax.runs.kind import SUMMARY, RunKind
 
 QUICKSTART = "quickstart.json"
 REPORT, PAGE = "report.md", "page.html"
 START, DATA, SCORES = "start", "data", "scores"
-KIND = "prb_jax quickstart"
+QUICKSTARTS = RunKind(
+    "prb_jax quickstart", "prb quickstart", file=QUICKSTART, others=("run.json", "train.json", START, SCORES)
+)
 
 
 @contextlib.contextmanager
@@ -43,13 +45,7 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
     path = Path(out)
     refuse_file(out)
     with held_folder(path):
-        wanted = as_recorded(inputs)
-        others = ("run.json", "train.json", SUMMARY, START, SCORES)
-        found = read_record(path, QUICKSTART, kind=KIND, command="prb quickstart", others=others)
-        if found is not None:
-            check_same_inputs(path, found["inputs"], wanted, file=QUICKSTART)
-        else:
-            write_json(path / QUICKSTART, {"kind": KIND, "format": 1, "inputs": wanted})
+        QUICKSTARTS.start(path, inputs, notes={})
         yield path
 
 

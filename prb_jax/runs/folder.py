@@ -30,7 +30,7 @@ from prb_jax.data.writing import held_folder, json_line, refuse_file, whole_file
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.runs.kind import RUN, RunKind, as_recorded, check_same_inputs, record_session
+from prb_jax.runs.kind import RUN, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.open_inputs import filled, is_open, read_blocks, remove_blocks
 
 SCORES = "scores.jsonl"
@@ -104,7 +104,7 @@ def open_run(
                 (path / COMPUTED).unlink(missing_ok=True)
         if not blocks:
             remove_blocks(path)
-        record_session(path / RUN, found, kind=KIND, inputs=wanted, session=session, notes=notes)
+        EVALUATION.record(path, found, inputs=wanted, session=session, notes=notes)
         with writing(path / SCORES):
             scores = os.open(path / SCORES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

@@ -4,7 +4,7 @@ result, compared when the run is continued, and an entry for each start; and ``s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ class RunKind:
         takes the place of this one. None where a run is never replaced.
       file: that says what was run.
       others: files and folders that, without that file, show that a folder holds something else.
+      finished: the file that a finished run has.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunKind:
     rows: str | None = None
     file: str = RUN
     others: tuple[str, ...] = ()
+    finished: str = SUMMARY
 
     def read(self, folder: Path) -> dict[str, Any] | None:
         """Return what ``run.json`` says; None where there is no run.
@@ -45,8 +47,23 @@ class RunKind:
         Raises:
           RunError: the file cannot be read, or the folder holds another kind of run.
         """
-        others = (*self.others, *([] if self.rows is None else [self.rows]), SUMMARY)
-        return read_record(folder, self.file, kind=self.name, command=self.command, others=others)
+        path, hint = folder / self.file, "give --out another folder"
+        run = read_json(path, error=RunError, hint=hint, optional=True)
+        if run is None and not path.exists():
+            for other in (*self.others, self.rows, self.finished):
+                if other is not None and (folder / other).exists():
+                    raise RunError(
+                        f"{folder} holds another run: it has {other} but no {self.file}, which `{self.command}` "
+                        f"writes; {hint}"
+                    )
+            return None
+        if (
+            not isinstance(run, dict)
+            or run.get("kind") != self.name
+            or not isinstance(run.get("inputs"), dict)
+        ):
+            raise RunError(f"{path}: not of `{self.command}`; {hint}")
+        return run
 
     def read_finished(self, folder: Path) -> dict[str, Any]:
         """Return what ``run.json`` of a finished run says.
@@ -57,7 +74,7 @@ class RunKind:
         run = self.read(folder)
         if run is None:
             raise RunError(f"{folder}: no run of `{self.command}`: it has no {self.file}")
-        if not (folder / SUMMARY).exists():
+        if not (folder / self.finished).exists():
             raise RunError(
                 f"{folder}: the run is not finished: repeat its command, {quote(' '.join(run['command']))}"
             )
@@ -89,59 +106,22 @@ class RunKind:
                 check_same_inputs(folder, found["inputs"], wanted, file=self.file)
             found = None  # it stopped before its first row: there is nothing to keep
         now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-        record_session(
-            folder / self.file,
-            found,
-            kind=self.name,
-            inputs=wanted,
-            session=now if session is None else session,
-            notes=notes,
-        )
+        self.record(folder, found, inputs=wanted, session=now if session is None else session, notes=notes)
 
-
-def read_record(
-    folder: Path, name: str, *, kind: str, command: str, others: Sequence[str]
-) -> dict[str, Any] | None:
-    """Return what the file of a run folder says that tells what was run; None where there is no run.
-
-    Args:
-      folder: may be absent.
-      name: of the file.
-      kind: of the run, as the file has it.
-      command: that writes it, for messages.
-      others: files and folders that show, where the file is missing, that the folder holds something else.
-
-    Raises:
-      RunError: the file cannot be read or is of another kind, or the folder holds another run.
-    """
-    path, hint = folder / name, "give --out another folder"
-    run = read_json(path, error=RunError, hint=hint, optional=True)
-    if run is None and not path.exists():
-        for other in others:
-            if (folder / other).exists():
-                raise RunError(
-                    f"{folder} holds another run: it has {other} but no {name}, which `{command}` writes; {hint}"
-                )
-        return None
-    if not isinstance(run, dict) or run.get("kind") != kind or not isinstance(run.get("inputs"), dict):
-        raise RunError(f"{path}: not of `{command}`; {hint}")
-    return run
-
-
-def record_session(
-    file: Path,
-    run: Mapping[str, Any] | None,
-    *,
-    kind: str,
-    inputs: Mapping[str, Any],
-    session: Mapping[str, Any],
-    notes: Mapping[str, Any],
-) -> None:
-    """Write to ``file`` that ``run`` (a new one where it is None) is started once more, unless it is finished."""
-    if (file.parent / SUMMARY).exists():
-        return
-    known = run or {"kind": kind, "format": 1, "inputs": inputs, **notes, "sessions": []}
-    write_json(file, {**known, "sessions": [*known["sessions"], session]})
+    def record(
+        self,
+        folder: Path,
+        found: Mapping[str, Any] | None,
+        *,
+        inputs: Mapping[str, Any],
+        session: Mapping[str, Any],
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Write that the run that was found (a new one where it is None) is started once more, unless it is finished."""
+        if (folder / self.finished).exists():
+            return
+        known = found or {"kind": self.name, "format": 1, "inputs": inputs, **notes, "sessions": []}
+        write_json(folder / self.file, {**known, "sessions": [*known["sessions"], session]})
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:

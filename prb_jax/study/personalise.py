@@ -20,7 +20,7 @@ from prb_jax.personal.few_shot.registry import METHODS
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
@@ -59,8 +59,7 @@ SUBSETS: Final = "subsets.json"
 PICTURE: Final = "curves.svg"
 OUTCOMES: Final = "outcomes"
 STATES: Final = "states"
-KIND: Final = "prb_jax study"
-COMMAND: Final = "prb personalise"
+RUNS: Final = RunKind("prb_jax study", "prb personalise", finished=RESULTS)
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
 PROTOCOL: Final = 2
 """Of the splits and the outcomes: a study of another one is not continued."""
@@ -132,32 +131,26 @@ def personalise(
     settings = dict(settings or {})
     for name in settings.keys() - {method.name for method in chosen.methods}:
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
-    _read_record(folder)
+    RUNS.read(folder)
     check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
     population = read_population(inputs.comparisons, store)
     splits = make_splits(population, by=split, seeds=seeds)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
-    decided = as_recorded(
-        {
-            "data": inputs.to_json(),
-            "limit": limit,
-            "features": store.facts["inputs"],
-            "split": split,
-            "protocol": PROTOCOL,
-            "seeds": seeds,
-            "shots": list(shown),
-            "versions": computing_versions(plain=False),
-        }
-    )
+    decided = {
+        "data": inputs.to_json(),
+        "limit": limit,
+        "features": store.facts["inputs"],
+        "split": split,
+        "protocol": PROTOCOL,
+        "seeds": seeds,
+        "shots": list(shown),
+        "versions": computing_versions(plain=False),
+    }
     with held_folder(folder):
-        record = _read_record(folder)
-        if record is not None:
-            check_same_inputs(folder, record["inputs"], decided)
-        else:
-            notes = {"command": command_line(), "data": list(inputs.sources), "backbone": str(backbone)}
-            record_session(folder / RUN, None, kind=KIND, inputs=decided, session={}, notes=notes)
+        notes = {"command": command_line(), "data": list(inputs.sources), "backbone": str(backbone)}
+        RUNS.start(folder, decided, notes=notes, session={})
         saved = saved_splits(population, splits, by=split)
         for one_split in saved["splits"]:
             check_split(one_split, where=str(folder / SPLITS))
@@ -210,10 +203,6 @@ def people_of_study(
 def _check_shots(shots: Sequence[int]) -> None:
     if not shots or min(shots) < 0 or len(set(shots)) < len(shots):
         raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shots))}")
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    return read_record(folder, RUN, kind=KIND, command=COMMAND, others=(RESULTS,))
 
 
 def _run(

@@ -36,7 +36,7 @@ from prb_jax.personal.features import (
 )
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs, read_record, record_session
+from prb_jax.runs.kind import RUN, RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
@@ -46,7 +46,7 @@ from prb_jax.text.view import ViewOptions
 PART: Final = 4096
 """Rows of a part."""
 
-COMMAND: Final = "prb features"
+RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def write_features(
     """
     chosen, folder = options or FeatureOptions(), Path(out)
     refuse_file(out)
-    _read_record(folder)
+    RUNS.read(folder)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
         open_embedder(model, chosen.loading, view=chosen.view, responses_alone=chosen.responses_alone)
@@ -128,14 +128,10 @@ def write_features(
         "versions": computing_versions(plain=False),
     }
     with held_folder(folder):
-        found = _read_record(folder)
-        wanted = as_recorded(decided)
-        if found is not None:
-            check_same_inputs(folder, found["inputs"], wanted)
+        notes = {"command": command_line(), "model": embedder.name, "data": list(inputs.sources)}
+        RUNS.start(folder, decided, notes=notes, session={})
         if not (folder / FEATURES).is_file():
-            notes = {"command": command_line(), "model": embedder.name, "data": list(inputs.sources)}
-            record_session(folder / RUN, found, kind=KIND, inputs=wanted, session={}, notes=notes)
-            _write_tables(embedder, inputs, folder, chosen, wanted, progress=progress)
+            _write_tables(embedder, inputs, folder, chosen, as_recorded(decided), progress=progress)
     return open_features(folder)
 
 
@@ -157,10 +153,6 @@ def is_of_features(folder: Path) -> bool:
     """Return whether a folder was begun by `prb features`, finished or not."""
     record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {}
     return record.get("kind") == KIND
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    return read_record(folder, RUN, kind=KIND, command=COMMAND, others=(FEATURES,))
 
 
 def _write_tables(

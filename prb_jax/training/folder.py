@@ -25,7 +25,7 @@ from typing import Any
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, record_session
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs
 
 TRAIN = "train.json"
 CHECKPOINTS = "checkpoints"
@@ -105,7 +105,7 @@ def open_training(
             if longer:
                 _remove_result(path)
                 found = {**found, "inputs": wanted}
-        record_session(path / TRAIN, found, kind=TRAINING.name, inputs=wanted, session=session, notes=notes)
+        TRAINING.record(path, found, inputs=wanted, session=session, notes=notes)
         yield path
 
 
