@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from prb_jax.rl.settings import PpoSettings
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
-    from prb_jax.scoring.posts import PostsSweep, evaluate_posts
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from prb_jax.sources.split import Split, split
     from prb_jax.study.ask import Question, ask
     from prb_jax.study.personalise import Study, personalise
+    from prb_jax.study.posts import PostsSweep, evaluate_posts
     from prb_jax.study.write_features import FeatureOptions, write_features
     from prb_jax.text.view import ViewOptions
     from prb_jax.training.convert import convert
@@ -120,8 +120,8 @@ _HOMES = {
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.evaluate",
     "load": "prb_jax.scoring.load",
-    "PostsSweep": "prb_jax.scoring.posts",
-    "evaluate_posts": "prb_jax.scoring.posts",
+    "PostsSweep": "prb_jax.study.posts",
+    "evaluate_posts": "prb_jax.study.posts",
     "PromptExtras": "prb_jax.scoring.prompt_extras",
     "RewardModel": "prb_jax.scoring.reward_model",
     "PlainScorer": "prb_jax.scoring.scorer",

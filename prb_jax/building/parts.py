@@ -12,7 +12,7 @@ from prb_jax.building.gates.gate import Pair
 from prb_jax.building.gates.words import NearTexts
 from prb_jax.errors import short_repr
 from prb_jax.metrics.components import Components
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 
 _NEAR: Final = 0.6
 """Similarity of questions and answers that stay in one part: lower than that of duplicates, to be on the safe side."""

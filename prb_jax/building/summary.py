@@ -19,7 +19,7 @@ from prb_jax.data.records import digest
 from prb_jax.judges.chat import ChatModel, EndpointChat
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.runs.rows import Row
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.run import computing_versions
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         if options.distributed or not options.model.startswith("baseline:"):
             start(options)
         from prb_jax.scoring.evaluate import evaluate
-        from prb_jax.scoring.posts import evaluate_posts
+        from prb_jax.study.posts import evaluate_posts
 
         posts = options.profile_posts or [None]
         sweep, paired = len(posts) > 1, _compares(options)

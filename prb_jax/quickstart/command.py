@@ -34,7 +34,7 @@ from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_re
 from prb_jax.reports.page import report as write_page
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.baselines import score_baseline
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import evaluate
 from prb_jax.scoring.load import load as load_model
 from prb_jax.sources.personas import generate, load

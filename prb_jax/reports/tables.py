@@ -286,7 +286,7 @@ def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     """Return a line for each of the points of `posts.json`.
 
     Args:
-      points: as of `prb_jax.scoring.posts.PostsSweep`.
+      points: as of `prb_jax.study.posts.PostsSweep`.
       title: above the table.
     """
     fewest = points[0]["profile_posts"]

@@ -117,7 +117,7 @@ class RunKind:
         session: Mapping[str, Any],
         notes: Mapping[str, Any],
     ) -> None:
-        """Write that the run that was found (a new one where it is None) is started once more, unless it is finished."""
+        """Write that the run that was found (a new one where it is None) is started again, unless it is finished."""
         if (folder / self.finished).exists():
             return
         known = found or {"kind": self.name, "format": 1, "inputs": inputs, **notes, "sessions": []}

@@ -18,8 +18,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.clusters import clusters_of, derived_users
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of, derived_users
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 
@@ -137,8 +136,8 @@ def with_other_users(
 
     The other user is drawn among the eight users whose profiles are nearest in length (characters of the posts that
     are shown), by the seed and the user's name. Rows without a user belong to one person where their profiles share
-    posts (`prb_jax.scoring.clusters.derived_users`), and never get a profile that shares a post with their own. A
-    comparison without a profile stays so.
+    posts (`derived_users` in `prb_jax.scoring.comparison_table`), and never get a profile that shares a post with their
+    own. A comparison without a profile stays so.
 
     Args:
       comparisons: of two users or more.

@@ -17,8 +17,7 @@ from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
-from prb_jax.scoring.clusters import clusters_of
-from prb_jax.scoring.comparison_table import ComparisonTable
+from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, LeftOut
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION

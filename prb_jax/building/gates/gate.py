@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
 from prb_jax.metrics.uncertainty import mean_interval
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 
 
 @dataclass(frozen=True)

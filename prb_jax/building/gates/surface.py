@@ -10,7 +10,7 @@ import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
 from prb_jax.metrics.surface import SURFACE, count_words, surface_features
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5
 _PENALTY: Final = 5.0

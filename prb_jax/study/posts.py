@@ -14,7 +14,7 @@ from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.folder import check_folder
 from prb_jax.scoring import NO_CONTROLS
-from prb_jax.scoring.clusters import clusters_of
+from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.load import Model, open_scorer

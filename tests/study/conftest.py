@@ -1,0 +1,5 @@
+"""The model of the tests of `scoring`, for those of sweeps."""
+
+from tests.scoring.conftest import folder, model
+
+__all__ = ["folder", "model"]
