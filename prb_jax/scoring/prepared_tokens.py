@@ -28,12 +28,14 @@ class StoredComparisons(Sequence[TokenisedComparison]):
     Attributes:
       store: the trees.
       places: int64, which of the store's comparisons they are.
+
+    Args:
+      store, places: likewise.
+      table: of the whole store.
     """
 
-    def __init__(self, store: TokenStore, *, places: np.ndarray | None = None) -> None:
-        self.store = store
-        self.places = np.arange(len(store)) if places is None else places
-        self._table = ComparisonTable.stored(store.arrays)
+    def __init__(self, store: TokenStore, places: np.ndarray, *, table: ComparisonTable) -> None:
+        self.store, self.places, self._table = store, places, table
 
     def __len__(self) -> int:
         return len(self.places)
@@ -41,10 +43,10 @@ class StoredComparisons(Sequence[TokenisedComparison]):
     @overload
     def __getitem__(self, index: int) -> TokenisedComparison: ...
     @overload
-    def __getitem__(self, index: slice) -> list[TokenisedComparison]: ...
-    def __getitem__(self, index: int | slice) -> TokenisedComparison | list[TokenisedComparison]:
+    def __getitem__(self, index: slice) -> StoredComparisons: ...
+    def __getitem__(self, index: int | slice) -> TokenisedComparison | StoredComparisons:
         if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
+            return StoredComparisons(self.store, self.places[index], table=self._table)
         place = int(self.places[index])
         return TokenisedComparison(self._table.id(place), self._table.user(place), self.store.tree(place))
 
@@ -156,9 +158,10 @@ def stored_comparisons(
     store = find_store(folder, reader, view, split=split)
     if store is None:
         return None
+    table = ComparisonTable.stored(store.arrays)
     if places is None:
-        places = places_of(ComparisonTable.stored(store.arrays), subset=subset, limit=limit, where=folder)
-    return StoredComparisons(store, places=places)
+        places = places_of(table, subset=subset, limit=limit, where=folder)
+    return StoredComparisons(store, places, table=table)
 
 
 def places_of(

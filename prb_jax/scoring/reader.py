@@ -111,6 +111,7 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
+        comparisons = list(comparisons)  # prepared ones are read from the disk
         texts = [comparison for comparison in comparisons if isinstance(comparison, Comparison)]
         encoded = iter(self.encode_text(texts, view=view) if texts else ())
         trees = [

@@ -114,8 +114,12 @@ def stream_scores(
             """Read and tokenise a window; None where there are no more."""
             if (window := next(upcoming, None)) is None:
                 return None
-            pairs = zip(window.places, window.comparisons, strict=True)
-            return window.places, tokenise([comparison for place, comparison in pairs if place not in known])
+            start = window.places.start
+            unknown = [place - start for place in window.places if place not in known]
+            chosen = window.comparisons
+            if len(unknown) < len(chosen):
+                chosen = [chosen[place] for place in unknown]
+            return window.places, tokenise(chosen)
 
         try:
             encoded.append(pool.submit(tokenise_next))
