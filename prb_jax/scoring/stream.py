@@ -114,8 +114,8 @@ def stream_scores(
             """Read and tokenise a window; None where there are no more."""
             if (window := next(upcoming, None)) is None:
                 return None
-            start = window.places.start
-            unknown = [place - start for place in window.places if place not in known]
+            before = window.places.start
+            unknown = [place - before for place in window.places if place not in known]
             chosen = window.comparisons
             if len(unknown) < len(chosen):
                 chosen = [chosen[place] for place in unknown]
