@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from prb_jax.inspection.inspect import inspect
     from prb_jax.judges.aspects import plan_aspects
     from prb_jax.judges.best_of_n import BestOfN, best_of_n
+    from prb_jax.judges.distil import Distilled, distil
     from prb_jax.judges.judge import judge
     from prb_jax.judges.options import JudgeOptions
     from prb_jax.personal.features import FeatureStore
@@ -91,6 +92,8 @@ _HOMES = {
     "plan_aspects": "prb_jax.judges.aspects",
     "BestOfN": "prb_jax.judges.best_of_n",
     "best_of_n": "prb_jax.judges.best_of_n",
+    "Distilled": "prb_jax.judges.distil",
+    "distil": "prb_jax.judges.distil",
     "EndpointOptions": "prb_jax.remote.endpoint",
     "guide": "prb_jax.generation.guide",
     "judge": "prb_jax.judges.judge",
@@ -154,6 +157,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "DataError",
+    "Distilled",
     "EndpointOptions",
     "Evaluation",
     "FeatureOptions",
@@ -199,6 +203,7 @@ __all__ = [
     "compare",
     "convert",
     "correlate",
+    "distil",
     "evaluate",
     "evaluate_posts",
     "guide",

@@ -42,6 +42,7 @@ VERBS = {
     "behave": {
         "sample": "draw texts from a language model for the prompts of a data set",
         "best-of-n": "how good the best of k samples is, as reward models choose it",
+        "distil": "write samples and their rewards as training data: the best against a worse one",
         "guide": "draw texts that a reward model guides token by token, or chunk by chunk",
         "policy-accuracy": "how often a guided policy gives the preferred response the higher score",
         "correlate": "does a benchmark predict a behaviour? intervals and tests",

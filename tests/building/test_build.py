@@ -103,7 +103,8 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
             file.write(b'{"id": "q8", "no_p')
         wrong[0] = False
         prb.build(stopped, out=tmp_path / "stopped", progress=False)
-        assert len(other.asked) == len(refused) + COUNT * (3 + 2 * 2 + 4)  # nothing was asked twice
+        # Nothing is asked twice but what was on its way when the error came; the eight rows would be 88 requests more.
+        assert 0 <= len(other.asked) - len(refused) - COUNT * (3 + 2 * 2 + 4) <= 8
     assert product(tmp_path / "stopped") == product(tmp_path / "out")
 
     rows = lines(built.out / "rows.jsonl")

@@ -14,6 +14,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
@@ -178,3 +179,71 @@ def test_samples_of_other_data_or_of_no_run_are_refused(samples: Path, tmp_path:
         best_of_n(tmp_path, ["baseline:length"], out=tmp_path / "out", progress=False)
     with pytest.raises(prb.DataError, match="rewards: expected different models"):
         best_of_n(samples, ["baseline:length"] * 2, out=tmp_path / "out", progress=False)
+
+
+def test_the_best_sample_and_a_worse_one_are_training_data(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best, out = tmp_path / "best", tmp_path / "out"
+    rewards = ["baseline:length", "baseline:shorter"]
+    best_of_n(samples, rewards, out=best, progress=False)
+    command = ["distil", str(best), "--reward", "baseline:length", "--out", str(out)]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    texts: dict[str, dict[int, str]] = {}
+    for line in (samples / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["text"].strip():
+            texts.setdefault(row["id"], {})[row["sample"]] = row["text"]
+    asked = {comparison.id: comparison for comparison in prb.read_comparisons(samples.parent / "pairs.jsonl")}
+    rows = [json.loads(line) for line in (out / "pairs.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "distil.json").read_text())["summary"]
+    expected = {name: own for name, own in texts.items() if len({len(text) for text in own.values()}) > 1}
+    assert [row["id"] for row in rows] == list(expected)
+    assert (summary["pairs"], summary["prompts"]) == (len(rows), len(texts))
+    assert summary["single"] + summary["too_close"] + summary["same_text"] == len(texts) - len(rows)
+    assert f"{len(rows)} pairs of {len(texts)} prompts" in shown
+    for row, pair in zip(rows, prb.read_comparisons(out / "pairs.jsonl"), strict=True):
+        own = texts[row["id"]]
+        assert len(row["chosen"]) == max(map(len, own.values()))
+        assert len(row["rejected"]) == min(map(len, own.values()))
+        assert [own[number] for number in row["meta"]["samples"]] == [row["chosen"], row["rejected"]]
+        assert row["margin"] == pytest.approx(len(row["chosen"]) - len(row["rejected"]))
+        source = asked[row["id"]]
+        assert (pair.user_id, pair.prompt, pair.profile) == (source.user_id, source.prompt, source.profile)
+    turned = prb.distil(best, reward="baseline:shorter", out=tmp_path / "turned")
+    flipped = [json.loads(line) for line in turned.path.read_text().splitlines()]
+    assert [len(row["chosen"]) for row in flipped] == [len(row["rejected"]) for row in rows]
+    any_worse = prb.distil(best, reward="baseline:length", rejected="random", out=tmp_path / "random", seed=3)
+    for row in map(json.loads, any_worse.path.read_text().splitlines()):
+        assert len(row["chosen"]) > len(row["rejected"])
+    again = prb.distil(best, reward="baseline:length", rejected="random", out=tmp_path / "again", seed=3)
+    assert again.path.read_bytes() == any_worse.path.read_bytes()
+    gaps = sorted(row["margin"] for row in rows)
+    wide = prb.distil(best, reward="baseline:length", margin=gaps[-1], out=tmp_path / "wide").summary
+    assert wide["pairs"] == gaps.count(gaps[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "reward: expected one of those of .*: baseline:length, baseline:shorter$"),
+        ({"reward": "baseline:random"}, "reward: expected one of .*; found 'baseline:random'"),
+        ({"reward": "baseline:length", "margin": -1.0}, "margin: expected a finite number of at least 0"),
+        ({"reward": "baseline:length", "margin": 1e9}, "no prompt has two samples whose rewards"),
+        ({"reward": "baseline:length", "rejected": "second"}, "rejected: expected worst or random"),
+        (
+            {"reward": "baseline:length", "out": "best"},
+            r"best/pairs\.jsonl: is there already, with other contents",
+        ),
+    ],
+)
+def test_rewards_that_give_no_training_data_are_refused(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    best_of_n(samples, ["baseline:length", "baseline:shorter"], out="best", progress=False)
+    Path("best/pairs.jsonl").write_text("other\n")
+    with pytest.raises((prb.DataError, prb.RunError), match=message):
+        prb.distil("best", **{"out": "out", **options})
+    assert not Path("out").exists()
