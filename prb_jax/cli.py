@@ -73,7 +73,6 @@ SHARED = {
     **dict.fromkeys(("compare", "leaderboard", "report", "correlate", "push"), "runs"),
     **dict.fromkeys(("personas", "past-texts", "prepare", "split"), "datasets"),
     **dict.fromkeys(("methods", "ask"), "personalise"),
-    "ppo": "train",
 }
 """The file of a verb that shares it with others: it has `add_VERB` and `run_VERB`."""
 

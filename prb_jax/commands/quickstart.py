@@ -3,7 +3,7 @@
 import argparse
 
 from prb_jax.commands.arguments import Parser, add_no_progress
-from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.process import start, until_terminated, was_stopped
 from prb_jax.commands.terminal import print_table
 from prb_jax.processes.job import INTERRUPTED
 
@@ -22,10 +22,8 @@ def run(options: argparse.Namespace) -> int:
 
     with until_terminated(options):
         result = quickstart(out=options.out, progress=not options.no_progress)
-    if result.stopped_by == "SIGINT":
-        raise KeyboardInterrupt
-    if result.stopped_by is not None:
-        return INTERRUPTED  # what was saved is said already
+    if was_stopped(result.stopped_by):
+        return INTERRUPTED
     print_table(quickstart_table(result.summary))
     print(f"figures: {result.path}; the commands of each step: {result.report}")
     if result.page.exists():

@@ -1,4 +1,4 @@
-"""`prb train` and `prb ppo`: train a reward model, and a policy by a reward."""
+"""`prb train`: train a reward model."""
 
 import argparse
 
@@ -11,28 +11,14 @@ from prb_jax.processes.sharing import process_index
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb train`."""
-    _add(
+    """Add the arguments."""
+    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
+    add_configured(
         sub,
         config="bt_user_blind",
         overrides="model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4",
         out="train.json, metrics.jsonl, checkpoints, model",
     )
-
-
-def add_ppo(sub: Parser) -> None:
-    """Add the arguments of `prb ppo`."""
-    _add(
-        sub,
-        config="profile_in_prompt",
-        overrides="model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02",
-        out="train.json, metrics.jsonl, rollouts.jsonl, model",
-    )
-
-
-def _add(sub: Parser, **names: str) -> None:
-    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
-    add_configured(sub, **names)
     add_distributed(sub)
 
 
@@ -54,25 +40,4 @@ def run(options: argparse.Namespace) -> int:
     if process_index() == 0:
         print_table(training_table(result.summary, title=str(options.out)))
         print(f"written to {result.out}; `prb evaluate {result.out} --data ...` scores with it")
-    return 0
-
-
-def run_ppo(options: argparse.Namespace) -> int:
-    """Train, and print the first and the last numbers."""
-    config, overrides = given_config(options)
-    if options.show_config:
-        from prb_jax.rl.settings import load_ppo_settings
-
-        return show_config(load_ppo_settings, config, overrides)
-    with until_terminated(options):
-        start(options)
-        from prb_jax.rl.ppo import ppo
-
-        result = call(ppo, options, config=config, overrides=overrides)
-    if was_stopped(result.stopped_by):
-        return INTERRUPTED
-    if process_index() == 0:
-        for name, before in result.summary["first"].items():
-            print(f"{name.replace('_', ' '):>20}  {before:10.4g} -> {result.summary['last_tenth'][name]:.4g}")
-        print(f"written to {result.out}; `prb sample {result.out} --data ... --out ...` draws texts from it")
     return 0
