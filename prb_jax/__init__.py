@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from prb_jax.judges.options import JudgeOptions
     from prb_jax.personal.features import FeatureStore
     from prb_jax.personal.model import PersonalisedModel
+    from prb_jax.plugins import register_plugin
     from prb_jax.readouts.load_options import LoadOptions
     from prb_jax.remote.endpoint import EndpointOptions
     from prb_jax.reports.comparison import compare
@@ -109,6 +110,7 @@ _HOMES = {
     "inspect": "prb_jax.inspection.inspect",
     "FeatureStore": "prb_jax.personal.features",
     "PersonalisedModel": "prb_jax.personal.model",
+    "register_plugin": "prb_jax.plugins",
     "LoadOptions": "prb_jax.readouts.load_options",
     "compare": "prb_jax.reports.comparison",
     "correlate": "prb_jax.reports.correlation",
@@ -220,6 +222,7 @@ __all__ = [
     "push",
     "rank_profiles",
     "read_comparisons",
+    "register_plugin",
     "report",
     "reward_fn",
     "sample_data",

@@ -13,6 +13,7 @@ from prb_jax.commands.arguments import Parser, with_dashes
 from prb_jax.commands.process import Terminated
 from prb_jax.commands.terminal import drop_output, open_streams, replace_unknown_letters, warnings_as_lines
 from prb_jax.errors import PrbError, printable
+from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
 from prb_jax.runs.command_line import set_command_line
 from prb_jax.version import __version__
@@ -93,6 +94,9 @@ first steps:
 """
 
 
+_IMPORT = "module, or file, that registers plug-ins; may be repeated"
+
+
 class _AllVerbs(Parser):
     """The parser of `prb` itself, whose help shows the verbs in groups."""
 
@@ -123,6 +127,9 @@ def parser(only: str | None = None) -> Parser:
                 ending = f"_{verb}" if name in SHARED else ""
                 sub.set_defaults(run=getattr(module, f"run{ending}"), parser=sub)
                 getattr(module, f"add{ending}")(sub)
+                sub.add_argument(
+                    "--import", dest="imports", action="append", default=[], metavar="MODULE", help=_IMPORT
+                )
     return top
 
 
@@ -148,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replace_unknown_letters()
     try:
         os.getcwd()
+        import_plugins(options.imports)
         with warnings_as_lines():
             status = options.run(options)
         sys.stdout.flush()

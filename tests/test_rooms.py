@@ -14,7 +14,7 @@ PACKAGE = "prb_jax"
 
 # A room imports from itself, from its own line and from the lines above it.
 ORDER = (
-    ("errors", "version"),
+    ("errors", "version", "plugins"),
     ("sharding",),
     ("processes",),
     ("data",),

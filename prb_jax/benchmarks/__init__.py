@@ -1,13 +1,16 @@
 """Benchmarks by name: each is one short file of this package, a source and a rule of scoring.
 
 To add one, write ``prb_jax/benchmarks/NAME.py`` with a ``BENCHMARK`` (see ``benchmark.Benchmark``)
-and name it in ``NAMES``. Files of your own need none: ``--data FILE`` reports accuracy.
+and name it in ``NAMES``; a package of your own offers one by an entry point ``prb_jax.benchmarks``, as
+`docs/plugins.md` describes. Files of your own need none: ``--data FILE`` reports accuracy.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from prb_jax.plugins import get_plugin, plugin_names
 
 if TYPE_CHECKING:
     from prb_jax.benchmarks.benchmark import Benchmark
@@ -16,17 +19,27 @@ NAMES: Final = ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", 
 """In the order in which they are listed."""
 
 
+def benchmark_names() -> tuple[str, ...]:
+    """Return ``NAMES``, and those of plug-ins."""
+    return (*NAMES, *(name for name in plugin_names("benchmarks") if name not in NAMES))
+
+
 def get_benchmark(name: str) -> Benchmark:
-    """The benchmark of one of ``NAMES``.
+    """The benchmark of one of ``benchmark_names()``.
 
     Raises:
       KeyError: there is none of this name.
+      RunError: the package of a plug-in fails, or offers something else.
     """
-    if name not in NAMES:
-        raise KeyError(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
-    return import_module(f"prb_jax.benchmarks.{name.replace('-', '_')}").BENCHMARK
+    if name in NAMES:
+        return import_module(f"prb_jax.benchmarks.{name.replace('-', '_')}").BENCHMARK
+    if name not in benchmark_names():
+        raise KeyError(f"no benchmark {name!r}; there are {', '.join(benchmark_names())}")
+    from prb_jax.benchmarks.benchmark import Benchmark
+
+    return get_plugin("benchmarks", name, Benchmark).value
 
 
 def of_repository(repository: str) -> Benchmark | None:
     """The benchmark whose data set on the hub this is, if any."""
-    return next((b for b in map(get_benchmark, NAMES) if b.repository == repository), None)
+    return next((b for b in map(get_benchmark, benchmark_names()) if b.repository == repository), None)

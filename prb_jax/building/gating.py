@@ -21,6 +21,7 @@ from prb_jax.building.gates.texts import find_overlaps, find_personal_texts, rea
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import RunError, short_repr
 from prb_jax.judges.chat import ChatModel
+from prb_jax.plugins import get_plugin
 from prb_jax.runs.progress import Count, show_progress
 
 REWARDS: Final = "reward_models"
@@ -93,7 +94,7 @@ class Gated:
         )
         relaxed = name in self.settings.relax
         self.results.append(
-            GateResult(name, DEFINITIONS[name], before, figure, dropped, relaxed, after is not None)
+            GateResult(name, _definition(name), before, figure, dropped, relaxed, after is not None)
         )
 
     def with_provenance(self, pair: Pair) -> Pair:
@@ -104,6 +105,14 @@ class Gated:
             verdict = "relaxed" if result.verdict == "failed" else result.verdict
             gates[result.name] = f"relaxed: {reasons[result.name]}" if result.name in reasons else verdict
         return replace(pair, provenance={**pair.provenance, "gates": gates})
+
+
+def _definition(name: str) -> str:
+    if name in DEFINITIONS:
+        return DEFINITIONS[name]
+    plugin = get_plugin("gates", name)
+    about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
+    return f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
 
 
 def in_words(result: GateResult) -> str:
@@ -150,6 +159,8 @@ def run_gates(
     gated.drop("personal-text", find_personal_texts, before=first)
     gated.drop("duplicates", partial(find_duplicates, least=gates.similarity), before=first)
     gated.drop("overlap", overlaps, before=first)
+    for name in gates.plugins:
+        gated.drop(name, get_plugin("gates", name).value, before=first)
 
     reached = list(gated.kept)
     if judge is not None:

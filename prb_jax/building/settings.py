@@ -164,6 +164,10 @@ class GateSettings(Options, prefix="gates."):
     reward_models: tuple[str, ...] = option(
         (), "that must not tell the chosen answer without the user: models as of `prb evaluate`."
     )
+    plugins: tuple[str, ...] = option(
+        (),
+        "gates of other packages, entry points prb_jax.gates: each leaves out the pairs in which it finds a fault.",
+    )
     least_yield: float = option(0.5, "share of the records that must give a pair.", least=0, most=1)
 
 
@@ -269,8 +273,11 @@ def _check_gates(settings: BuildSettings) -> None:
 
 
 def _check(settings: BuildSettings) -> None:
-    if unknown := [name for name in settings.relax if name not in GATES]:
-        raise RunError(f"relax: no gate {quote(unknown[0])}; expected {', '.join(GATES)}")
+    gates = (*GATES, *settings.gates.plugins)
+    if unknown := [name for name in settings.relax if name not in gates]:
+        raise RunError(f"relax: no gate {quote(unknown[0])}; expected {', '.join(gates)}")
+    if twice := [name for place, name in enumerate(gates) if name in gates[:place]]:
+        raise RunError(f"gates.plugins: there is a gate {quote(twice[0])} already")
     if unknown := [name for name in settings.product.formats if name not in FORMATS]:
         raise RunError(f"product.formats: no format {quote(unknown[0])}; expected {', '.join(FORMATS)}")
     writing, product = settings.writing, settings.product

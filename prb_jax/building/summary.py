@@ -18,6 +18,7 @@ from prb_jax.data.options import flat_settings
 from prb_jax.data.records import digest
 from prb_jax.judges.chat import ChatModel, EndpointChat
 from prb_jax.metrics.clusters import OVER_USERS
+from prb_jax.plugins import get_plugin
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.run import computing_versions
@@ -35,6 +36,8 @@ def build_inputs(
         for name, value in flat_settings(settings).items()
         if name not in _NOT_COMPARED and not name.startswith(_MODELS)
     }
+    if not (names := settings.gates.plugins):
+        compared.pop("gates.plugins")  # of builds without plug-ins nothing changes
     local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointChat | None)
     return {
         "records": {"count": len(records), "sha256": digest(record.comparison for record in records)},
@@ -42,6 +45,7 @@ def build_inputs(
         "judge": None if judge is None else dict(judge.identity()),
         "prompts": prompt_digests(),
         "settings": compared,
+        **({"plugins": {name: get_plugin("gates", name).origin for name in names}} if names else {}),
         **({"versions": computing_versions(plain=False)} if local else {}),
     }
 

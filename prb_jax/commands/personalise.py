@@ -126,10 +126,10 @@ def add_methods(sub: Parser) -> None:
 
 def run_methods(options: argparse.Namespace) -> int:
     """Print a line for each method."""
-    from prb_jax.personal.few_shot.registry import METHODS
+    from prb_jax.personal.few_shot.registry import method_names
     from prb_jax.reports.style import facts_table
 
-    print_table(facts_table(METHODS.items(), title="methods of personalisation"))
+    print_table(facts_table(method_names().items(), title="methods of personalisation"))
     return 0
 
 

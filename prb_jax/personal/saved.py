@@ -17,7 +17,7 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.few_shot.protocol import Fitted, Method
-from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.few_shot.registry import method_named, method_names
 from prb_jax.personal.folder import PERSONALISED, STATES
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated
 
@@ -121,9 +121,9 @@ def read_fitted(folder: str | Path) -> FittedMethod:
     path = Path(folder)
     facts = read_object(path / PERSONALISED, error=RunError)
     _check_format(facts, FITTED_FORMAT, where=path / PERSONALISED)
-    if facts["method"] not in METHODS:
+    if facts["method"] not in method_names():
         raise RunError(
-            f"{path / PERSONALISED}: method {quote(facts['method'])}: expected one of {', '.join(METHODS)}"
+            f"{path / PERSONALISED}: method {quote(facts['method'])}: expected one of {', '.join(method_names())}"
         )
     method = method_named(facts["method"])
     names = {field.name for field in fields(method.settings)}

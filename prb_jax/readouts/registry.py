@@ -7,11 +7,12 @@ code. Rows are tried in the order of the table; see :func:`prb_jax.readouts.reso
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
+from prb_jax.plugins import get_plugin, plugin_names
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import Mlp, Pooled, Steps
 from prb_jax.readouts.layers import Stack
@@ -372,3 +373,16 @@ REGISTRY: tuple[ModelRow, ...] = (
 )
 
 ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}
+
+
+def known_rows() -> dict[str, ModelRow]:
+    """Return the rows by name: those of the table, and behind them those of plug-ins.
+
+    Raises:
+      RunError: the package of a plug-in fails, or offers something else.
+    """
+    plugins = [get_plugin("readouts", name, ModelRow) for name in plugin_names("readouts")]
+    return {
+        **ROWS,
+        **{one.name: replace(one.value, name=one.name) for one in plugins if one.name not in ROWS},
+    }

@@ -19,7 +19,7 @@ from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
 from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
-from prb_jax.readouts.registry import REGISTRY, ROWS, ModelRow
+from prb_jax.readouts.registry import ROWS, ModelRow, known_rows
 from prb_jax.text.rules import PLACEHOLDERS, TextRules
 
 _VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
@@ -187,12 +187,12 @@ class _Stored:
 
     def known(self) -> ModelRow | None:
         """The row of a standard model that is known by its name."""
-        return next((row for row in REGISTRY if row.standard and self.is_called(row)), None)
+        return next((row for row in known_rows().values() if row.standard and self.is_called(row)), None)
 
 
 def _asked_for(readout: str) -> ModelRow:
-    if readout in ROWS:
-        return ROWS[readout]
+    if readout in known_rows():
+        return known_rows()[readout]
     if found := _VOCABULARY.fullmatch(readout):
         tokens = tuple(int(token) for token in found.groups() if token is not None)
         return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
@@ -203,7 +203,7 @@ def _asked_for(readout: str) -> ModelRow:
             raise CheckpointError(f"unknown readout {quote(readout)}: expected each token once")
         return ModelRow(name=readout, models=(), head=head)
     name, _, together = readout.partition(":")
-    row = ROWS.get(name)
+    row = known_rows().get(name)
     if row is not None and isinstance(row.head, Steps):
         for known in TOGETHER:
             if together == known:
@@ -217,16 +217,21 @@ def _asked_for(readout: str) -> ModelRow:
             f"unknown readout {quote(readout)}: '{name}' does not score steps, so there is nothing to put together: "
             f"expected {quote(name)} alone"
         )
-    steps = [f"{row.name}:{each}" for row in REGISTRY if isinstance(row.head, Steps) for each in TOGETHER]
+    steps = [
+        f"{row.name}:{each}"
+        for row in known_rows().values()
+        if isinstance(row.head, Steps)
+        for each in TOGETHER
+    ]
     known = ", ".join(
-        (*READOUTS, *ROWS, *steps, "vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
+        (*READOUTS, *known_rows(), *steps, "vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
     )
     raise CheckpointError(f"unknown readout {quote(readout)}: expected one of {known}")
 
 
 def _recognise(stored: _Stored) -> ModelRow | None:
     """The row for a folder; None for a ``*ForSequenceClassification`` as transformers writes it."""
-    for row in REGISTRY:
+    for row in known_rows().values():
         if row.standard or (row.by_name and not stored.is_called(row)):
             continue
         if row.classes and not stored.classes & set(row.classes):
@@ -242,7 +247,7 @@ def _recognise(stored: _Stored) -> ModelRow | None:
 
 def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
     """The error; for a model known by its name or a part of its head, what its read-out needs and the folder lacks."""
-    for row in REGISTRY:
+    for row in known_rows().values():
         called = stored.is_called(row)
         if not row.tensors or not (called or stored.has_part(row)):
             continue
@@ -350,13 +355,17 @@ def open_pair_model(
 def _pair_row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
     fitting = [
         row
-        for row in REGISTRY
+        for row in known_rows().values()
         if isinstance(row.head, Pooled) and set(row.classes) & set(config.architectures)
     ]
     if readout is not None:
-        fitting = [ROWS[readout]] if readout in ROWS and isinstance(ROWS[readout].head, Pooled) else []
+        fitting = (
+            [known_rows()[readout]]
+            if readout in known_rows() and isinstance(known_rows()[readout].head, Pooled)
+            else []
+        )
     if not fitting:
-        known = ", ".join(row.name for row in REGISTRY if isinstance(row.head, Pooled))
+        known = ", ".join(row.name for row in known_rows().values() if isinstance(row.head, Pooled))
         named = (
             f"readout {quote(readout)}"
             if readout

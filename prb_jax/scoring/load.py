@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.errors import RunError
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
+from prb_jax.plugins import get_plugin
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import is_url, open_remote
 from prb_jax.scoring.inputs import Data, read_inputs
@@ -24,6 +25,7 @@ from prb_jax.scoring.scorer import (
     file_scorer,
     function_scorer,
     is_file_function,
+    refuse_options,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.scoring.reward_model import RewardModel
+
+PLUGIN: Final = "plugin:"
+"""Before the name of an entry point prb_jax.rewards, where a model is named."""
 
 Model = Scorer | ScoreFunction | str | Path
 
@@ -66,8 +71,8 @@ def load(
 
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
-        as "baseline:length", or of a function of a comparison, as "FILE.py:NAME", gives a
-        :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
+        as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
+        `docs/plugins.md`), gives a :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
@@ -114,6 +119,10 @@ def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | Plain
             raise RunError(f"quantize: {model} has no weights; leave it out")
         if is_file_function(model):
             return file_scorer(str(model), **options.given)
+        if str(model).startswith(PLUGIN):
+            refuse_options(str(model), **options.given)
+            plugin = get_plugin("rewards", str(model).removeprefix(PLUGIN))
+            return function_scorer(plugin.value, name=str(model), code=plugin.origin)
         return baseline_scorer(str(model), **options.given)
     if is_personalised(model):
         from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
@@ -216,8 +225,9 @@ def model_contents(model: Model, revision: str | None) -> Any:
 
 
 def has_no_weights(model: str | Path) -> bool:
-    """Tell whether a name is that of a baseline, or of a function as FILE.py:NAME."""
-    return is_file_function(model) or (isinstance(model, str) and model.startswith("baseline:"))
+    """Tell whether a name is that of a baseline, or of a function as FILE.py:NAME or plugin:NAME."""
+    named = isinstance(model, str) and model.startswith(("baseline:", PLUGIN))
+    return named or is_file_function(model)
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:

@@ -208,10 +208,12 @@ def baseline_scorer(name: str, **options: Any) -> PlainScorer:
     return PlainScorer(name, functools.partial(score_baseline, name), facts, one_by_one=False)
 
 
-def function_scorer(function: ScoreFunction, *, name: str | None = None) -> PlainScorer:
+def function_scorer(
+    function: ScoreFunction, *, name: str | None = None, code: str | None = None
+) -> PlainScorer:
     """Return a function of a comparison as a scorer.
 
-    Its name is all that a run folder knows of it: a change of its code is not seen.
+    Its name is all that a run folder knows of it: a change of its code is not seen, unless `code` tells where it is of.
 
     Raises:
       RunError: later, where the function does not give K finite numbers.
@@ -222,7 +224,7 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None) -> Plai
     def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
         return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
 
-    facts = {"function": called, "code": "not recorded: a change of the function's code is not seen"}
+    facts = {"function": called, "code": code or "not recorded: a change of the function's code is not seen"}
     return PlainScorer(called, compute, facts, one_by_one=True)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax import benchmarks
+from prb_jax.benchmarks.benchmark import Benchmark
 from prb_jax.data import blocks
 from prb_jax.data.arrow import parquet_rows
 from prb_jax.data.comparison import Comparison
@@ -21,7 +24,8 @@ from prb_jax.data.folders import folder_files, folder_layout, read_folder
 from prb_jax.data.hub import read_hub, same_subset
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Placed, Records, given_rows, read_records
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.plugins import get_plugin, is_python_value, python_value
 from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
 from prb_jax.sources.large import SUFFIXES as LARGE_SUFFIXES
 from prb_jax.sources.large import LargeComparisons, is_large, stamp, unpacked_size
@@ -47,6 +51,7 @@ class _Kind(StrEnum):
     PREPARED = "prepared"
     HUB = "hub"
     GENERATED = "generated"
+    PYTHON = "python"
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def read_comparisons(
         a benchmark of ``prb_jax.benchmarks`` by its name or hub id ("prb" is the paper's), or, as
         "NAME:PATH", a folder or file of it; or another hub id;
         "personas" or "personas:PART", the generated benchmark;
+        "FILE.py:NAME", a function of a Python file that returns records, or the records;
         or the records themselves: see ``prb_jax.data.records.Records``.
         A name may end in "?FIELD=COLUMN&...", for data whose columns have other names ("votes.csv?user_id=voter").
       subset: keep only this subset; for the paper's data set long or short ("Art").
@@ -272,6 +278,8 @@ def describe_source(
     # The paper's data set needs no mark: it is read alike with and without its name.
     marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
     mark: dict[str, Any] = {"benchmark": resolved.benchmark} if marked else {}
+    if marked and resolved.benchmark not in benchmarks.NAMES:
+        mark["plugin"] = get_plugin("benchmarks", str(resolved.benchmark), Benchmark).origin
     if resolved.columns.columns:
         mark["columns"] = dict(resolved.columns.columns)
     path = Path(resolved.name)
@@ -291,6 +299,13 @@ def describe_source(
         }
     if resolved.kind is _Kind.HUB:
         return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
+    if resolved.kind is _Kind.PYTHON:  # what the file computes may depend on more than the file
+        rows = (row.value for row in _rows(resolved, subset=None, split=split))
+        texts = (row.to_row() if isinstance(row, Comparison) else row for row in rows)
+        content = sha256()
+        for text in texts:
+            content.update(json.dumps(text, sort_keys=True, default=str).encode() + b"\n")
+        return {"kind": "python", "name": resolved.name.rpartition(":")[2], "sha256": content.hexdigest()}
     return {"kind": "generated", "name": PERSONAS, "part": resolved.name}
 
 
@@ -324,17 +339,22 @@ def _resolve(source: str | Path, *, split: str) -> _Source:
     """The source of a name, which may end in "?FIELD=COLUMN&..."."""
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         found = _resolve(match["source"], split=split)
-        if found.kind in (_Kind.GENERATED, _Kind.PREPARED) or found.benchmark not in (None, PRB):
+        if found.kind in (_Kind.GENERATED, _Kind.PYTHON, _Kind.PREPARED) or found.benchmark not in (
+            None,
+            PRB,
+        ):
             raise DataError(
                 f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
             )
         columns = dict(pair.split("=", 1) for pair in match["columns"].split("&"))
         return replace(found, columns=FieldNames(columns))
     if isinstance(source, str):
+        if is_python_value(source):
+            return _Source(_Kind.PYTHON, source)
         name, colon, rest = source.partition(":")
         if name == PERSONAS:
             return _Source(_Kind.GENERATED, rest if colon else split)
-        if name in benchmarks.NAMES:
+        if name in benchmarks.benchmark_names():
             return _benchmark(name, rest if colon else None)
     return _place(source)
 
@@ -355,7 +375,9 @@ def _place(source: str | Path) -> _Source:
     if path.is_dir():
         if is_prepared(path):
             benchmark = metadata(path).get("benchmark")
-            return _Source(_Kind.PREPARED, str(path), benchmark if benchmark in benchmarks.NAMES else None)
+            return _Source(
+                _Kind.PREPARED, str(path), benchmark if benchmark in benchmarks.benchmark_names() else None
+            )
         return _Source(_Kind.FOLDER, str(path))
     if has_known_suffix(path) or path.exists():
         return _Source(_Kind.FILE, str(path))
@@ -364,7 +386,7 @@ def _place(source: str | Path) -> _Source:
         return _Source(_Kind.HUB, source, None if benchmark is None else benchmark.name)
     raise DataError(
         f"{source}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
-        f"a hub id (OWNER/NAME), {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.NAMES)}"
+        f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.benchmark_names())}"
     )
 
 
@@ -388,6 +410,10 @@ def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
         for number, comparison in enumerate(personas.load(source.name), start=1):
             yield Row(f"{PERSONAS}:{source.name}: row {number}", comparison)
         return
+    if source.kind is _Kind.PYTHON:
+        for row in given_rows(_python_records(source.name)):
+            yield Row(f"{source.name}: {row.where}", row.value)
+        return
     place = source.name if source.kind is _Kind.HUB else Path(source.name)
     if source.benchmark not in (None, PRB):
         benchmark = benchmarks.get_benchmark(source.benchmark)
@@ -407,6 +433,17 @@ def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
     for row in rows:
         yield Row(row.where, mapped(row.value, where=row.where))
     mapped.finish()
+
+
+def _python_records(name: str) -> Any:
+    """The records of FILE.py:NAME, which is a function that returns them, or the records themselves."""
+    value = python_value(name).value
+    try:
+        return value() if callable(value) else value
+    except PrbError:
+        raise
+    except Exception as error:
+        raise DataError(f"{name}: fails: {type(error).__name__}: {error}") from error
 
 
 def _distinct(records: Iterable[Placed]) -> Iterator[Placed]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.few_shot.backbone import TRAINS
 from prb_jax.personal.few_shot.protocol import Method
-from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.few_shot.registry import method_named, method_names
 from prb_jax.study.results import POOLED, STRONG
 
 ALL: Final = "all"
@@ -45,7 +45,7 @@ def choose_methods(names: str | Sequence[str]) -> StudyMethods:
     if twice := [name for place, name in enumerate(parts) if name in parts[:place]]:
         raise RunError(f"methods: {twice[0]} is given twice")
     named = [method_named(name).name for name in parts if name != ALL]
-    every = list(METHODS) if ALL in parts else []
+    every = list(method_names()) if ALL in parts else []
     slow = {name for name in every if TRAINS in method_named(name).needs} - set(named)
     return StudyMethods(
         methods=[

@@ -16,7 +16,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FeatureStore
 from prb_jax.personal.few_shot.backbone import Backbone
 from prb_jax.personal.few_shot.protocol import Method
-from prb_jax.personal.few_shot.registry import METHODS
+from prb_jax.personal.few_shot.registry import method_names
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.command_line import command_line
@@ -269,7 +269,7 @@ def _run(
                         )
                         outcomes[method.name].append(outcome)
                 display.advance(1)
-    for name in METHODS:  # of an earlier call with the same folder
+    for name in method_names():  # of an earlier call with the same folder
         paths = [_outcome_file(folder, name, split) for split in splits]
         if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
             outcomes[name] = [read_outcome(path) for path in paths]

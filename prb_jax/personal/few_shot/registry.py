@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prb_jax.errors import DataError, quote
+from prb_jax.plugins import get_plugin, plugin_names
 
 if TYPE_CHECKING:
     from prb_jax.personal.few_shot.protocol import Method
@@ -44,15 +46,26 @@ _ATTRIBUTES = {
 """Module and attribute of the methods that are not ``METHOD`` of the module of their own name."""
 
 
+def method_names() -> dict[str, str]:
+    """Return the names of all methods with a line about each: those of ``METHODS``, and behind them plug-ins."""
+    plugins = (name for name in plugin_names("few_shot") if name not in METHODS)
+    return {**METHODS, **dict.fromkeys(plugins, "a plug-in")}
+
+
 def method_named(name: str) -> Method:
     """Return a method by its name.
 
     Raises:
       DataError: no method has this name.
+      RunError: the package of a plug-in fails, or offers something else.
     """
-    if name not in METHODS:
-        close = get_close_matches(name, METHODS, n=1)
+    if name not in (names := method_names()):
+        close = get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise DataError(f"unknown method {quote(name)}: expected one of {', '.join(METHODS)}{hint}")
+        raise DataError(f"unknown method {quote(name)}: expected one of {', '.join(names)}{hint}")
+    if name not in METHODS:
+        from prb_jax.personal.few_shot.protocol import Method
+
+        return replace(get_plugin("few_shot", name, Method).value, name=name)
     module, attribute = _ATTRIBUTES.get(name, (name, "METHOD"))
     return getattr(import_module(f"prb_jax.personal.few_shot.{module}"), attribute)

@@ -1,0 +1,166 @@
+"""Plug-ins: what other packages offer by entry points, modules of `--import`, and values of Python files.
+
+A package offers a plug-in by an entry point in its `pyproject.toml`, in a group for each kind (`KINDS`):
+
+    [project.entry-points."prb_jax.rewards"]
+    short = "my_package.rewards:short"
+
+A module that is imported by `--import` offers one by :func:`register_plugin`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.errors import PrbError, RunError, quote
+
+KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
+"""The kinds of plug-ins; the group of entry points of a kind is "prb_jax.KIND"."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A value that is not of this package.
+
+    Attributes:
+      name: by which users ask for it.
+      value: what it is.
+      origin: the package and its version, or the file and its sha256; runs record it.
+    """
+
+    name: str
+    value: Any
+    origin: str
+
+
+_registered: dict[tuple[str, str], Plugin] = {}
+
+
+def register_plugin(kind: str, name: str, value: Any) -> None:
+    """Offer a plug-in under a name, for a module of `--import`, or from Python.
+
+    Args:
+      kind: one of "benchmarks", "readouts", "few_shot", "gates", "rewards".
+      name: by which it is asked for.
+      value: as `docs/plugins.md` describes it for each kind.
+
+    Raises:
+      RunError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise RunError(f"plug-in {quote(name)}: no kind {quote(kind)}; expected one of {', '.join(KINDS)}")
+    module = getattr(value, "__module__", None) or type(value).__module__
+    _registered[kind, name] = Plugin(name, value, f"registered, of module {module}")
+
+
+@cache
+def _entry_points(_path: tuple[str, ...]) -> metadata.EntryPoints:
+    return metadata.entry_points()
+
+
+def plugin_names(kind: str) -> tuple[str, ...]:
+    """Return the names of all plug-ins of a kind, sorted; nothing of them is imported."""
+    offered = {entry.name for entry in _entry_points(tuple(sys.path)).select(group=f"prb_jax.{kind}")}
+    return tuple(sorted(offered | {name for of, name in _registered if of == kind}))
+
+
+def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
+    """Return a plug-in, imported.
+
+    Args:
+      kind: one of `KINDS`.
+      name: one of `plugin_names`.
+      expected: the type of its value; a function if not given.
+
+    Raises:
+      RunError: there is none of this name, two packages offer it, or its package fails or offers something else.
+    """
+    if (plugin := _registered.get((kind, name))) is None:
+        group = f"prb_jax.{kind}"
+        entries = list(_entry_points(tuple(sys.path)).select(group=group, name=name))
+        if not entries:
+            offered = ", ".join(plugin_names(kind)) or "none is installed"
+            raise RunError(
+                f"no plug-in {quote(name)} among the entry points {group}: expected one of: {offered}"
+            )
+        origins = [f"{entry.dist.name} {entry.dist.version}" if entry.dist else "?" for entry in entries]
+        if len({entry.value for entry in entries}) > 1:
+            raise RunError(f"entry point {group}: {name}: offered by {' and by '.join(origins)}: remove one")
+        try:
+            value = entries[0].load()
+        except PrbError:
+            raise
+        except Exception as error:
+            raise RunError(
+                f"{origins[0]}: its entry point {group}: {name} = {entries[0].value} fails: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        plugin = Plugin(name, value, origins[0])
+    fits = callable(plugin.value) if expected is None else isinstance(plugin.value, expected)
+    if not fits:
+        raise RunError(
+            f"{plugin.origin}: {kind} {quote(name)}: expected "
+            f"{'a function' if expected is None else f'a {expected.__name__}'}, found {type(plugin.value).__name__}"
+        )
+    return plugin
+
+
+def import_plugins(modules: list[str]) -> None:
+    """Import the modules of `--import`, which register plug-ins: names, also in the working directory, or files.
+
+    Raises:
+      RunError: there is no such module, or it fails.
+    """
+    for module in modules:
+        if module.endswith(".py"):
+            _run(module)
+            continue
+        sys.path.append(os.getcwd())
+        try:
+            import_module(module)
+        except PrbError:
+            raise
+        except Exception as error:
+            raise RunError(f"--import {module}: {type(error).__name__}: {error}") from error
+        finally:
+            sys.path.remove(os.getcwd())
+
+
+def is_python_value(text: object) -> bool:
+    """Tell whether a text names a value of a Python file, as FILE.py:NAME."""
+    file, colon, name = str(text).rpartition(":")
+    return isinstance(text, str) and bool(colon) and file.endswith(".py") and name.isidentifier()
+
+
+def python_value(text: str) -> Plugin:
+    """Return the value of FILE.py:NAME; its origin has the digest of the file.
+
+    Raises:
+      RunError: there is no such file or name, or the file fails.
+    """
+    file, _, name = text.rpartition(":")
+    namespace = _run(file)
+    if name not in namespace:
+        raise RunError(f"{file}: expected {quote(name)} in it, found none")
+    return Plugin(
+        name, namespace[name], f"{Path(file).name}, sha256 {sha256(Path(file).read_bytes()).hexdigest()}"
+    )
+
+
+def _run(file: str) -> dict[str, Any]:
+    if not Path(file).is_file():
+        raise RunError(f"{file}: no such file; expected a Python file")
+    try:
+        return runpy.run_path(file)
+    except PrbError:
+        raise
+    except Exception as error:
+        raise RunError(f"{file}: the file fails: {type(error).__name__}: {error}") from error
