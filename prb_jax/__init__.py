@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from prb_jax.retrieval.rank_profiles import Ranked, rank_profiles
     from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.rl.settings import PpoSettings
+    from prb_jax.runs.parts import merge
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.prompt_extras import PromptExtras
@@ -122,6 +123,7 @@ _HOMES = {
     "PpoResult": "prb_jax.rl.ppo",
     "ppo": "prb_jax.rl.ppo",
     "PpoSettings": "prb_jax.rl.settings",
+    "merge": "prb_jax.runs.parts",
     "Evaluation": "prb_jax.scoring.evaluate",
     "evaluate": "prb_jax.scoring.evaluate",
     "load": "prb_jax.scoring.load",
@@ -214,6 +216,7 @@ __all__ = [
     "leaderboard",
     "load",
     "load_policy",
+    "merge",
     "personalise",
     "plan_aspects",
     "policy_accuracy",

@@ -25,6 +25,7 @@ VERBS = {
     "evaluate": {
         "quickstart": "a first table: two small reward models trained and evaluated in minutes",
         "evaluate": "score comparisons with a reward model or a baseline",
+        "merge": "make one run of the parts of prb evaluate --part",
         "judge": "let a language model choose between two responses, or rate each",
         "aspects": "let a language model write what each user wants, for --aspects",
     },

@@ -62,13 +62,13 @@ def register_plugin(kind: str, name: str, value: Any) -> None:
 
 
 @cache
-def _entry_points(_path: tuple[str, ...]) -> metadata.EntryPoints:
-    return metadata.entry_points()
+def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
+    return metadata.entry_points(group=f"prb_jax.{kind}")
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
     """Return the names of all plug-ins of a kind, sorted; nothing of them is imported."""
-    offered = {entry.name for entry in _entry_points(tuple(sys.path)).select(group=f"prb_jax.{kind}")}
+    offered = {entry.name for entry in _entry_points(kind, tuple(sys.path))}
     return tuple(sorted(offered | {name for of, name in _registered if of == kind}))
 
 
@@ -85,7 +85,7 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
     """
     if (plugin := _registered.get((kind, name))) is None:
         group = f"prb_jax.{kind}"
-        entries = list(_entry_points(tuple(sys.path)).select(group=group, name=name))
+        entries = list(_entry_points(kind, tuple(sys.path)).select(name=name))
         if not entries:
             offered = ", ".join(plugin_names(kind)) or "none is installed"
             raise RunError(

@@ -18,7 +18,7 @@ from tests.building.engine import engine, record
 from tests.building.test_build import config, write_records
 from tests.judges.stand_in import stand_in
 from tests.personal.few_shot.planted import world
-from tests.tiny_models import write_model_without_torch
+from tests.tiny_policies import write_policy
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "plugin"
 PAIRS = [
@@ -74,7 +74,8 @@ def test_a_benchmark_and_a_reward(plugged, tmp_path, capsys):
 
 
 def test_a_read_out(plugged, tmp_path):
-    folder = write_model_without_torch(tmp_path / "model", "llama")
+    folder = tmp_path / "model"
+    write_policy(folder, "qwen3")
     pairs = [prb.Comparison(id="1", question="Tea?", responses=["Yes, do.", "No."])]
     plugin, known = (prb.load(folder, readout=name) for name in ("last-logit", "vocabulary:7"))
     np.testing.assert_array_equal(plugin.score(pairs)[0], known.score(pairs)[0])

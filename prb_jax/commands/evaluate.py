@@ -72,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
 
         posts = options.profile_posts or [None]
         sweep, paired = len(posts) > 1, _compares(options)
+        if options.part is not None and (sweep or paired):
+            raise RunError(
+                "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
+            )
         shown = {"profile_posts": posts if sweep else posts[0]}
         score: Any = evaluate_posts if sweep else evaluate
         result = score(**keywords(evaluate, options, **shown))
@@ -83,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
             call(evaluate, options, **shown, **alone)
             both = (result.out, result.out / UNQUANTIZED)
             compared = on_first_process(lambda: compare(*both, out=result.out))
-    if process_index() == 0:
+    if process_index() == 0 and options.part is not None:
+        print(f"part {options.part}: {result.summary['n']:,} rows, written to {result.out}")
+    elif process_index() == 0:
         from prb_jax.reports.tables import render_posts, render_summary
 
         title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")

@@ -85,7 +85,7 @@ def open_run(
     with held_folder(path):
         wanted = as_recorded(inputs)
         found = EVALUATION.read(path)
-        rows = _read_scores(path / SCORES)
+        rows = read_scores(path / SCORES)
         blocks: list[list[bytes]] = []
         if found is not None and rows:
             known = found["inputs"]
@@ -275,7 +275,7 @@ def _line(row: ScoredRow) -> bytes:
     return json_line(value)
 
 
-def _read_scores(path: Path) -> RowTable:
+def read_scores(path: Path) -> RowTable:
     """The whole rows of the file; a torn last line is cut off the file."""
     try:
         with path.open("rb") as file:

@@ -23,6 +23,7 @@ from prb_jax.processes.sharing import on_first_process, process_count, process_i
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import check_folder, is_settled
+from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
 from prb_jax.scoring.benchmarks import check_benchmarks
@@ -119,9 +120,16 @@ class EvaluateOptions:
     batch_tokens: int | None = option(None, "tokens computed at a time", least=1)
     seed: int = option(0, "of the resampling of benchmark scores and of --controls swap", least=0)
     wandb: str | None = option(None, "write the summary to this project of Weights & Biases too", "PROJECT")
+    part: str | None = option(
+        None, "score the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them", "I/N"
+    )
 
     def __post_init__(self) -> None:
         choose_view(None, self.view)
+        if self.part is not None and parse_part(self.part) and (self.out is None or self.wandb is not None):
+            raise RunError(
+                "part: needs out, a folder for its rows; wandb: is for the whole run: leave it out"
+            )
 
 
 def evaluate(
@@ -151,6 +159,7 @@ def evaluate(
     batch_tokens: int | None = None,
     progress: bool = True,
     wandb: str | None = None,
+    part: str | None = None,
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
@@ -190,6 +199,8 @@ def evaluate(
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
       wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.
+      part: "I/N" scores the I-th of N parts of the batches alone, for jobs that know nothing of each other: each has
+        its own `out`, and :func:`prb_jax.merge` makes one run of them. The summary of a part says its part and rows.
 
     Raises:
       RunError: `out` cannot be used, is full, or holds another run; wandb is asked for and cannot be used.
@@ -225,6 +236,7 @@ def evaluate(
             batch_tokens=batch_tokens,
             progress=progress,
             wandb=wandb,
+            part=part,
         ),
     )
 
@@ -263,6 +275,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
             print(f"prb: {remark}", file=sys.stderr)
     if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
         inputs.complete()  # compared with what the folder knows before anything is added
+    part = None if options.part is None else parse_part(options.part)
     identity = RunIdentity(
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         model=model_identity or {"name": known_as},
@@ -274,6 +287,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         too_long=options.too_long,
         wording=view.wording if reader else {},
         hints=inputs.hints,
+        part=part,
     )
     check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
 
@@ -318,7 +332,11 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         },
     }
     batch_options = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
-    scoring = {"progress": options.progress, "options": shown_view(view) | batch_options}
+    scoring = {
+        "progress": options.progress,
+        "options": shown_view(view) | batch_options,
+        "part": part,
+    }
     with contextlib.ExitStack() as stack:
         folder = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
         run = stack.enter_context(
@@ -357,6 +375,9 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
+            if part is not None:
+                finish_part(folder, part, rows=len(run.rows))
+                return {"model": name, "part": str(part), "n": len(run.rows)}
             if inputs.prepared is not None and (tokenised is None or controls):
                 check_text(inputs.prepared)  # it was read, beside the tokens or in their place
             finished = functools.partial(finish_run, inputs=inputs, table=table, name=name, left_out=left_out)
@@ -383,7 +404,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         summary = on_first_process(finish)
     for wandb_run in wandb_runs:
         log_summary(wandb_run, summary)
-    return Evaluation(out=options.out, summary=summary, rows=RowView(run.rows, table.ids))
+    ids = table.ids if part is None else list(run.rows)
+    return Evaluation(out=options.out, summary=summary, rows=RowView(run.rows, ids))
 
 
 def _check_outputs(options: EvaluateOptions) -> list[Any]:

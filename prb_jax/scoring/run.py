@@ -21,6 +21,7 @@ from prb_jax.metrics.rows import RowTable
 from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
 from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run, settle_inputs
 from prb_jax.runs.open_inputs import append_blocks
+from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.scorer import Scorer
@@ -45,6 +46,7 @@ class RunIdentity:
       wording: what else the prompt says, beside the view: `View.wording`.
       control: the name of the control, where the model is shown something else than the comparisons.
       hints: `Inputs.hints`: what else the model is told of the users.
+      part: of the batches, where the run is one of several jobs.
     """
 
     model: Mapping[str, Any]
@@ -57,6 +59,7 @@ class RunIdentity:
     wording: Mapping[str, str] = field(default_factory=dict)
     control: str | None = None
     hints: Mapping[str, Any] = field(default_factory=dict)
+    part: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what `run.json` holds."""
@@ -71,6 +74,7 @@ class RunIdentity:
             **({} if self.too_long == "error" else {"too_long": self.too_long}),
             **({} if self.control is None else {"control": self.control}),
             **({"hints": self.hints} if self.hints else {}),
+            **({} if self.part is None else {"part": str(self.part)}),
         }
 
 
@@ -140,8 +144,11 @@ class ScoredRun:
         progress: bool,
         options: Mapping[str, Any],
         reading: Sequence[JsonLines] = (),
+        part: Part | None = None,
     ) -> None:
-        """Score what is missing; every batch is on disk before the next one is waited for.
+        """Score what is missing, of a part of the batches if there is one.
+
+        Every batch is on disk before the next one is waited for.
 
         The whole table is known afterwards. Of files that are read meanwhile the folder knows a block before its
         scores.
@@ -166,7 +173,7 @@ class ScoredRun:
 
         count = Count(0, before)
         _estimate(count, comparisons)
-        batches = scorer.stream(comparisons, skip=are_finished, **options)
+        batches = scorer.stream(comparisons, skip=Skip(are_finished, part), **options)
         with show_progress(label, count, enabled=progress and process_index() == 0) as display:
             for batch in batches:
                 table.advance(max(batch.indices, default=-1) + 1)

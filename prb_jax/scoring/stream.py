@@ -65,8 +65,8 @@ def stream_scores(
       encode: comparisons to trees.
       dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
       options: how batches are shaped: streams or buckets.
-      skip: tells of a batch's indices that they need no scores. It is asked for whole windows first,
-        whose comparisons are then not even tokenised.
+      skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
+        whole windows first, whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
         for trees that are there already.
       lanes: batches that are computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
@@ -92,7 +92,8 @@ def stream_scores(
             trees = encode(chosen)
             return lambda: trees
 
-        upcoming = (window for window in chain([first], upcoming) if not skip(window.places))
+        skip_window = getattr(skip, "window", skip)
+        upcoming = (window for window in chain([first], upcoming) if not skip_window(window.places))
         following = next(upcoming, None)
         if following is None:
             return

@@ -1,0 +1,123 @@
+"""A run in parts, merged, has the bytes of a run in one piece, also where a part was killed."""
+
+import json
+import random
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import prb_jax as prb
+from prb_jax import RunError, cli, evaluate
+from tests.scoring.slow_scorer import SlowScorer, comparisons
+from tests.tiny_models import write_model_without_torch
+from tests.tiny_tokenizer import write_tokenizer
+
+SAME = ("scores.jsonl", "summary.json", "users.csv", "clusters.jsonl")
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    names = (*SAME, "controls/blind/scores.jsonl", "controls/blind/summary.json")
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(write_model_without_torch(folder, "qwen3", vocab_size=512))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pairs of unequal lengths, in several windows of batches' members."""
+    path, rng = tmp_path_factory.mktemp("data") / "pairs.jsonl", random.Random(0)
+    words = ["tea", "milk", "sugar", "please", "never", "always", "cake", "green", "black"]
+
+    def text() -> str:
+        return " ".join(rng.choices(words, k=rng.randint(1, 30)))
+
+    with path.open("w") as file:
+        for number in range(120):
+            row = {"id": number, "question": text(), "chosen": text() + " yes", "rejected": text() + " no"}
+            row |= {"user_id": f"u{number % 9}", "profile": [{"text": f"{number % 9} {words[number % 9]}"}]}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def test_seven_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys):
+    words = ["evaluate", str(model), "--data", str(data), "--batch-tokens", "512", "--dtype", "float32"]
+    assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
+    parts = [str(tmp_path / f"part{number}") for number in range(1, 8)]
+    for number, part in enumerate(parts, start=1):
+        assert cli.main([*words, "--part", f"{number}/7", "--out", part]) == 0
+        assert not (Path(part) / "summary.json").exists()
+    sizes = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
+    assert sum(sizes) == 120
+    assert max(sizes) < 60
+    # One is killed: half of its rows and the mark are gone; its command continues it.
+    killed = Path(parts[2])
+    lines = (killed / "scores.jsonl").read_bytes().splitlines(keepends=True)
+    (killed / "scores.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + b'{"id": "torn')
+    (killed / "part.json").unlink()
+    merging = ["merge", *reversed(parts), "--out", str(tmp_path / "merged")]
+    assert cli.main(merging) == 2
+    assert f"{killed}: part 3/7 is not finished: repeat its command" in capsys.readouterr().err
+    assert cli.main([*words, "--part", "3/7", "--out", str(killed)]) == 0
+    assert cli.main(merging) == 0
+    whole = bytes_of(tmp_path / "whole")
+    assert len(whole) >= 5
+    assert bytes_of(tmp_path / "merged") == whole
+    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "merged")]
+    assert records[0]["inputs"] == records[1]["inputs"]
+    assert records[0]["computed_tokens"] == records[1]["computed_tokens"]
+    assert cli.main(merging) == 0  # once more changes nothing
+    assert bytes_of(tmp_path / "merged") == whole
+
+
+def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
+    items = comparisons(61)
+    evaluate(SlowScorer(), items, out=tmp_path / "whole", progress=False)
+    parts = [tmp_path / f"part{number}" for number in (1, 2, 3)]
+    scored: list[set[int]] = []
+    for number, part in enumerate(parts, start=1):
+        scorer = SlowScorer()
+        result = evaluate(scorer, items, out=part, part=f"{number}/3", progress=False)
+        assert result.summary == {"model": "slow", "part": f"{number}/3", "n": len(scorer.scored)}
+        assert len(result.rows) == len(scorer.scored)
+        scored.append(set(scorer.scored))
+    assert all(not a & b for a, b in pairwise([*scored, scored[0]]))
+    prb.merge(parts, out=tmp_path / "merged")
+    finishing = SlowScorer()
+    evaluate(finishing, items, out=tmp_path / "merged", progress=False)
+    assert not finishing.scored
+    assert bytes_of(tmp_path / "merged") == bytes_of(tmp_path / "whole")
+
+
+def test_what_is_no_part_is_refused(tmp_path):
+    items = comparisons(20)
+    for number in (1, 2):
+        evaluate(SlowScorer(), items, out=tmp_path / f"p{number}", part=f"{number}/3", progress=False)
+    evaluate(SlowScorer(), items, out=tmp_path / "whole", progress=False)
+    other = evaluate(
+        SlowScorer(weights="sha256:1"), items, out=tmp_path / "other", part="3/3", progress=False
+    ).out
+    shutil.copytree(tmp_path / "p1", tmp_path / "copy")
+    p1, p2 = tmp_path / "p1", tmp_path / "p2"
+    for parts, message in (
+        ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
+        ([p1, tmp_path / "copy"], "copy: holds part 1/3, as .*p1 does"),
+        ([p1, p2, tmp_path / "whole"], "whole: holds no part of an evaluation"),
+        ([p1, p2, other], "other holds another run; .*weights"),
+        ([], "found none"),
+    ):
+        with pytest.raises(RunError, match=f"(?s){message}"):
+            prb.merge(parts, out=tmp_path / "merged")
+    with pytest.raises(RunError, match='part: "1/3" -> "2/3"'):
+        evaluate(SlowScorer(), items, out=p1, part="2/3", progress=False)
+    for part in ("0/3", "4/3", "2", "1/3/3", ""):
+        with pytest.raises(RunError, match="part: expected I/N with 1 <= I <= N, as 2/7, found"):
+            evaluate(SlowScorer(), items, out=tmp_path / "new", part=part, progress=False)
+    with pytest.raises(RunError, match="part: needs out"):
+        evaluate(SlowScorer(), items, part="1/3", progress=False)
