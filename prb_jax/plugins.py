@@ -61,9 +61,13 @@ def register_plugin(kind: str, name: str, value: Any) -> None:
     _registered[kind, name] = Plugin(name, value, f"registered, of module {module}")
 
 
+def _group(kind: str) -> str:
+    return ".".join(("prb_jax", kind))
+
+
 @cache
 def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
-    return metadata.entry_points(group=f"prb_jax.{kind}")
+    return metadata.entry_points(group=_group(kind))
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
       RunError: there is none of this name, two packages offer it, or its package fails or offers something else.
     """
     if (plugin := _registered.get((kind, name))) is None:
-        group = f"prb_jax.{kind}"
+        group = _group(kind)
         entries = list(_entry_points(kind, tuple(sys.path)).select(name=name))
         if not entries:
             offered = ", ".join(plugin_names(kind)) or "none is installed"
