@@ -140,7 +140,10 @@ def test_a_python_file_gives_data_and_a_reward(tmp_path, capsys, monkeypatch):
         ("baseline:length", "mine.py:tea"): "mine.py: expected 'tea' in it, found none",
         ("baseline:length", "none.py:tea"): "none.py: no such file; expected a Python file",
         ("baseline:length", "mine.py:broken"): "data: expected comparisons, or a table of records, found int",
-        ("mine.py:broken", "mine.py:pairs"): "mine.py: expected a function broken of a comparison in it, found none",
+        (
+            "mine.py:broken",
+            "mine.py:pairs",
+        ): "mine.py: expected a function broken of a comparison in it, found none",
         ("plugin:none", "mine.py:pairs"): "no plug-in 'none' among the entry points prb_jax.rewards",
     }.items():
         assert cli.main(["evaluate", words[0], "--data", words[1], "--out", "other"]) == 2
