@@ -224,9 +224,8 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:
-    """Return the arguments of a command line that are called as parameters of a function; `more` comes before."""
+    """Return the arguments of a command line that a function names as parameters; `more` comes before them."""
     parameters = inspect.signature(function).parameters
-    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()), function
     named = {**vars(options), "progress": not getattr(options, "no_progress", False), **more}
     return {name: named[name] for name in parameters if name in named}
 
