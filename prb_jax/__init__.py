@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.plugins import register_plugin
     from prb_jax.readouts.load_options import LoadOptions
-    from prb_jax.remote.endpoint import EndpointOptions
+    from prb_jax.remote.options import EndpointOptions
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
@@ -96,7 +96,7 @@ _HOMES = {
     "best_of_n": "prb_jax.judges.best_of_n",
     "Distilled": "prb_jax.judges.distil",
     "distil": "prb_jax.judges.distil",
-    "EndpointOptions": "prb_jax.remote.endpoint",
+    "EndpointOptions": "prb_jax.remote.options",
     "guide": "prb_jax.generation.guide",
     "judge": "prb_jax.judges.judge",
     "JudgeOptions": "prb_jax.judges.options",

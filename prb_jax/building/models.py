@@ -15,7 +15,8 @@ from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
 from prb_jax.generation.policy import Policy
 from prb_jax.judges.chat import ChatModel, EndpointChat, LocalChat
-from prb_jax.remote.endpoint import KEY, Endpoint, EndpointOptions, NoReplyError, Reply
+from prb_jax.remote.endpoint import Endpoint, NoReplyError, Reply
+from prb_jax.remote.options import KEY, EndpointOptions
 
 Conversation = Sequence[Message]
 

@@ -285,17 +285,22 @@ def add_prompt(sub: Parser, *, of: str, rows: str = "") -> None:
 
 def add_endpoint(sub: Parser) -> None:
     """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
-    from prb_jax.remote.endpoint import EndpointOptions
+    from prb_jax.remote.options import EndpointOptions
 
-    sub.fields(EndpointOptions, "url model concurrency prices")
+    sub.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
 
 
 def endpoint_options(options: argparse.Namespace) -> Any:
     """Return the options of `add_endpoint` as the library takes them; None for no endpoint."""
-    from prb_jax.remote.endpoint import endpoint_options
+    from prb_jax.remote.options import endpoint_options
 
     return endpoint_options(
-        options.endpoint, options.model, concurrency=options.concurrency, price=options.price
+        options.endpoint,
+        options.model,
+        price=options.price,
+        concurrency=options.concurrency,
+        length_field=options.length_field,
+        no_temperature=options.no_temperature,
     )
 
 

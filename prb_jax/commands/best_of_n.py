@@ -12,7 +12,11 @@ from prb_jax.text.view import ViewOptions
 def add(sub: Parser) -> None:
     """Add the arguments."""
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
-    sub.option("--samples DIR", "a finished run of `prb sample`", required=True)
+    sub.option(
+        "--samples DIR|FILE",
+        "a finished run of `prb sample`; or a .jsonl file of {id, sample, text}, texts of anybody, with --data",
+        required=True,
+    )
     sub.option(
         "--rewards MODEL ...",
         "models or baselines, as of `prb evaluate`; or judge:MODEL, a language model that rates (judge:URL#NAME "
@@ -28,7 +32,11 @@ def add(sub: Parser) -> None:
         default="reference",
     )
     sub.option("--out DIR", "run folder: rewards.jsonl, summary.json, curves.png", required=True)
-    sub.option("--data NAME_OR_PATH ...", "of the samples, where it has another name now", extend=False)
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        "of the samples, where it has another name now, or where they are a file",
+        extend=False,
+    )
     add_history(sub)
     sub.fields(ViewOptions)
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")

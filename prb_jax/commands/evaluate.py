@@ -33,7 +33,8 @@ def add(sub: Parser) -> None:
     sub.option(
         "[MODEL]",
         "hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "
-        "popularity, nearest-users",
+        "popularity, nearest-users; FILE.py:NAME, a function of a comparison; or the URL of a `prb serve`, or of "
+        "/classify or /pooling of vLLM or SGLang",
     )
     sub.option(
         "--data NAME_OR_PATH ...",

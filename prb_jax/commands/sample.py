@@ -2,7 +2,16 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, add_data, add_no_progress, add_prompt, call, chosen
+from prb_jax.commands.arguments import (
+    Parser,
+    add_data,
+    add_endpoint,
+    add_no_progress,
+    add_prompt,
+    call,
+    chosen,
+    endpoint_options,
+)
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.errors import counted
 from prb_jax.readouts.load_options import LoadOptions
@@ -13,7 +22,8 @@ def add(sub: Parser) -> None:
     from prb_jax.generation.choose import SampleOptions
 
     sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
-    sub.option("MODEL", "folder or hub id of a causal language model")
+    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="policy")
+    add_endpoint(sub)
     add_data(sub)
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
     sub.fields(SampleOptions)
@@ -25,20 +35,25 @@ def add(sub: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Sample, and print how much was drawn."""
     with until_terminated(options):
-        start(options)
+        if options.endpoint is None:
+            start(options)
         from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.sample import sample_data
 
-        drawing, loading = chosen(options, SampleOptions), chosen(options, LoadOptions)
-        result = call(sample_data, options, options=drawing, loading=loading)
+        result = call(
+            sample_data,
+            options,
+            model=options.policy,
+            options=chosen(options, SampleOptions),
+            endpoint=endpoint_options(options),
+            loading=chosen(options, LoadOptions),
+        )
     found = result.summary
     ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))
-    print(
-        f"{found['n']:,} prompts, {found['samples']} samples of each, {found['mean_tokens']:.1f} tokens a sample; "
-        f"ended by: {ends}"
-    )
-    if found["posts_dropped"]["prompts"]:
-        dropped = found["posts_dropped"]
+    tokens = "" if found["mean_tokens"] is None else f", {found['mean_tokens']:.1f} tokens a sample"
+    print(f"{found['n']:,} prompts, {found['samples']} samples of each{tokens}; ended by: {ends}")
+    dropped = found["posts_dropped"]
+    if dropped and dropped["prompts"]:
         print(
             f"{counted(dropped['prompts'], 'prompt')} lost {counted(dropped['posts'], 'post')} that did not fit"
         )

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, RunError
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.endpoint_samples import EndpointSampler, open_sampler
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, Sample, open_policy
 from prb_jax.generation.prompts import Prompt
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
@@ -52,12 +54,13 @@ class SampleRun:
 
 
 def sample_data(
-    model: str | Path | Policy,
+    model: str | Path | Policy | None,
     data: Data,
     *,
     out: str | Path,
     options: SampleOptions,
     loading: LoadOptions | None = None,
+    endpoint: EndpointOptions | None = None,
     profile_posts: int = 10,
     max_length: int | None = None,
     subset: str | None = None,
@@ -72,11 +75,13 @@ def sample_data(
     differs that decides the samples.
 
     Args:
-      model: a policy, or what :func:`prb_jax.load_policy` takes.
+      model: a policy, or what :func:`prb_jax.load_policy` takes; None for an endpoint.
       data: what :func:`prb_jax.evaluate` takes; labels and responses are not looked at.
       out: the run folder.
       options: how samples are drawn.
       loading: how a model by name is opened.
+      endpoint: asked instead of a model on this machine (vLLM, SGLang, llama.cpp or another API like OpenAI's): its
+        samples are texts without token ids and log-probabilities, and a run that is begun anew need not draw the same.
       profile_posts: at most this many posts of each profile are shown.
       max_length: of prompt and sample together; the model's context if not given.
       subset, limit: as of :func:`prb_jax.evaluate`.
@@ -93,12 +98,23 @@ def sample_data(
     refuse_file(out)
     RUNS.read(path)
     inputs = read_inputs(data, subset=subset, limit=limit)
-    policy = open_policy(model, loading or LoadOptions())
-    guide = None if guide is None else guide.checked(policy)
-    stop_ids = policy.stops(options)
-    room = policy.limit(options, max_length)
-    prompts = policy.encode(inputs.comparisons, profile_posts=profile_posts, limit=room)
-    identity = dict(policy.identity())
+    if endpoint is not None and model is None:
+        given = {"max_length": max_length, "rows": rows, "guide": guide} | (loading.given if loading else {})
+        if unused := [option for option, value in given.items() if value is not None]:
+            raise RunError(f"{', '.join(unused)}: decided by the server at {endpoint.url}: leave out here")
+        drawing: _Drawing = _FromEndpoint(
+            open_sampler(endpoint, options, profile_posts=profile_posts), inputs
+        )
+    elif endpoint is not None or model is None:
+        raise RunError("sample: expected either a MODEL, or --endpoint URL and --model NAME")
+    else:
+        policy = open_policy(model, loading or LoadOptions())
+        guide = None if guide is None else guide.checked(policy)
+        prompts = policy.encode(
+            inputs.comparisons, profile_posts=profile_posts, limit=policy.limit(options, max_length)
+        )
+        drawing = _FromPolicy(policy, inputs, prompts, options, rows, guide)
+    identity = dict(drawing.identity())
     name = identity.pop("name")
     decided = {
         "model": identity,
@@ -106,42 +122,104 @@ def sample_data(
         "profile_posts": profile_posts,
         "max_length": max_length,
         "limit": limit,
-        "sampling": options.to_json(stop_ids=stop_ids),
+        "sampling": options.to_json(stop_ids=drawing.stop_ids),
         **({} if guide is None else {"guide": guide.identity()}),
-        "versions": computing_versions(plain=False),
+        "versions": computing_versions(plain=endpoint is not None),
     }
     notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
     with held_folder(path):
-        session = session_facts(policy, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
+        session = session_facts(drawing.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
         session.pop("batch_tokens")
         RUNS.start(path, decided, session=session, notes=notes)
+        keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]
         with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:
-            known = file.rows
-
-            def is_known(unit: range) -> bool:
-                return all((prompts[k].name, s) in known for k in unit for s in range(options.n))
-
-            count = Count(len(prompts) * options.n, len(known), unit="samples")
+            count = Count(len(keys), len(file.rows), unit="samples")
             with show_progress(name, count, enabled=progress) as display:
-                if guide is None:
-                    stream = policy.draw(prompts, options, rows=rows, skip=is_known)
-                else:
-                    shown = list(inputs.comparisons)
-                    stream = guide.draw(policy, shown, prompts, options, rows=rows, skip=is_known)
-                for batch in stream:
-                    new = []
-                    for drawn in batch:
-                        prompt = prompts[drawn.prompt]
-                        if (prompt.name, drawn.sample) not in known:
-                            new.append(_row(prompt, drawn.sample, policy.as_sample(prompt, drawn, options)))
+                for new in drawing.rows(file.rows):
                     file.append(new)
-                    display.advance(len(new), sum(len(row["token_ids"]) for row in new))
+                    display.advance(len(new), sum(_tokens(row) or 0 for row in new))
             check_unchanged(inputs)
-            keys = [(prompt.name, sample) for prompt in prompts for sample in range(options.n)]
             samples = file.finish(keys)
-        summary = _summary(name, inputs, prompts, samples, options)
+        summary = _summary(name, inputs, samples, options, drawing)
         write_json(path / SUMMARY, summary)
     return SampleRun(path, summary)
+
+
+class _Drawing(Protocol):
+    """Who draws samples.
+
+    Attributes:
+      device: has the mesh, if there is one.
+      stop_ids: tokens that end a text, as far as they are known.
+      posts_dropped: of each prompt; None where nobody drops any.
+    """
+
+    device: Any
+    stop_ids: tuple[int, ...]
+    posts_dropped: list[int] | None
+
+    def identity(self) -> Mapping[str, Any]:
+        """Return the name, and everything that decides the samples."""
+        ...
+
+    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows that are not known, some at a time."""
+        ...
+
+
+class _FromPolicy:
+    """A model on this machine, alone or guided."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        inputs: Inputs,
+        prompts: Sequence[Prompt],
+        options: SampleOptions,
+        rows: int | None,
+        guide: Guide | ChunkGuide | None,
+    ) -> None:
+        self.device: Any = policy
+        self.stop_ids, self.identity = policy.stops(options), policy.identity
+        self.posts_dropped: list[int] | None = [prompt.posts_dropped for prompt in prompts]
+        self._inputs, self._prompts, self._options, self._rows = inputs, prompts, options, rows
+        self._guide = guide
+
+    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
+        policy, prompts, options = self.device, self._prompts, self._options
+
+        def is_known(unit: range) -> bool:
+            return all((prompts[k].name, s) in known for k in unit for s in range(options.n))
+
+        if self._guide is None:
+            stream = policy.draw(prompts, options, rows=self._rows, skip=is_known)
+        else:
+            shown = list(self._inputs.comparisons)
+            stream = self._guide.draw(policy, shown, prompts, options, rows=self._rows, skip=is_known)
+        for batch in stream:
+            yield [
+                _row(
+                    prompts[drawn.prompt],
+                    drawn.sample,
+                    policy.as_sample(prompts[drawn.prompt], drawn, options),
+                )
+                for drawn in batch
+                if (prompts[drawn.prompt].name, drawn.sample) not in known
+            ]
+
+
+class _FromEndpoint:
+    """A model behind an endpoint."""
+
+    device: Any = None
+    posts_dropped: list[int] | None = None
+
+    def __init__(self, sampler: EndpointSampler, inputs: Inputs) -> None:
+        self.stop_ids, self.identity = sampler.options.stop_ids or (), sampler.identity
+        self._sampler, self._inputs = sampler, inputs
+
+    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
+        return self._sampler.draw(self._inputs.comparisons, known)
 
 
 def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
@@ -173,23 +251,33 @@ def _row(prompt: Prompt, number: int, sample: Sample) -> dict[str, Any]:
     }
 
 
+def _tokens(row: Row) -> int | None:
+    """The tokens of a sample; None where an endpoint does not tell them."""
+    return len(row["token_ids"]) if row["token_ids"] is not None else row["tokens"]
+
+
 def _summary(
-    name: str, inputs: Inputs, prompts: Sequence[Prompt], rows: Sequence[Row], options: SampleOptions
+    name: str, inputs: Inputs, rows: Sequence[Row], options: SampleOptions, drawing: _Drawing
 ) -> dict[str, Any]:
-    tokens = [len(row["token_ids"]) for row in rows]
-    total = sum(tokens)
-    dropped = [prompt.posts_dropped for prompt in prompts if prompt.posts_dropped]
+    tokens = [_tokens(row) for row in rows]
+    total = None if None in tokens else sum(count or 0 for count in tokens)
+    asked = [
+        row["prompt_tokens"] if row["prompt_token_ids"] is None else len(row["prompt_token_ids"])
+        for row in rows[:: options.n]
+    ]
+    logprobs = [row["logprob"] for row in rows]
+    dropped = None if drawing.posts_dropped is None else [posts for posts in drawing.posts_dropped if posts]
     return {
         "model": name,
         "data": list(inputs.sources),
-        "n": len(prompts),
+        "n": len(asked),
         "samples": options.n,
         "tokens": total,
-        "mean_tokens": total / len(rows),
-        "prompt_tokens": sum(len(prompt.ids) for prompt in prompts),
-        "mean_logprob_per_token": sum(row["logprob"] for row in rows) / total,
+        "mean_tokens": None if total is None else total / len(rows),
+        "prompt_tokens": None if None in asked else sum(asked),
+        "mean_logprob_per_token": None if total is None or None in logprobs else sum(logprobs) / total,
         "finish": dict(Counter(row["finish"] for row in rows)),
         "empty": sum(not row["text"].strip() for row in rows),
-        "posts_dropped": {"prompts": len(dropped), "posts": sum(dropped)},
+        "posts_dropped": None if dropped is None else {"prompts": len(dropped), "posts": sum(dropped)},
         "definitions": _DEFINITIONS,
     }

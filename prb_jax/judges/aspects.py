@@ -17,7 +17,8 @@ from prb_jax.generation.sample import SampleRun
 from prb_jax.judges.chat import ChatModel, fit_conversations, open_chat
 from prb_jax.judges.scorer import shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.endpoint import REPLIES, EndpointOptions
+from prb_jax.remote.endpoint import REPLIES
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.progress import Count, show_progress

@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
-from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
-from prb_jax.generation.sample import read_samples
+from prb_jax.judges.candidates import Candidates, read_candidates, read_drawn
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
@@ -30,10 +28,10 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded
+from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
-from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
 from prb_jax.scoring.scorer import Scorer
@@ -93,7 +91,8 @@ def best_of_n(
     A run that was killed is continued by the same call.
 
     Args:
-      samples: the run folder of `prb sample`.
+      samples: the run folder of `prb sample`; or a JSON-lines file of {id, sample, text}, texts of anybody for the
+        comparisons of ``data``.
       rewards: models or baselines, as `prb evaluate` takes them, or judges (:class:`prb_jax.judges.options.JudgeName`).
       out: the run folder.
       quality: "reference"; a JSON-lines file of {id, sample, quality} for every sample; or a model whose score is the
@@ -118,8 +117,8 @@ def best_of_n(
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     if quality == REFERENCE:
         need_extra("texts", f"the quality {REFERENCE!r}")
-    run = SAMPLE_RUNS.read_finished(Path(samples))
-    prompts, left_out, empty = read_candidates(Path(samples), run, data)
+    run, rows = read_drawn(Path(samples), data)
+    prompts, left_out, empty = read_candidates(Path(samples), run, rows, data)
     qualities = _read_qualities(quality, prompts) if quality.endswith((".jsonl", ".json")) else None
     computed = qualities is None and quality != REFERENCE
     view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
@@ -192,79 +191,6 @@ def best_of_n(
             _draw(path / CURVES, summary)
         write_json(path / SUMMARY, summary)
     return BestOfN(path, summary)
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The samples of one prompt that can be scored.
-
-    Attributes:
-      comparison: of the data, with the samples as responses, without labels.
-      numbers: of the samples, as `prb sample` counts them.
-      reference: the response of the data with the highest label.
-    """
-
-    comparison: Comparison
-    numbers: tuple[int, ...]
-    reference: str
-
-    @property
-    def id(self) -> str:
-        """The id of the comparison."""
-        return self.comparison.id
-
-
-def read_candidates(
-    folder: Path, run: Mapping[str, Any], data: Sequence[str] | None
-) -> tuple[list[Candidates], list[str], int]:
-    """Return the prompts with a sample that can be scored; the ids of those without one; and how many are empty.
-
-    Args:
-      folder: of a finished run of `prb sample`.
-      run: its `run.json`.
-      data: of the samples, where it has another name now.
-
-    Raises:
-      DataError: samples of other data, or nothing but empty samples.
-    """
-    inputs, names = run["inputs"], data or run.get("data")
-    if not names:
-        raise DataError(f"{folder}: its data was given from Python: name it with --data")
-    read = read_inputs(names, subset=inputs["data"]["subset"], limit=inputs["limit"])
-    expected, actual = _contents(inputs["data"]), _contents(as_recorded(read.to_json()))
-    if actual != expected:
-        raise DataError(
-            f"{folder}: its samples are of other data than {', '.join(map(str, names))} now: expected "
-            f"{quote(expected)}, found {quote(actual)}"
-        )
-    texts: dict[str, list[tuple[int, str]]] = {}
-    empty = 0
-    for (name, number), row in read_samples(folder).items():
-        if row["text"].strip():
-            texts.setdefault(name, []).append((number, row["text"]))
-        else:
-            empty += 1
-    prompts, left_out = [], []
-    for comparison in read.comparisons:
-        samples = sorted(texts.get(comparison.id, ()))
-        if not samples:
-            left_out.append(comparison.id)
-            continue
-        assert comparison.labels is not None
-        reference = comparison.responses[int(np.argmax(comparison.labels))]
-        asked = replace(comparison, responses=[text for _, text in samples], labels=None)
-        prompts.append(Candidates(asked, tuple(number for number, _ in samples), reference))
-    if not prompts:
-        raise DataError(f"{folder}: every sample is empty: there is nothing to choose from")
-    return prompts, left_out, empty
-
-
-def _contents(data: Mapping[str, Any]) -> Any:
-    """The contents of data, without its names."""
-    files = [
-        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
-    ]
-    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}
 
 
 def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.ndarray]:

@@ -14,7 +14,8 @@ from prb_jax.generation.policy import Policy, load_opened_policy
 from prb_jax.generation.prompts import fit_posts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
-from prb_jax.remote.endpoint import Endpoint, EndpointOptions, Reply
+from prb_jax.remote.endpoint import Endpoint, Reply
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.text.prompting import encode_prompts
 from prb_jax.text.tokenizer import RenderError

@@ -17,8 +17,8 @@ import numpy as np
 
 from prb_jax.data.writing import json_line, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
-from prb_jax.judges.best_of_n import REWARDS, RUNS, read_candidates
+from prb_jax.judges.best_of_n import REWARDS, RUNS
+from prb_jax.judges.candidates import read_candidates, read_drawn
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 from prb_jax.runs.rows import read_rows
@@ -100,9 +100,9 @@ def distil(
             f"reward: expected one of those of {folder}: {', '.join(names)}; found {quote(reward)}"
         )
     sampled = Path(samples or record["samples"])
-    sample_run = SAMPLE_RUNS.read_finished(sampled)
+    sample_run, drawn = read_drawn(sampled, data)
     check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(sample_run["inputs"]))
-    prompts, _, _ = read_candidates(sampled, sample_run, data)
+    prompts, _, _ = read_candidates(sampled, sample_run, drawn, data)
     rows = read_rows(
         folder / REWARDS,
         what="rewards",

@@ -10,7 +10,8 @@ from prb_jax.errors import PrbWarning
 from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions, open_judge
 from prb_jax.judges.scorer import JUDGEMENTS
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.endpoint import REPLIES, EndpointOptions
+from prb_jax.remote.endpoint import REPLIES
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras

@@ -16,7 +16,7 @@ from prb_jax.judges.rating_template import RUBRIC_SCALE, RatingTemplate, RubricT
 from prb_jax.judges.ratings import RatingsInWords, load_ratings_by_logits
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.endpoint import KEY, EndpointOptions
+from prb_jax.remote.options import KEY, EndpointOptions
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
 from prb_jax.text.protocol import TextProtocol

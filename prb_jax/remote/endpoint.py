@@ -8,28 +8,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import random
+import re
 import threading
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
 
 from prb_jax.data.comparison import Message
-from prb_jax.data.options import option
 from prb_jax.data.reading import parse_json, read_object
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import PrbWarning, RunError, quote
+from prb_jax.remote.options import KEY, LENGTH_FIELDS, EndpointOptions
 from prb_jax.remote.retry import LONGEST_WAIT, RETRIED, retry_after, without_key
-
-KEY = "PRB_ENDPOINT_KEY"
-"""The environment variable with the key that is sent to an endpoint."""
 
 REPLIES = "replies"
 """In a run folder: the replies of an endpoint, each under the digest of its request."""
@@ -39,6 +37,11 @@ LARGEST_ANSWER = 16_000_000
 
 HOPELESS: Final = frozenset({401, 403, 404})
 """Statuses that every further request would have too."""
+
+_REFUSED_TEMPERATURE: Final = re.compile(
+    r"temperature.*(not support|unsupported|deprecated|only the default)|(not support|unsupported).*temperature",
+    re.I | re.S,
+)
 
 TRIES: Final = "prb_tries"
 """Beside an answer that is kept: how often it was asked for."""
@@ -71,43 +74,17 @@ class NoReplyError(RunError):
     """An endpoint gave no reply to one request; another one may fare better."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointOptions:
-    """How an endpoint is asked; `key` is sent as a bearer token."""
-
-    url: str = option(
-        MISSING,
-        f"instead: an API like OpenAI's, as https://HOST/v1; its key is read from {KEY}",
-        "URL",
-        flag="endpoint",
-    )
-    model: str = option(MISSING, "of the model at the endpoint", "NAME")
-    key: str | None = field(default=None, repr=False)
-    concurrency: int = option(8, "requests at a time", least=1)
-    tries: int = option(6, "of one request", least=1)
-    seconds: float = option(
-        120.0, "until a try is given up, from connecting to the last byte of its answer", above=0
-    )
-    backoff: float = option(
-        1.0, "seconds before the second try; twice as many before each further one", above=0
-    )
-    prices: tuple[float, float] | None = option(
-        None,
-        "dollars for a million tokens of prompts and of replies, for the cost in summary.json",
-        "DOLLARS DOLLARS",
-        flag="price",
-    )
-
-
 class Endpoint:
     """Asks one model of one endpoint; replies are kept in the folder ``cache``, if there is one.
+
+    A temperature that the endpoint refuses is left out with a warning; where it must be ``exact``, it is an error.
 
     Attributes:
       options: how it is asked.
       asked: requests that were sent, tries of the same one too.
     """
 
-    def __init__(self, options: EndpointOptions, *, cache: Path | None) -> None:
+    def __init__(self, options: EndpointOptions, *, cache: Path | None, exact: bool = False) -> None:
         if not options.url.startswith(("http://", "https://")):
             raise RunError(f"--endpoint: expected a URL with http:// or https://, found {quote(options.url)}")
         key = options.key or ""
@@ -115,7 +92,11 @@ class Endpoint:
             raise RunError(
                 f"{KEY}: expected printable ASCII characters without blanks; the key is not shown here"
             )
-        self.options, self.asked, self._cache = options, 0, cache
+        self.options, self.asked, self._cache, self._exact = options, 0, cache, exact
+        self._length_field, self._temperature = (
+            options.length_field or LENGTH_FIELDS[0],
+            not options.no_temperature,
+        )
         # One thread runs every request: an answer has one deadline as a whole, which threads that read cannot have.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run, args=(self._loop,), name="endpoint", daemon=True).start()
@@ -135,6 +116,7 @@ class Endpoint:
         max_new_tokens: int,
         seeds: Sequence[int] | None = None,
         alternatives: int | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> list[Reply]:
         """Return the reply to each conversation; several are asked at a time.
 
@@ -144,6 +126,7 @@ class Endpoint:
           max_new_tokens: of a reply.
           seeds: one for each conversation, which the endpoint is told.
           alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
+          more: further fields of each request, as `top_p`.
 
         Raises:
           RunError: the endpoint refuses, is down, or answers with something else than a reply.
@@ -155,6 +138,7 @@ class Endpoint:
             max_tokens=max_new_tokens,
             seeds=seeds,
             alternatives=alternatives,
+            more=more,
         )
 
     def ask_each(
@@ -190,6 +174,7 @@ class Endpoint:
         max_tokens: int,
         seeds: Sequence[int] | None,
         alternatives: int | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> list[Outcome]:
         """The outcome of each conversation's request; equal requests are sent once."""
         futures: dict[str, Future[Reply]] = {}
@@ -202,6 +187,7 @@ class Endpoint:
                 "max_tokens": max_tokens,
                 **({} if seeds is None else {"seed": seeds[number]}),
                 **({} if alternatives is None else {"logprobs": True, "top_logprobs": alternatives}),
+                **(more or {}),
             }
             keys.append(json.dumps(body, sort_keys=True))
             if keys[-1] not in futures:
@@ -241,10 +227,11 @@ class Endpoint:
             if number:
                 await asyncio.sleep(wait * (1 + random.random() / 4))
             self.asked += 1
+            sent = self._sent(body)
             wait = min(options.backoff * 2**number, LONGEST_WAIT)
             try:
                 async with asyncio.timeout(options.seconds):
-                    answer, data = await self._post(body)
+                    answer, data = await self._post(sent)
             except TimeoutError:
                 failure = f"no whole answer within {options.seconds:g} seconds"
                 continue
@@ -255,6 +242,8 @@ class Endpoint:
             if status in RETRIED or status >= 500:
                 failure, wait = f"status {status}: {said}", retry_after(answer, wait)
                 continue
+            if status in (400, 422) and self._learns(said, body, sent):
+                return await self._tried(body)
             if status != 200:
                 hint = f"; set {KEY} to a key that it takes" if status in (401, 403) else ""
                 kind = RunError if status in HOPELESS else NoReplyError
@@ -266,6 +255,33 @@ class Endpoint:
             except RunError as error:
                 failure = str(error)
         raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
+
+    def _learns(self, said: str, body: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
+        """Tell whether a request that was refused is sent otherwise from now on.
+
+        Raises:
+          RunError: a temperature is refused that must be kept.
+        """
+        if LENGTH_FIELDS[1] in said and LENGTH_FIELDS[0] in sent and self.options.length_field is None:
+            self._length_field = LENGTH_FIELDS[1]
+        elif "temperature" in sent and _REFUSED_TEMPERATURE.search(said):
+            if body["temperature"] != 1:  # 1 is the one that such models have
+                refuses = (
+                    f"{self.options.url}: {self.options.model} refuses temperature {body['temperature']:g}"
+                )
+                if self._exact:
+                    raise RunError(f"{refuses}: expected --temperature 1, its own, found an answer {said}")
+                if self._temperature:
+                    problem = f"{refuses}: it replies at its own, and no two runs need agree"
+                    warnings.warn(problem, PrbWarning, stacklevel=2)
+            self._temperature = False
+        return self._sent(body) != sent
+
+    def _sent(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A request as the endpoint takes it."""
+        sent = {name: value for name, value in body.items() if name not in (LENGTH_FIELDS[0], "temperature")}
+        sent[self._length_field] = body[LENGTH_FIELDS[0]]
+        return sent | ({"temperature": body["temperature"]} if self._temperature else {})
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[httpx.Response, bytes]:
         """The answer to one try, and its body.
@@ -333,25 +349,6 @@ class Endpoint:
             finish=finish if isinstance(finish, str) else None,
             tries=tries if type(tries) is int else 1,
         )
-
-
-def endpoint_options(
-    url: str | None, model: str | None, *, concurrency: int, price: Sequence[float] | None
-) -> EndpointOptions | None:
-    """Return the options of an endpoint from a command line, with the key of the environment; None for none.
-
-    Raises:
-      RunError: one of URL and model without the other, or a price without them.
-    """
-    if url is None and model is None:
-        if price is not None:
-            raise RunError("--price: belongs to --endpoint URL")
-        return None
-    if url is None or model is None:
-        raise RunError("--endpoint URL and --model NAME: expected both or neither")
-    prices = None if price is None else (price[0], price[1])
-    key = os.environ.get(KEY) or None
-    return EndpointOptions(url=url, model=model, key=key, concurrency=concurrency, prices=prices)
 
 
 def _alternatives(logprobs: Any) -> list[tuple[str, list[tuple[str, float]]]] | None:

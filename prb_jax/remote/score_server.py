@@ -10,7 +10,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,51 +43,37 @@ def is_url(reward: object) -> bool:
     return isinstance(reward, str) and reward.startswith(("http://", "https://"))
 
 
-class RemoteScorer:
-    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a server. Build with :func:`open_remote`.
+class ScoreClient:
+    """Asks a server for scores, many requests at a time, each of them patiently.
 
     Another process may be given it (pickle): it opens connections of its own there, with the token of its own
-    environment, and holds the server to the same model.
+    environment.
+
+    Attributes:
+      url: of the server.
     """
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url, self._client = url, client
-        self._model = self._facts(tries=1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "_model": self._model}
+        return {name: value for name, value in vars(self).items() if name != "_client"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _client=_open_client())
+        vars(self).update(state, _client=open_client())
 
-    def identity(self) -> dict[str, Any]:
-        """Return the identity of the model that is served, as it is without a server."""
-        return dict(self._model["identity"])
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """What the server shows its model of a comparison."""
-        return dict(self._model["view"])
-
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other.
-
-        Raises:
-          RunError: the server refuses, is gone, serves another model by now, or answers with anything but K numbers.
-        """
-        now = self._facts(tries=TRIES)
-        if (
-            reward_identity(now["identity"]) != reward_identity(self._model["identity"])
-            or now["view"] != self.view
-        ):
-            raise RunError(
-                f"{self.url}: serves another model by now, or shows it something else: expected {quote(self._model)}, "
-                f"found {quote(now)}"
-            )
+    def side_by_side(
+        self,
+        comparisons: Sequence[Comparison],
+        score: Callable[[Comparison, threading.Event], np.ndarray],
+        *,
+        skip: Callable[[Sequence[int]], bool],
+    ) -> Iterator[ScoredBatch]:
+        """Yield the scores of one comparison after the other; ``score`` gives up where its event is set."""
         over = threading.Event()
         pool = ThreadPoolExecutor(CONCURRENCY)
         waiting: dict[int, Future[np.ndarray]] = {
-            place: pool.submit(self._score, each, over)
+            place: pool.submit(score, each, over)
             for place, each in enumerate(comparisons)
             if not skip([place])
         }
@@ -98,42 +84,14 @@ class RemoteScorer:
             over.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _score(self, comparison: Comparison, over: threading.Event) -> np.ndarray:
-        body = {
-            "queries": [[{"role": each.role, "content": each.content} for each in comparison.prompt]],
-            "documents": list(comparison.responses),
-            "user_id": comparison.user_id,
-            "profile": [
-                {"id": each.id, "category": each.category, "text": each.text} for each in comparison.profile
-            ],
-            "profile_order": comparison.profile_order,
-        }
-        answer = self._asked("POST", "/score", body, tries=TRIES, over=over)
-        data, count = answer.get("data"), len(comparison.responses)
-        found: list[Any] = [each.get("score") if isinstance(each, dict) else None for each in data or ()]
-        if len(found) != count or not all(
-            type(each) in (int, float) and math.isfinite(each) for each in found
-        ):
-            raise RunError(f"expected {count} finite numbers, found {quote(answer)}")
-        return np.asarray(found, np.float32)
-
-    def _facts(self, *, tries: int) -> dict[str, Any]:
-        """Identity of the model and what it is shown."""
-        answer = self._asked("GET", "/v1/models", None, tries=tries, over=threading.Event())
-        models = answer.get("data")
-        first = models[0] if isinstance(models, list) and models else None
-        if not isinstance(first, dict) or not all(
-            isinstance(first.get(name), dict) and first[name] for name in ("identity", "view")
-        ):
-            raise RunError(
-                f"{self.url}: expected a `prb serve` that says what it serves, found {quote(answer)}"
-            )
-        return {name: first[name] for name in ("identity", "view")}
-
-    def _asked(
+    def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, tries: int, over: threading.Event
-    ) -> dict[str, Any]:
-        """The answer of the server, after as many tries as it takes."""
+    ) -> Any:
+        """Return the answer of the server, after as many tries as it takes.
+
+        Raises:
+          RunError: there is none, or a status that no further try would change.
+        """
         wait, failure = BACKOFF, ""
         for number in range(tries):
             if number and over.wait(wait * (1 + random.random() / 4)):
@@ -150,12 +108,90 @@ class RemoteScorer:
             if answer.status_code != 200:
                 hint = f"; set {TOKEN} to the server's token" if answer.status_code == 401 else ""
                 raise RunError(f"{self.url}: status {answer.status_code}: {shown(answer)}{hint}")
-            found = parse_json(answer.content, where=self.url, error=RunError)
-            if not isinstance(found, dict):
-                raise RunError(f"{self.url}: expected an answer of `prb serve`, found {quote(found)}")
-            return found
+            return parse_json(answer.content, where=self.url, error=RunError)
         times = "" if tries == 1 else f" after {tries} tries; the last one"
         raise RunError(f"{self.url}: no answer{times}: {failure}")
+
+
+class RemoteScorer(ScoreClient):
+    """A :class:`prb_jax.scoring.scorer.Scorer` that asks a server. Build with :func:`open_remote`.
+
+    In another process too it holds the server to the same model.
+    """
+
+    def __init__(self, url: str, client: httpx.Client) -> None:
+        super().__init__(url, client)
+        self._model = self._facts(tries=1)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the model that is served, as it is without a server."""
+        return dict(self._model["identity"])
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """What the server shows its model of a comparison."""
+        return dict(self._model["view"])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a run should say of the server."""
+        return [
+            f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
+        ]
+
+    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
+        """Yield the scores of one comparison after the other.
+
+        Raises:
+          RunError: the server refuses, is gone, serves another model by now, or answers with anything but K numbers.
+        """
+        now = self._facts(tries=TRIES)
+        if (
+            reward_identity(now["identity"]) != reward_identity(self._model["identity"])
+            or now["view"] != self.view
+        ):
+            raise RunError(
+                f"{self.url}: serves another model by now, or shows it something else: expected {quote(self._model)}, "
+                f"found {quote(now)}"
+            )
+        yield from self.side_by_side(comparisons, self._score, skip=skip)
+
+    def _score(self, comparison: Comparison, over: threading.Event) -> np.ndarray:
+        body = {
+            "queries": [[{"role": each.role, "content": each.content} for each in comparison.prompt]],
+            "documents": list(comparison.responses),
+            "user_id": comparison.user_id,
+            "profile": [
+                {"id": each.id, "category": each.category, "text": each.text} for each in comparison.profile
+            ],
+            "profile_order": comparison.profile_order,
+        }
+        answer = self.ask("POST", "/score", body, tries=TRIES, over=over)
+        data, count = self._data(answer), len(comparison.responses)
+        found: list[Any] = [each.get("score") if isinstance(each, dict) else None for each in data or ()]
+        if len(found) != count or not all(
+            type(each) in (int, float) and math.isfinite(each) for each in found
+        ):
+            raise RunError(f"expected {count} finite numbers, found {quote(answer)}")
+        return np.asarray(found, np.float32)
+
+    def _data(self, answer: Any) -> Any:
+        if not isinstance(answer, dict):
+            raise RunError(f"{self.url}: expected an answer of `prb serve`, found {quote(answer)}")
+        return answer.get("data")
+
+    def _facts(self, *, tries: int) -> dict[str, Any]:
+        """Identity of the model and what it is shown."""
+        answer = self.ask("GET", "/v1/models", None, tries=tries, over=threading.Event())
+        models = self._data(answer)
+        first = models[0] if isinstance(models, list) and models else None
+        if not isinstance(first, dict) or not all(
+            isinstance(first.get(name), dict) and first[name] for name in ("identity", "view")
+        ):
+            raise RunError(
+                f"{self.url}: expected a `prb serve` that says what it serves, found {quote(answer)}"
+            )
+        return {name: first[name] for name in ("identity", "view")}
 
 
 def open_remote(url: str) -> RemoteScorer:
@@ -170,10 +206,11 @@ def open_remote(url: str) -> RemoteScorer:
         raise RunError(f"reward {quote(url)}: no URL: {error}") from error
     if with_user:
         raise RunError(f"reward: expected a URL without a user and a password; the token goes into {TOKEN}")
-    return RemoteScorer(url.rstrip("/"), _open_client())
+    return RemoteScorer(url.rstrip("/"), open_client())
 
 
-def _open_client() -> httpx.Client:
+def open_client() -> httpx.Client:
+    """Return a client with the token of the environment."""
     token = os.environ.get(TOKEN)
     return httpx.Client(
         headers={"Authorization": f"Bearer {token}"} if token else {},

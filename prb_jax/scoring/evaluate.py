@@ -21,6 +21,8 @@ from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.class_server import ClassServer
+from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.folder import check_folder, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
@@ -60,7 +62,7 @@ from prb_jax.scoring.scorer import (
 )
 from prb_jax.scoring.summary import all_baselines, finish_run
 from prb_jax.sources.prepared import check_text
-from prb_jax.text.view import ViewOptions, choose_view
+from prb_jax.text.view import ViewOptions, choose_view, served_view
 from prb_jax.trees.shorten import TooLongError
 
 
@@ -265,11 +267,12 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
     chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
     chosen.warn(known_as)
-    view = chosen.view
+    view = served_view(scorer.view) if isinstance(scorer, RemoteScorer) else chosen.view
     if isinstance(scorer, ReadsTokens):
         scorer = scorer.accepting(view)
     check_too_long(options.too_long, reader, view=view)
-    remarks = reader.remarks(view.protocol) if reader else []
+    remote = isinstance(scorer, RemoteScorer | ClassServer)
+    remarks = reader.remarks(view.protocol) if reader else scorer.remarks if remote else []
     if process_index() == 0:
         for remark in remarks:
             print(f"prb: {remark}", file=sys.stderr)
@@ -283,9 +286,9 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         view=view,
         limit=options.limit,
         seed=options.seed,
-        versions=computing_versions(plain=isinstance(scorer, PlainScorer)),
+        versions=computing_versions(plain=remote or isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
-        wording=view.wording if reader else {},
+        wording=view.wording if reader or remote else {},
         hints=inputs.hints,
         part=part,
     )

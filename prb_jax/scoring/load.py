@@ -13,6 +13,7 @@ from prb_jax.errors import RunError
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.plugins import get_plugin
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.class_server import is_class_server, open_class_server
 from prb_jax.remote.score_server import is_url, open_remote
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.scorer import (
@@ -167,6 +168,12 @@ def open_scorer(
         scorer = open_scorer(model, options, name=name, recorded=recorded)
         known_as = str(scorer.identity().get("name", "this model"))
         return with_history({known_as: scorer}, history)[known_as]
+    if is_class_server(model):
+        given = dict(options.given)
+        own = {key: given.pop(key) for key in ("tokenizer", "revision", "chat_template") if key in given}
+        if given:
+            raise RunError(f"{', '.join(given)}: decided by the server {model}: leave out here")
+        return open_class_server(str(model), **own)
     if is_url(model):
         if options.given:
             raise RunError(f"{', '.join(options.given)}: decided by the server {model}: leave out here")

@@ -15,6 +15,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
+from prb_jax.remote.class_server import ClassServer
+from prb_jax.remote.score_server import ScoreClient
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
@@ -278,6 +280,10 @@ def refuse_unused(scorer: Scorer, *, protocol: str | None, **options: Any) -> No
         raise RunError(
             f"{', '.join(unused)}: what a fitted method reads was decided with its features: leave out here"
         )
+    if isinstance(scorer, ClassServer):
+        unused = [name for name in unused if name != "profile_posts"]
+    if unused and isinstance(scorer, ScoreClient):
+        raise RunError(f"{', '.join(unused)}: decided by the server {scorer.url}: leave out here")
 
 
 def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError, PrbWarning, RunError
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import RemoteScorer
+from prb_jax.remote.score_server import RemoteScorer, ScoreClient
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.run import shown_view
 from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, ReadsTokens, Scorer
@@ -92,7 +92,7 @@ def open_item_scorer(
       RunError: a choice that has no effect on this model; or as :func:`open_reward`.
     """
     scorer = open_reward(model, LoadOptions(), history=history, judge=judge)
-    if not isinstance(scorer, RemoteScorer):  # whose client starts no JAX
+    if not isinstance(scorer, ScoreClient):  # which starts no JAX
         from prb_jax.scoring.reward_model import RewardModel
 
         if isinstance(scorer, RewardModel):

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Comparison, Message, Post, read_profile
 from prb_jax.errors import DataError, PrbError, quote
-from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.score_server import ScoreClient, is_url
+from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
 from prb_jax.serving.items import ChatItem, Score
@@ -86,12 +88,12 @@ class RewardFunction:
           opening: of :func:`prb_jax.serving.item_scorer.open_item_scorer`.
         """
         self.__name__, self._empty = name, empty
-        self._model: Model = open_remote(str(model)) if is_url(model) else model
+        self._model: Model = open_scorer(model, LoadOptions()) if is_url(model) else model
         self._open = partial(open_item_scorer, self._model, **opening)
         self._scorer: ItemScorer | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self._model, str | Path | RemoteScorer):
+        if not isinstance(self._model, str | Path | ScoreClient):
             raise TypeError(
                 "a reward function of a model that is loaded cannot go to another process: give reward_fn the path or "
                 "name of the model, or the URL of a running `prb serve`"

@@ -12,7 +12,7 @@ from prb_jax.errors import PrbWarning, RunError, need_extra
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import TOKEN, RemoteScorer
+from prb_jax.remote.score_server import TOKEN, ScoreClient
 from prb_jax.scoring import HISTORY
 from prb_jax.scoring.batching import lanes
 from prb_jax.scoring.inputs import Data
@@ -120,7 +120,7 @@ def make_engine(scorer: Scorer, *, options: ServeOptions) -> tuple[Engine | Scor
         )
     else:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
-        waits = isinstance(scorer, RemoteScorer) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
+        waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=options.limits.waiting, at_once=JUDGED_AT_ONCE if waits else 1)
     return engine, Served(
         scorer.name if isinstance(scorer, RewardModel) else str(identity["name"]),

@@ -147,6 +147,25 @@ def read_trained_view(folder: Path) -> TrainedView | None:
     return TrainedView(view, found["method"], found["profile_order"])
 
 
+def served_view(told: Mapping[str, Any]) -> View:
+    """Return the view that a server tells of its model.
+
+    Raises:
+      DataError: it is none.
+    """
+    try:
+        return View(
+            told["profile_posts"],
+            parse_protocol(told["protocol"]),
+            told["max_length"],
+            OrderClaim(told["order_claim"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"view of the server: expected the fields of a view, found {quote(dict(told))}"
+        ) from error
+
+
 @dataclass(frozen=True)
 class ChosenView:
     """The view that a model is scored with.

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import RunError
 from prb_jax.generation.choose import SampleOptions
-from prb_jax.generation.sample import sample_data
+from prb_jax.generation.sample import read_samples, sample_data
 from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
+from tests.judges.stand_in import completion, stand_in
 from tests.plain_process import plain_environment
 from tests.tiny_policies import write_policy
 
@@ -177,3 +182,58 @@ def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder: 
     (prompt,) = policy.encode([comparison], profile_posts=0, limit=100)
     text = policy.tokenizer.tokenizer.decode(prompt.ids)
     assert text == "<|bos|>User: What should I cook?\n\nAssistant: "
+
+
+def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) -> None:
+    """A run whose endpoint refuses half way is continued by the same command: nothing is asked twice."""
+    rows = [
+        {"id": f"q{k}", "user_id": "u", "question": f"Why {k}?", "chosen": "a", "rejected": "b",
+         "profile": [{"id": "1", "category": "", "text": "I like tea."}]}
+        for k in range(5)
+    ]  # fmt: skip
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    broken = True
+
+    def reply(body: Any, tries: int) -> Any:
+        if broken and len(server.asked) > 9:
+            return 404, b"gone", {}
+        return 200, completion(f"{body['seed']} {body['messages'][-1]['content']}", finish_reason="stop"), {}
+
+    with stand_in(reply, whole=True) as server:
+        command = [
+            "sample", "--endpoint", server.url, "--model", "m", "--data", str(data), "--n", "3", "--temperature", "0.7",
+            "--top-p", "0.9", "--concurrency", "1", "--out", str(tmp_path / "run"), "--no-progress",
+        ]  # fmt: skip
+        assert cli.main(command) != 0
+        assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 8
+        broken, before = False, len(server.asked)
+        assert cli.main(command) == 0
+        assert len(server.asked) - before == 15 - 8
+        bodies = [body for _, body in server.asked]
+    assert {body["temperature"] for body in bodies} == {0.7}
+    assert {body["top_p"] for body in bodies} == {0.9}
+    assert not {"top_k", "min_p", "stop"} & bodies[0].keys()
+    found = read_samples(tmp_path / "run")
+    assert list(found) == [(f"q{k}", sample) for k in range(5) for sample in range(3)]
+    assert len({row["text"] for row in found.values()}) == 15
+    assert all(
+        "I like tea." in row["text"] and f"Why {name[1:]}?" in row["text"] for (name, _), row in found.items()
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["tokens"], summary["prompt_tokens"], summary["finish"]) == (30, 50, {"stop": 15})
+    assert summary["mean_logprob_per_token"] is summary["posts_dropped"] is None
+    chosen = prb.best_of_n(tmp_path / "run", ["baseline:length"], out=tmp_path / "best", progress=False)
+    assert chosen.summary["n"] == 5
+    endpoint = prb.EndpointOptions(url="http://h", model="m")
+    options = SampleOptions(temperature=0.5)
+    for given, message in (
+        ({"rows": 3, "endpoint": endpoint}, "rows: decided by the server"),
+        ({}, "expected either a MODEL, or --endpoint"),
+        (
+            {"endpoint": replace(endpoint, no_temperature=True)},
+            "--no-temperature: samples are drawn at temperature 0.5",
+        ),
+    ):
+        with pytest.raises(RunError, match=message):
+            sample_data(None, str(data), out=tmp_path / "no", options=options, progress=False, **given)

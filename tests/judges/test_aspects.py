@@ -14,7 +14,7 @@ import prb_jax as prb
 from prb_jax.errors import DataError, RunError
 from prb_jax.judges.aspects import INSTRUCTION
 from prb_jax.judges.options import JudgeOptions
-from prb_jax.remote.endpoint import EndpointOptions
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.scoring.prompt_extras import PromptExtras
 from tests.judges.stand_in import stand_in
 from tests.tiny_models import write_model_without_torch

@@ -17,9 +17,9 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
-from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
 from prb_jax.generation.sample import sample_data
-from prb_jax.judges.best_of_n import best_of_n, read_candidates
+from prb_jax.judges.best_of_n import best_of_n
+from prb_jax.judges.candidates import read_candidates, read_drawn
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.rl.rewards import _asks
 from tests.scoring.records import write_model
@@ -125,7 +125,7 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
     run = sample_data(
         tmp_path / "policy", str(data), out=tmp_path / "run", options=options, progress=False
     ).out
-    (candidates,), _, _ = read_candidates(run, SAMPLE_RUNS.read_finished(run), None)
+    (candidates,), _, _ = read_candidates(run, *read_drawn(run, None), None)
     hinted = replace(comparison, hints="Earlier choices.")
     (rollouts,) = _asks(0, hinted, ["one", "two"])
     guided: list[prb.Comparison] = []
@@ -247,3 +247,25 @@ def test_rewards_that_give_no_training_data_are_refused(
     with pytest.raises((prb.DataError, prb.RunError), match=message):
         prb.distil("best", **{"out": "out", **options})
     assert not Path("out").exists()
+
+
+def test_a_file_of_anybody_s_texts_is_chosen_from(samples: Path, tmp_path: Path) -> None:
+    """The same texts with nothing but their ids give the same curves."""
+    rows = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
+    file, data = tmp_path / "texts.jsonl", [str(samples.parent / "pairs.jsonl")]
+    file.write_text(
+        "".join(json.dumps({key: row[key] for key in ("id", "sample", "text")}) + "\n" for row in rows)
+    )
+    ours = best_of_n(samples, ["baseline:length"], out=tmp_path / "a", progress=False).summary
+    theirs = best_of_n(file, ["baseline:length"], out=tmp_path / "b", data=data, progress=False).summary
+    assert theirs["curves"] == ours["curves"]
+    assert [theirs[name] for name in ("n", "empty", "samples_of_a_prompt")] == [4, 1, N]
+    for line, options, message in (
+        ({"id": "q0", "sample": 0, "text": "a"}, {}, "name it with --data"),
+        ({"id": "q9", "sample": 0, "text": "a"}, {"data": data}, "'q9': no comparison of .* has this id"),
+        ({"id": "q0", "sample": "0", "text": "a"}, {"data": data}, "expected a whole number as 'sample'"),
+        ({"id": "q0", "text": "a"}, {"data": data}, "expected the fields id, sample, text"),
+    ):
+        file.write_text(json.dumps(line) + "\n")
+        with pytest.raises(prb.PrbError, match=message):
+            best_of_n(file, ["baseline:length"], out=tmp_path / "c", progress=False, **options)

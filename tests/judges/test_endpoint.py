@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 import threading
 import time
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import prb_jax as prb
 from prb_jax.data.comparison import Message
 from prb_jax.errors import RunError
-from prb_jax.remote.endpoint import Endpoint, EndpointOptions, Reply
+from prb_jax.remote.endpoint import Endpoint, Reply
+from prb_jax.remote.options import EndpointOptions
 from tests.judges.stand_in import Answer, completion, stand_in
 
 
@@ -53,6 +56,40 @@ def test_what_goes_away_by_itself_is_waited_for(tmp_path: Path) -> None:
         assert ask(client(server.url, tmp_path), *texts) == ask(again, *texts)  # of the cache, and anew
         assert len(server.asked) == 3 * len(trouble) + 1 + again.asked
     assert ask(client(server.url, tmp_path), "plain") == [Reply("to plain", 10, 2)]
+
+
+def test_fields_that_an_endpoint_refuses_are_learned_once(tmp_path: Path) -> None:
+    """As newer models of OpenAI answer; many requests are under way when the first one is refused."""
+
+    def reply(body: Any, tries: int) -> str | Answer:
+        time.sleep(0.01)
+        if "max_tokens" in body:
+            message = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens'."
+        elif body.get("temperature", 1) != 1:
+            message = "Unsupported value: 'temperature' does not support 0.0 with this model."
+        else:
+            return body["messages"][-1]["content"]
+        return 400, json.dumps({"error": {"message": message}}).encode(), {}
+
+    texts = [str(number) for number in range(9)]
+    with stand_in(reply, whole=True) as server:
+        endpoint = client(server.url, tmp_path, concurrency=4)
+        with pytest.warns(prb.PrbWarning, match="refuses temperature 0: it replies at its own") as warned:
+            assert [each.text for each in ask(endpoint, *texts)] == texts
+        assert len(warned) == 1
+        assert [len(server.asked), [each.tries for each in ask(endpoint, "a")]] == [9 + 2 * 4, [1]]
+        chosen = client(server.url, tmp_path / "b", length_field="max_completion_tokens", no_temperature=True)
+        assert ask(chosen, "a")[0].text == "a"
+        assert "temperature" not in server.asked[-1][1]
+        assert server.asked[-1][1]["max_completion_tokens"] == 5
+        with pytest.raises(RunError, match=r"status 400: .*max_tokens"):
+            ask(client(server.url, tmp_path / "c", length_field="max_tokens"), "a")
+        exact = Endpoint(EndpointOptions(url=server.url, model="m"), cache=None, exact=True)
+        with pytest.raises(RunError, match="refuses temperature 0: expected --temperature 1"):
+            ask(exact, "a")
+        assert exact.ask_all([[Message("user", "x")]], temperature=1.0, max_new_tokens=2)[0].text == "x"
+    with pytest.raises(RunError, match="expected one of max_tokens, max_completion_tokens, found 'tokens'"):
+        client("http://h", tmp_path, length_field="tokens")
 
 
 @pytest.mark.parametrize(

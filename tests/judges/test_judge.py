@@ -19,7 +19,7 @@ from prb_jax.judges import paper
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.pairs import pair_messages, read_verdict
 from prb_jax.judges.paper import PaperPairs, paper_first, paper_verdict
-from prb_jax.remote.endpoint import EndpointOptions
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.text.prompting import prompt_texts
 from prb_jax.text.tokenizer import load_tokenizer
 from tests.judges.stand_in import stand_in

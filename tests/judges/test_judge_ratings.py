@@ -14,7 +14,7 @@ import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.rating_template import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
-from prb_jax.remote.endpoint import EndpointOptions
+from prb_jax.remote.options import EndpointOptions
 from prb_jax.text.prompting import prompt_texts
 from prb_jax.text.tokenizer import load_tokenizer
 from tests.judges.stand_in import completion, stand_in

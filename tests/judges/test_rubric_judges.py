@@ -16,7 +16,7 @@ from prb_jax.judges import paper
 from prb_jax.judges.options import JudgeOptions, open_judge
 from prb_jax.judges.paper import paper_list, paper_number
 from prb_jax.judges.rating_template import ONE_ASPECT
-from prb_jax.remote.endpoint import EndpointOptions
+from prb_jax.remote.options import EndpointOptions
 from tests.judges.stand_in import stand_in
 from tests.tiny_policies import write_policy
 

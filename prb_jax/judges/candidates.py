@@ -1,0 +1,127 @@
+"""Samples as comparisons with many responses: those of a run of `prb sample`, or a file of anybody's texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, quote
+from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
+from prb_jax.generation.sample import read_samples, row_key
+from prb_jax.runs.kind import as_recorded
+from prb_jax.runs.rows import Row, read_rows
+from prb_jax.scoring.inputs import read_inputs
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The samples of one prompt that can be scored.
+
+    Attributes:
+      comparison: of the data, with the samples as responses, without labels.
+      numbers: of the samples, as `prb sample` counts them.
+      reference: the response of the data with the highest label.
+    """
+
+    comparison: Comparison
+    numbers: tuple[int, ...]
+    reference: str
+
+    @property
+    def id(self) -> str:
+        """The id of the comparison."""
+        return self.comparison.id
+
+
+def read_drawn(
+    path: Path, data: Sequence[str] | None
+) -> tuple[Mapping[str, Any], Mapping[tuple[str, int], Row]]:
+    """What `run.json` says of the samples, and their rows by comparison and number."""
+    if not path.is_file():
+        return SAMPLE_RUNS.read_finished(path), read_samples(path)
+    if not data:
+        raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
+    found = read_rows(path, what="samples", key=row_key, fields=("id", "sample", "text"))
+    rows = {row_key(row): row for row in found.values()}
+    for (name, number), row in rows.items():
+        if type(number) is not int or not isinstance(row["text"], str):
+            raise DataError(
+                f"{path}: {quote(name)}: expected a whole number as 'sample' and a text as 'text', found "
+                f"{quote([number, row['text']])}"
+            )
+    most = max(Counter(name for name, _ in rows).values(), default=0)
+    digest = sha256(path.read_bytes()).hexdigest()
+    return {"inputs": {"samples_sha256": digest, "sampling": {"n": most}, "model": {}}}, rows
+
+
+def read_candidates(
+    path: Path,
+    run: Mapping[str, Any],
+    rows: Mapping[tuple[str, int], Row],
+    data: Sequence[str] | None,
+) -> tuple[list[Candidates], list[str], int]:
+    """Return the prompts with a sample that can be scored; the ids of those without one; and how many are empty.
+
+    Args:
+      path: of a finished run of `prb sample`, or of a file of samples.
+      run: what is known of how they were drawn: `run.json` of the run.
+      rows: the samples, by comparison and number.
+      data: of the samples, where it has another name now.
+
+    Raises:
+      DataError: samples of other data, or nothing but empty samples.
+    """
+    inputs, names = run["inputs"], data or run.get("data")
+    if not names:
+        raise DataError(f"{path}: its data was given from Python: name it with --data")
+    drawn_from = inputs.get("data")
+    if drawn_from is None:
+        read = read_inputs(names)
+        known = {comparison.id for comparison in read.comparisons}
+        if strange := next((name for name, _ in rows if name not in known), None):
+            raise DataError(
+                f"{path}: {quote(strange)}: no comparison of {', '.join(map(str, names))} has this id"
+            )
+    else:
+        read = read_inputs(names, subset=drawn_from["subset"], limit=inputs["limit"])
+        expected, actual = _contents(drawn_from), _contents(as_recorded(read.to_json()))
+        if actual != expected:
+            raise DataError(
+                f"{path}: its samples are of other data than {', '.join(map(str, names))} now: expected "
+                f"{quote(expected)}, found {quote(actual)}"
+            )
+    texts: dict[str, list[tuple[int, str]]] = {}
+    empty = 0
+    for (name, number), row in rows.items():
+        if row["text"].strip():
+            texts.setdefault(name, []).append((number, row["text"]))
+        else:
+            empty += 1
+    prompts, left_out = [], []
+    for comparison in read.comparisons:
+        samples = sorted(texts.get(comparison.id, ()))
+        if not samples:
+            left_out.append(comparison.id)
+            continue
+        assert comparison.labels is not None
+        reference = comparison.responses[int(np.argmax(comparison.labels))]
+        asked = replace(comparison, responses=[text for _, text in samples], labels=None)
+        prompts.append(Candidates(asked, tuple(number for number, _ in samples), reference))
+    if not prompts:
+        raise DataError(f"{path}: every sample is empty: there is nothing to choose from")
+    return prompts, left_out, empty
+
+
+def _contents(data: Mapping[str, Any]) -> Any:
+    """The contents of data, without its names."""
+    files = [
+        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
+    ]
+    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}

@@ -1,0 +1,84 @@
+"""How an endpoint is asked: its address, the model there, and what it takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Final
+
+from prb_jax.data.options import option
+from prb_jax.errors import RunError, quote
+
+KEY = "PRB_ENDPOINT_KEY"
+"""The environment variable with the key that is sent to an endpoint."""
+
+LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
+"""How an endpoint is told the most tokens of a reply: newer models refuse the first, older servers the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """How an endpoint is asked; `key` is sent as a bearer token.
+
+    Raises:
+      RunError: another `length_field`.
+    """
+
+    url: str = option(
+        MISSING,
+        f"instead: an API like OpenAI's, as https://HOST/v1; its key is read from {KEY}",
+        "URL",
+        flag="endpoint",
+    )
+    model: str = option(MISSING, "of the model at the endpoint", "NAME")
+    key: str | None = field(default=None, repr=False)
+    concurrency: int = option(8, "requests at a time", least=1)
+    tries: int = option(6, "of one request", least=1)
+    seconds: float = option(
+        120.0, "until a try is given up, from connecting to the last byte of its answer", above=0
+    )
+    backoff: float = option(
+        1.0, "seconds before the second try; twice as many before each further one", above=0
+    )
+    prices: tuple[float, float] | None = option(
+        None,
+        "dollars for a million tokens of prompts and of replies, for the cost in summary.json",
+        "DOLLARS DOLLARS",
+        flag="price",
+    )
+    length_field: str | None = option(
+        None,
+        "how the endpoint is told the most tokens of a reply (default: max_tokens, until it refuses it)",
+        choices=LENGTH_FIELDS,
+    )
+    no_temperature: bool = option(
+        False, "send no temperature, to models that refuse one (default: until it is refused)"
+    )
+
+    def __post_init__(self) -> None:
+        if self.length_field not in (None, *LENGTH_FIELDS):
+            raise RunError(f"expected one of {', '.join(LENGTH_FIELDS)}, found {quote(self.length_field)}")
+
+
+def endpoint_options(
+    url: str | None, model: str | None, *, price: Sequence[float] | None = None, **chosen: Any
+) -> EndpointOptions | None:
+    """Return the options of an endpoint from a command line, with the key of the environment; None for none.
+
+    Args:
+      url, model: of the endpoint.
+      price: dollars for a million tokens of prompts and of replies.
+      chosen: further fields of :class:`EndpointOptions`.
+
+    Raises:
+      RunError: one of URL and model without the other, or a price without them.
+    """
+    if url is None and model is None:
+        if price is not None:
+            raise RunError("--price: belongs to --endpoint URL")
+        return None
+    if url is None or model is None:
+        raise RunError("--endpoint URL and --model NAME: expected both or neither")
+    prices = None if price is None else (price[0], price[1])
+    return EndpointOptions(url=url, model=model, key=os.environ.get(KEY) or None, prices=prices, **chosen)
