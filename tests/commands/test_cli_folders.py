@@ -46,7 +46,7 @@ def data(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "inspect", "train"])
+@pytest.mark.parametrize("verb", ["evaluate", pytest.param("inspect", marks=pytest.mark.slow), "train"])
 def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
     out = tmp_path / "out"
     arguments = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -48,16 +46,15 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_curves_are_those_of_the_scores(samples: Path, tmp_path: Path) -> None:
+def test_curves_are_those_of_the_scores(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, out = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=2), tmp_path / "out"
-    command = [
-        sys.executable, "-m", "prb_jax", "best-of-n", "--samples", str(samples), "--rewards", str(model),
-        "baseline:length", "--out", str(out), "--no-progress",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "1 empty samples cannot be scored" in done.stdout
-    assert "no intervals: 2 users" in done.stdout
+    names = [str(model), "baseline:length"]
+    assert cli.main(["best-of-n", "--samples", str(samples), "--rewards", *names, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 empty samples cannot be scored" in shown
+    assert "no intervals: 2 users" in shown
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["n"], summary["empty"], summary["left_out"]) == (4, 1, [])
     texts: dict[str, list[str]] = {}

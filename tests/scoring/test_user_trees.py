@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.shapes import Bucket
 from tests.scoring.large_process import read_by_windows
 from tests.scoring.records import TOLERANCE, assert_close, text
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.Comparison]:
@@ -94,37 +90,34 @@ def test_a_user_with_many_comparisons_is_split_over_streams(
         np.testing.assert_allclose(scores[one.id], expected, atol=TOLERANCE, rtol=0)
 
 
-def started(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
 def rows_of(out: Path) -> Iterator[dict]:
     return map(json.loads, (out / "scores.jsonl").read_text().splitlines())
 
 
 def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
-    model: RewardModel, folder: Path, tmp_path: Path
+    model: RewardModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a real process, killed once in the middle; the paper's prompt begins with the question and saves nothing."""
+    """Stopped once in the middle; the paper's prompt begins with the question and saves nothing."""
     if model.stream_fn is None:
         pytest.skip("about streams, which this machine does not use")
     comparisons = of_people(4, 6)
-    data = tmp_path / "data.jsonl"
+    data, killed, stream = tmp_path / "data.jsonl", tmp_path / "killed", RewardModel.stream
     data.write_text("".join(json.dumps(one.to_row()) + "\n" for one in comparisons), encoding="utf-8")
-    shared = [sys.executable, "-m", "prb_jax", "evaluate", str(folder), "--data", str(data), "--no-progress"]
-    shared += ["--controls", "none", "--batch-tokens", "2048"]
-    killed = tmp_path / "killed"
-    process = started([*shared, "--out", str(killed)])
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if (killed / "scores.jsonl").exists() and (killed / "scores.jsonl").stat().st_size:
-            process.send_signal(signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    process.communicate()
-    last = started([*shared, "--out", str(killed)])
-    assert last.wait(180) == 0, last.communicate()
-    last.communicate()
+    command = ["evaluate", str(folder), "--data", str(data), "--no-progress", "--controls", "none"]
+    command += ["--batch-tokens", "2048", "--out", str(killed)]
+
+    def stopping(self: RewardModel, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for number, batch in enumerate(stream(self, *arguments, **options)):
+            if number:
+                raise KeyboardInterrupt
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardModel, "stream", stopping)
+        assert cli.main(command) == 130
+    assert (killed / "scores.jsonl").read_bytes()
+    assert not (killed / "summary.json").exists()
+    assert cli.main(command) == 0
     assert sorted(os.listdir(killed)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
     whole = prb.evaluate(
         folder, data, out=tmp_path / "whole", batch_tokens=2048, controls="none", progress=False
