@@ -56,6 +56,7 @@ def add(sub: Parser) -> None:
     sub.option(
         "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"
     )
+    sub.option("--relax CHECK ...", "checks of the data that may fail: wrapper", default=[])
     sub.fields(
         FeatureOptions,
         f"dtype mesh responses_alone profile_posts {REWARD_MODEL}",

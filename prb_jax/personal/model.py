@@ -25,7 +25,7 @@ from prb_jax.personal.few_shot.protocol import (
     score_table,
 )
 from prb_jax.personal.folder import SPLITS
-from prb_jax.personal.history import by_user, refuse_told, that_tell, without_told
+from prb_jax.personal.history import by_user, posts_that_do_not_tell, refuse_told, that_tell, without_told
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
@@ -294,7 +294,8 @@ class PersonalisedModel:
         known: dict[Any, tuple[tuple[Comparison, ...], tuple[Post, ...]]] = {}
         keys = []
         for _, context, query in shown:
-            latest, posts = context[-MOST:], query.profile or _profile(context)
+            latest = context[-MOST:]
+            posts = posts_that_do_not_tell(query.profile or _profile(context), query)
             keys.append((tuple(map(id, latest)), posts))
             known.setdefault(keys[-1], (latest, posts))
         numbers = {key: number for number, key in enumerate(known)}

@@ -109,6 +109,11 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
             f"{summary['posts_that_judge_a_candidate']:,} posts that judge a response of the same person's comparisons "
             "were taken away"
         )
+    if "wrapper" in summary.get("relaxed", ()):
+        told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
+        notes.append(
+            f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
+        )
     notes += [f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items()]
     if summary["not_above_offset"]:
         notes.append(

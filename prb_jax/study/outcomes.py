@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.few_shot.choices import Choices, UserRows, rows_by_fold
+from prb_jax.personal.few_shot.nearest import judgements
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Method,
@@ -245,7 +246,8 @@ def _length(population: Population, part: Part) -> np.ndarray:
 
 
 def _popularity(population: Population, part: Part) -> np.ndarray:
-    """(wins + 1) / (times judged + 2) of each text, in the choices that methods are fitted on."""
+    """(liked + 1) / (times judged + 2) of each text, in the choices that methods are fitted on and in the votes of the
+    same people's profiles."""
     return popularity(part.choices.only(part.split.trained))[part.choices.items]
 
 
@@ -255,12 +257,11 @@ def _backbone(population: Population, part: Part) -> np.ndarray:
 
 
 def popularity(choices: Choices) -> np.ndarray:
-    """Return the shrunk share of wins of each item, float64 [items]; 0.5 for one that was never judged."""
-    items = np.asarray(choices.items)
-    size = int(items.max()) + 1
-    won = np.bincount(items[choices.chosen], minlength=size)
-    lost = np.bincount(items[choices.rejected], minlength=size)
-    return (won + 1) / (won + lost + 2)
+    """Return the shrunk share of the votes for each item, float64 [items]; 0.5 for one that was never judged."""
+    _, texts, signs = judgements(choices)
+    size = 1 + int(max(np.max(choices.items), texts.max(initial=0)))
+    liked, judged = np.bincount(texts[signs > 0], minlength=size), np.bincount(texts, minlength=size)
+    return (liked + 1) / (judged + 2)
 
 
 BASELINES: Final[Mapping[str, Callable[[Population, Part], np.ndarray]]] = {

@@ -17,6 +17,7 @@ from prb_jax.personal.features import FeatureStore
 from prb_jax.personal.few_shot.backbone import Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.personal.few_shot.registry import method_names
+from prb_jax.personal.few_shot.settings import FewShotSettings
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.command_line import command_line
@@ -43,6 +44,7 @@ from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import DEFINITIONS, results, subset_results
 from prb_jax.study.splits import (
     UNSEEN_PART,
+    WRAPPER,
     Split,
     check_norms,
     check_split,
@@ -94,6 +96,7 @@ def personalise(
     split: str = "user",
     settings: Mapping[str, Any] | None = None,
     features: FeatureOptions | None = None,
+    relax: Sequence[str] = (),
     subset: str | None = None,
     limit: int | None = None,
     mesh: str | Mesh | None = None,
@@ -116,6 +119,7 @@ def personalise(
       split: what is new in the test, of :data:`prb_jax.study.splits.SPLITS`.
       settings: of methods by name, instead of their defaults.
       features: how features of a model are made.
+      relax: checks of the data that may fail: "wrapper". The summary says so.
       subset, limit: as of :func:`prb_jax.evaluate`.
       mesh: as of :func:`prb_jax.load`: people and comparisons are split over its devices.
       progress: shows progress on standard error.
@@ -127,6 +131,8 @@ def personalise(
     folder, shown = Path(out), tuple(shots)
     refuse_file(out)
     _check_shots(shown)
+    if odd := set(relax) - {WRAPPER}:
+        raise RunError(f"relax: expected {WRAPPER}, found {quote(min(odd))}")
     chosen = choose_methods(methods)
     settings = dict(settings or {})
     for name in settings.keys() - {method.name for method in chosen.methods}:
@@ -168,6 +174,7 @@ def personalise(
             backbone=trainable(backbone, population, features, mesh=devices),
             shots=shown,
             inputs=inputs,
+            relax=relax,
             mesh=devices,
             progress=progress,
         )
@@ -216,6 +223,7 @@ def _run(
     backbone: Backbone | None,
     shots: Sequence[int],
     inputs: Inputs,
+    relax: Sequence[str],
     mesh: Mesh,
     progress: bool,
 ) -> Study:
@@ -234,7 +242,7 @@ def _run(
                 known = replace(known, in_context=None)
             choices, standard = standardised(known, split)
             wrapper, norm_ratio = (
-                check_wrappers(population, split),
+                check_wrappers(population, split, relaxed=WRAPPER in relax),
                 check_norms(population, split, choices.features),
             )
             checks.append({"seed": split.seed, "wrapper_accuracy": wrapper, "norm_ratio": norm_ratio})
@@ -258,7 +266,7 @@ def _run(
                     else:
                         outcome = _outcome(
                             method,
-                            settings.get(method.name) or method.settings(),
+                            _settings(settings.get(method.name) or method.settings(), shots),
                             part,
                             folder,
                             standard=standard,
@@ -291,6 +299,7 @@ def _run(
         "choices_that_tell_a_query": [int(split.told.sum()) for split in splits],
         "posts_that_judge_a_candidate": removed,
         "checks": checks,
+        "relaxed": sorted(set(relax)),
         "numbers": {
             name: [outcome.figures.get("numbers", {}) for outcome in of_splits]
             for name, of_splits in outcomes.items()
@@ -366,6 +375,13 @@ def _outcome(
     outcome = replace(outcome, figures={**outcome.figures, **more})
     outcome.save(path)
     return outcome
+
+
+def _settings(settings: Any, shots: Sequence[int]) -> Any:
+    """The settings of a method, whose numbers are chosen at the shots of the study where they name no others."""
+    if isinstance(settings, FewShotSettings) and not settings.validation_shots:
+        return replace(settings, validation_shots=tuple(shots))
+    return settings
 
 
 def _outcome_file(folder: Path, method: str, split: Split) -> Path:

@@ -115,7 +115,7 @@ def plan_study(
                 drawn = _draw_people(population, prior, number, rng, devices)
                 found.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
                 display.advance(1)
-            rows.append({"people": number, **_power(found)})
+            rows.append({"people": number, **power_of(found)})
         plan = {
             "people": len(population.users),
             "shots": shots,
@@ -175,7 +175,7 @@ def _gain(
     return next(row for row in rows if all(row[name] == value for name, value in wanted.items()))
 
 
-def _power(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over simulated studies, and the chance that an interval lies above 0."""
     from scipy.special import ndtr  # scipy takes long to import
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.surface import WRAPPERS, wrapper_features
-from prb_jax.metrics.uncertainty import clustered_interval
+from prb_jax.metrics.uncertainty import accuracy_interval
 from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
 from prb_jax.study.population import Population
 
@@ -261,11 +260,21 @@ def saved_splits(population: Population, splits: Sequence[Split], *, by: str) ->
     return {"by": by, "splits": [split.to_json(population) for split in splits]}
 
 
-def check_wrappers(population: Population, split: Split) -> float:
+WRAPPER: Final = "wrapper"
+"""The name of the check in ``--relax``."""
+
+
+def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> float:
     """Refuse data whose labels show from the wrapping of the responses alone.
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
-    of all other people; a tie counts as half.
+    of all other people; a tie counts as half. Where several people judge the same texts, the accuracy must be above
+    chance over texts too: a few texts that happen to end in a quotation mark, and are liked, are no leak.
+
+    Args:
+      population: the people.
+      split: of them.
+      relaxed: returns the accuracy, whatever it is.
 
     Returns:
       its accuracy.
@@ -283,11 +292,10 @@ def check_wrappers(population: Population, split: Split) -> float:
     found = deltas[tested] @ weights
     decided = found != 0
     accuracy = float(np.mean((found > 0) + 0.5 * ~decided))
-    if not decided.any() or accuracy < 0.5 + MARGIN:
+    if relaxed or not decided.any() or accuracy < 0.5 + MARGIN:
         return accuracy
-    users = [population.users[user] for user in choices.users[tested]]
-    counts = group_counts((found > 0)[decided], [user for user, known in zip(users, decided) if known])
-    interval = clustered_interval(counts.wins, counts.rows, level=LEVEL)
+    clusters = population.clusters.take(np.flatnonzero(tested)[decided].tolist())
+    interval = accuracy_interval((found > 0)[decided], clusters, level=LEVEL)
     if interval.low is not None and interval.low > 0.5:
         told = max(range(len(weights)), key=lambda number: abs((deltas[tested] * weights)[:, number].sum()))
         name = list(WRAPPERS)[told]
@@ -295,7 +303,8 @@ def check_wrappers(population: Population, split: Split) -> float:
         raise RunError(
             f"the wrapping of the responses tells the labels: {name} alone marks the {way} ones, and a classifier that "
             f"reads nothing else is right in {accuracy:.3f} of {int(tested.sum()):,} comparisons of people that it was "
-            "not fitted on (chance: 0.5). Write both responses of a comparison in the same way"
+            "not fitted on (chance: 0.5). Write both responses of a comparison in the same way, or, where they "
+            "are so by themselves, let it pass with --relax wrapper: every table will say so"
         )
     return accuracy
 

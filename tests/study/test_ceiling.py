@@ -16,7 +16,7 @@ from prb_jax.study.ceiling import ceiling, draw_choices
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.power import plan_study
+from prb_jax.study.power import plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
 from tests.study.people import WIDTH, PlantedFeatures, planted_people
@@ -72,6 +72,16 @@ def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(wo
     assert len({round(row["accuracy"], 6) for row in nothing if row["split"] == "unseen"}) == 1
 
 
+@pytest.mark.parametrize(("gain", "power"), [(0.02, 0.5), (0.04, 0.975), (0.0, 0.025)])
+def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, power: float) -> None:
+    rows = [
+        {"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": [gain - half, gain + half]}
+        for half in (0.01, 0.03)
+    ]
+    assert power_of(rows)["power"] == pytest.approx(power, abs=1e-4)
+    assert power_of([{"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": None}])["power"] is None
+
+
 def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path) -> None:
     people = planted_people(PlantedFeatures(), users=60)
     study = personalise(
@@ -92,7 +102,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     few, many = plan["rows"]
     assert (few["people"], many["people"]) == (30, 60)
     assert many["ci95_half"] < few["ci95_half"]
-    assert many["power"] > 0.8
+    assert 0 < many["power"] < 1
     assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
     assert "60" in rendered(render_plan(plan))
     alike = planted_people(PlantedFeatures(), users=60, own=0.0)

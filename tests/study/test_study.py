@@ -155,6 +155,23 @@ def test_the_swap_control_of_a_fitted_method_knows_another_person_whole(
     prb.evaluate(model, asked_twice, history=history, controls="swap", progress=False)
 
 
+def test_a_post_that_judges_a_response_of_the_query_is_not_shown_to_a_fitted_method(
+    study: prb.Study, source: PlantedFeatures, people: list[prb.Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PersonalisedModel(read_fitted(study.out / "fitted" / "offset"), source)
+    known: list[Any] = []
+    states = PersonalisedModel._states
+    monkeypatch.setattr(PersonalisedModel, "_states", lambda self, k: known.extend(k) or states(self, k))
+    own = people[0].responses[0]
+    texts = [f"Agrees with: {own}", "Agrees with: r199", "r7 of mine", own]
+    asked = prb.Comparison.from_row(
+        people[0].to_row() | {"profile": [{"id": str(k), "text": text} for k, text in enumerate(texts)]},
+        where="here",
+    )
+    model.score([asked])
+    assert [post.text for _, posts in known for post in posts] == texts[1:3]
+
+
 def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None:
     assert [name for name in METHODS if method_named(name).controls is not None] == ["vpl", "mrm"]
     summary = study.summary | {"controls": {"vpl": [{"active_units": 0.5, "accuracy_z_zero": 0.617}]}}
@@ -338,6 +355,40 @@ def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tm
     with pytest.raises(RunError, match="a list bracket at the end alone marks the rejected ones"):
         run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"])
     assert not (tmp_path / "run" / "results.json").exists()
+    found = run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["wrapper"])
+    assert (
+        "relaxed: the wrapping of the responses alone tells the labels with an accuracy of 1.000"
+        in rendered(render_study(found.results, found.summary, title="people"))
+    )
+    with pytest.raises(RunError, match="relax: expected wrapper, found 'norms'"):
+        run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["norms"])
+
+
+def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(
+    source: PlantedFeatures, tmp_path: Path
+) -> None:
+    """Twenty texts, of which the better ones end in a quotation mark more often, are judged by everybody."""
+    rng, people, quoted = np.random.default_rng(2), [], {0, 1, 3, 4, 6, 9, 12, 15, 17}
+    for user in range(60):
+        for number in range(10):
+            better, worse = sorted(rng.choice(20, 2, replace=False))
+            texts = [f'r{text} "said"' if text in quoted else f"r{text}" for text in (better, worse)]
+            people.append(
+                prb.Comparison(
+                    id=f"{user}-{number}",
+                    user_id=f"u{user}",
+                    question="?",
+                    chosen=texts[0],
+                    rejected=texts[1],
+                )
+            )
+    store = write_features(source, people, out=tmp_path / "store", progress=False)
+    population = read_population(people, store)
+    split = make_splits(population, by="user", seeds=1)[0]
+    assert check_wrappers(population, split) > 0.53
+    alone = replace(population, clusters=replace(population.clusters, responses=None))
+    with pytest.raises(RunError, match="a quotation mark at the end alone marks the preferred ones"):
+        check_wrappers(alone, split)  # over people alone it would be a leak
 
 
 def test_features_that_were_made_in_two_ways_fail_the_run(people: list[prb.Comparison], store: Path) -> None:
@@ -404,7 +455,8 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
             told = {int(items[side[p]]) for side in rows for p in known[mask]}
             assert not told & {int(items[side[p]]) for side in rows for p in asked[own]}
         assert split.told.any()
-        assert not (split.told & (split.trained | split.validated)).any()
+        assert not (split.told & split.trained).any()
+        assert not (split.told & split.validated & ~split.queries).any()
 
 
 def test_people_whose_choices_all_share_a_response_are_fitted_on(

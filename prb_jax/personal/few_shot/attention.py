@@ -109,7 +109,8 @@ def fit(
         settings=settings,
         draws=min(MOST_DRAWS, -(-3 * seen.people // settings.batch)),
     )
-    fits = [
+    numbers = {"l2": np.float32(l2), "gain_l2": penalties[0]}
+    fits = [Fitted(arrays, numbers, settings)] + [
         Fitted({**arrays, "gains": gains}, {"l2": np.float32(l2), "gain_l2": gain_l2}, settings)
         for gain_l2, gains in zip(penalties, np.asarray(found), strict=True)
     ]

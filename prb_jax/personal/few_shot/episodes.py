@@ -184,6 +184,7 @@ def fit_episodes(
     key: jax.Array,
     mesh: Mesh | None = None,
     fixed: tuple[str, ...] = (),
+    also: tuple[Fitted, ...] = (),
 ) -> Fitted:
     """Train the arrays of ``start`` and return the fit of the round with the lowest loss on the validation part.
 
@@ -196,6 +197,7 @@ def fit_episodes(
       key: of people, contexts and whatever the loss draws.
       mesh: devices over which the people of the validation part are split.
       fixed: names of arrays that stay as they are.
+      also: fits that may be chosen without training.
     """
     settings: EpisodeSettings = start.settings
     people = people_of(seen, most=settings.most)
@@ -214,7 +216,8 @@ def fit_episodes(
         replace(fitted, numbers={**fitted.numbers, "steps": np.int32(part * share)})
         for part, fitted in enumerate(fits)
     ]
-    return judge.best(method, numbered, key=key, mesh=mesh)
+    also = tuple(replace(one, numbers={**one.numbers, "steps": np.int32(0)}) for one in also)
+    return judge.best(method, [*numbered, *also], key=key, mesh=mesh)
 
 
 def _solver(settings: EpisodeSettings) -> optax.GradientTransformation:

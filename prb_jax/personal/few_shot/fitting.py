@@ -211,13 +211,17 @@ class Validation:
 
     Attributes:
       choices: the validation part.
-      shots: how many comparisons of each person are adapted on; the losses of these counts are averaged.
+      shots: how many comparisons of each person are adapted on; the losses of these counts are averaged. Of settings
+        that name none: 2 and 8.
       seed: which comparisons.
     """
 
     choices: Choices
     shots: tuple[int, ...] = (2, 8)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shots", self.shots or (2, 8))
 
     def margins(
         self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None
@@ -270,6 +274,10 @@ def pooled_direction(
         tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
     _, strength, v = min(tried, key=lambda one: one[:2])
     return v, -strength
+
+
+ALIKE = np.float32(1e6)
+"""A precision under which k comparisons move nothing: with it "nothing personal" is among the fits to choose from."""
 
 
 def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:

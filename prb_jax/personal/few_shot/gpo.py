@@ -77,7 +77,7 @@ def fit(
         "embed": init_mlp(rng, [len(pooled) + 1, *[width] * settings.embedding]),
         "null": rng.normal(0, 1, width).astype(np.float32),
         "layers": [layer() for _ in range(settings.layers)],
-        "head": init_linear(rng, width, len(pooled), gain=0.1),
+        "head": init_linear(rng, width, len(pooled), gain=0.0),  # the fit before training is pooled
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
     return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)

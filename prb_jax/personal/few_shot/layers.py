@@ -25,9 +25,15 @@ def linear(params: Any, x: Array) -> jax.Array:
     return x @ params["w"] + params["b"]
 
 
-def init_mlp(rng: np.random.Generator, sizes: Sequence[int]) -> list[dict[str, np.ndarray]]:
-    """Return the linear maps between layers of these sizes."""
-    return [init_linear(rng, inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
+def init_mlp(
+    rng: np.random.Generator, sizes: Sequence[int], *, last: float = 1.0
+) -> list[dict[str, np.ndarray]]:
+    """Return the linear maps between layers of these sizes; ``last`` is the gain of the last one."""
+    gains = [*[1.0] * (len(sizes) - 2), last]
+    return [
+        init_linear(rng, *ends, gain=gain)
+        for ends, gain in zip(itertools.pairwise(sizes), gains, strict=True)
+    ]
 
 
 def mlp(params: Any, x: Array, activation: Callable[[Array], Array]) -> jax.Array:

@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import DataError, quote
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
+    ALIKE,
     Pairs,
     Validation,
     descend,
@@ -141,18 +142,21 @@ def _fit(
 def personal_directions(choices: Choices, direction: Array, count: int) -> np.ndarray:
     """Return the directions in which people differ most, float32 [D, count], of length 1.
 
-    The right singular vectors of the people's mean gradients at the shared ``direction``.
+    Those of the largest sums, over pairs of different choices of one person, of the products of the gradients at the
+    shared ``direction``: a product of a choice with itself is noise that every direction has.
     """
     deltas = choices.deltas
     slope = 1 / (1 + np.exp(np.clip(deltas @ np.asarray(direction), -50, 50)))
-    gradients = np.zeros((choices.people, deltas.shape[1]), np.float32)
-    np.add.at(gradients, choices.person, slope[:, None] * deltas)
-    gradients /= np.sqrt(np.bincount(choices.person))[:, None]
-    gradients -= gradients.mean(axis=0)
-    _, _, right = np.linalg.svd(gradients, full_matrices=False)
-    if len(right) < count:
-        raise DataError(f"expected at least {count} seen people and features, found {len(right)}")
-    return right[:count].T.astype(np.float32)
+    slopes = (slope[:, None] * deltas).astype(np.float64)
+    slopes -= slopes.mean(axis=0)
+    sums = np.zeros((choices.people, deltas.shape[1]))
+    np.add.at(sums, choices.person, slopes)
+    weights = 1 / np.bincount(choices.person)
+    products = (sums * weights[:, None]).T @ sums - (slopes * weights[choices.person, None]).T @ slopes
+    if min(choices.people, deltas.shape[1]) < count:
+        found = min(choices.people, deltas.shape[1])
+        raise DataError(f"expected at least {count} seen people and features, found {found}")
+    return np.linalg.eigh(products)[1][:, ::-1][:, :count].astype(np.float32)
 
 
 def _start(
@@ -187,7 +191,14 @@ def _fit_all(
     reference = head_direction(seen) if settings.reference == "head" else pooled
     pairs = pairs_of(seen)
     share = (1 / np.bincount(seen.person)).astype(np.float32)
-    fits: list[Fitted] = []
+    # Nothing personal: the pooled direction, whatever the weights are.
+    bases = min(settings.bases)
+    alike = np.tile(pooled[:, None], (1, bases)) if simplex else np.outer(pooled, np.eye(bases)[0])
+    mean = np.zeros(bases) if simplex else np.eye(bases)[0]
+    arrays = {"basis": alike.astype(np.float32), "mean": mean.astype(np.float32)}
+    numbers = {"bases": np.int32(bases), "anchor": np.float32(max(settings.anchor)), "l2": np.float32(l2)}
+    nothing = {"pull": ALIKE * np.float32(np.mean((seen.deltas @ pooled) ** 2) + 1e-6)}
+    fits: list[Fitted] = [Fitted(arrays, numbers | nothing, settings)]
     for bases in settings.bases:
         basis, weights = _start(seen, reference, bases, simplex=simplex, key=key)
         for anchor in sorted(settings.anchor, reverse=True):

@@ -69,7 +69,9 @@ def fit(
         "start": rng.normal(0, 1, settings.bases).astype(np.float32),
     }
     start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh)
+    alike = {**arrays, "rows": np.tile(pooled, (settings.bases, 1)).astype(np.float32)}
+    nobody = (Fitted(alike, start.numbers, settings),)  # whatever the weights are, the reward is pooled
+    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh, also=nobody)
 
 
 def _loss(fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:

@@ -96,8 +96,9 @@ def fit(
     return judge.best(METHOD, [Fitted(arrays, numbers, settings)], key=key, mesh=mesh)
 
 
-def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of the votes [U, I] and their counts."""
+def judgements(choices: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the users, texts and signs of all votes: 1 for a chosen text, -1 for a rejected one, and the votes in the
+    profiles of the people who made the choices."""
     items = np.asarray(choices.items)
     users = [choices.users, choices.users]
     texts = [items[choices.chosen], items[choices.rejected]]
@@ -109,11 +110,16 @@ def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
         users.append(np.nonzero(mask)[0])
         texts.append(np.asarray(posts.items)[mask])
         signs.append(np.asarray(posts.signs)[mask])
-    size = (choices.number_of_users, 1 + max(int(np.max(text, initial=0)) for text in [items, *texts]))
+    return np.concatenate(users), np.concatenate(texts), np.concatenate(signs)
+
+
+def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of the votes [U, I] and their counts."""
+    users, texts, signs = judgements(choices)
+    size = (choices.number_of_users, 1 + int(max(np.max(choices.items), np.max(texts))))
     votes, counts = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    place = (np.concatenate(users), np.concatenate(texts))
-    np.add.at(votes, place, np.concatenate(signs))
-    np.add.at(counts, place, 1)
+    np.add.at(votes, (users, texts), signs)
+    np.add.at(counts, (users, texts), 1)
     return votes, counts
 
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
+    ALIKE,
     Pairs,
     Validation,
     mean_loss,
@@ -38,7 +39,7 @@ class OffsetSettings(FewShotSettings):
     Attributes:
       l2: penalties of the pooled direction, of which the validation part chooses one.
       spread: standard deviations of the personal part of a margin under the prior, of which the validation part
-        chooses one; the precision is the mean of |delta|^2 over its square.
+        chooses one; the precision is the mean of |delta|^2 over its square. No offsets are tried too.
       steps: updates of the solver at most.
     """
 
@@ -77,7 +78,8 @@ def fit(
     pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
     pairs = pairs_of(seen)
     start = (pooled, np.zeros((seen.people, len(pooled)), np.float32))
-    fits = []
+    nothing = {"l2": np.float32(l2), "spread": np.float32(0), "precision": ALIKE * precision_of(seen, 1.0)}
+    fits = [Fitted({"direction": pooled}, nothing, settings)]
     for spread in sorted(settings.spread):
         precision = precision_of(seen, spread)
         start = _fit(pairs, np.float32(l2), precision, *start, steps=settings.steps)

@@ -1,8 +1,9 @@
 """PAL-B: a person's ideal point is a mixture of a few prototypes (arXiv 2406.08469).
 
-    a_u(x) = sum_k softmax(w_u)_k g_k(e(x));   r_u = exp(s) cos(f(e(x, y)), a_u(x)),   exp(s) <= 100
+    a_u(x) = sum_k softmax(w_u)_k g_k(e(x));   r_u = v.e + exp(s) cos(f(e(x, y)), a_u(x)),   exp(s) <= 100
 
-f and g_k are MLPs with one hidden layer of GELU. With ``of_prompt`` the prototypes are functions of the question's
+v starts as pooled Bradley-Terry (the published model has none), and pooled alone, exp(s) = 0, may be chosen. f and g_k
+are MLPs with one hidden layer of GELU. With ``of_prompt`` the prototypes are functions of the question's
 state (``prompts``), as published; without it each one is a learned vector, the same for all questions. A new person
 is fitted in w alone, pulled to the mean w of the seen people, which is the state at k = 0.
 """
@@ -19,7 +20,14 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import JointSettings, Validation, descend, fit_joint, numpy_rng
+from prb_jax.personal.few_shot.fitting import (
+    JointSettings,
+    Validation,
+    descend,
+    fit_joint,
+    numpy_rng,
+    pooled_direction,
+)
 from prb_jax.personal.few_shot.layers import init_mlp, mlp
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import check_numbers
@@ -35,6 +43,7 @@ class PALSettings(JointSettings):
       hidden: width of the MLPs.
       of_prompt: whether prototypes are functions of the question's state, which the data must have then.
       scale: exp(s) at the start.
+      l2: penalties of the pooled direction, of which the validation part chooses one.
     """
 
     prototypes: int = 4
@@ -42,10 +51,11 @@ class PALSettings(JointSettings):
     hidden: int = 64
     of_prompt: bool = False
     scale: float = 5.0
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"scale": 0}, least={"prototypes": 2, "width": 1, "hidden": 1})
+        check_numbers(self, above={"scale": 0, "l2": 0}, least={"prototypes": 2, "width": 1, "hidden": 1})
         if self.scale > 100:
             raise DataError(f"PALSettings.scale: expected at most 100, found {self.scale:g}")
 
@@ -61,20 +71,25 @@ def fit(
     prototypes: Any = rng.normal(0, 1, (count, width)).astype(np.float32)
     if settings.of_prompt:
         prototypes = init_mlp(rng, [features, settings.hidden, count * width])
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     start = {
+        "direction": pooled,
         "map": init_mlp(rng, [features, settings.hidden, width]),
         "prototypes": prototypes,
         "log_scale": np.float32(np.log(settings.scale)),
         "people": rng.normal(0, 0.5, (seen.people, count)).astype(np.float32),
     }
-    fits = []
+    nobody = {name: leaf for name, leaf in start.items() if name != "people"}
+    nobody |= {"log_scale": np.float32(-200), "mean": np.zeros(count, np.float32)}
+    chosen = {"l2": np.float32(l2), "steps": np.int32(0), "pull": np.float32(max(settings.pull))}
+    fits = [Fitted(nobody, chosen, settings)]
     for steps in settings.steps:
         arrays = fit_joint(_loss, start, seen, settings=settings, steps=steps, key=key)
         people = arrays.pop("people")
         share = np.exp(people - people.max(axis=1, keepdims=True))
         arrays["mean"] = np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)
         fits += [
-            Fitted(arrays, {"steps": np.int32(steps), "pull": np.float32(pull)}, settings)
+            Fitted(arrays, chosen | {"steps": np.int32(steps), "pull": np.float32(pull)}, settings)
             for pull in settings.pull
         ]
     return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
@@ -100,7 +115,8 @@ def _rewards(arrays: Any, responses: Responses, weights: Array, settings: PALSet
     ideal = jnp.sum(share[..., None] * _prototypes(arrays, responses, settings), axis=-2)
     point = mlp(arrays["map"], responses.features, jax.nn.gelu)
     scale = jnp.exp(jnp.minimum(arrays["log_scale"], np.log(100.0)))
-    return scale * jnp.sum(_unit(point) * _unit(ideal), axis=-1)
+    common = responses.features @ arrays["direction"]
+    return common + scale * jnp.sum(_unit(point) * _unit(ideal), axis=-1)
 
 
 def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) -> jax.Array:
@@ -130,7 +146,7 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return exp(s) cos(f(e), a_u), float32 [K]."""
+    """Return v.e + exp(s) cos(f(e), a_u), float32 [K]."""
     return _rewards(fitted.arrays, responses, state["weights"], fitted.settings)
 
 

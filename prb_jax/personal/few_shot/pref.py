@@ -30,6 +30,7 @@ from scipy.sparse.linalg import svds
 from prb_jax.errors import DataError, quote
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
+    ALIKE,
     Pairs,
     Validation,
     mean_loss,
@@ -37,6 +38,7 @@ from prb_jax.personal.few_shot.fitting import (
     most_probable,
     numpy_rng,
     pairs_of,
+    pooled_direction,
 )
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
 from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
@@ -51,6 +53,7 @@ class PReFSettings(FewShotSettings):
       beta: the penalty of the people's weights.
       pull_to: where a new person's weights are pulled to, ``zero`` or ``mean``.
       l2: the penalty of F, in the mean loss.
+      pooled_l2: penalties of the pooled direction, which is tried as the only factor.
       steps: updates of the solver at most.
     """
 
@@ -58,11 +61,12 @@ class PReFSettings(FewShotSettings):
     beta: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     pull_to: tuple[Literal["zero", "mean"], ...] = ("zero", "mean")
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+    pooled_l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
     steps: int = 150
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"beta": 0, "l2": 0}, least={"rank": 1, "steps": 1})
+        check_numbers(self, above={"beta": 0, "l2": 0, "pooled_l2": 0}, least={"rank": 1, "steps": 1})
         if not self.pull_to or not set(self.pull_to) <= {"zero", "mean"}:
             raise DataError(f"PReFSettings.pull_to: expected zero or mean, found {quote(self.pull_to)}")
 
@@ -111,7 +115,17 @@ def fit(
         people = rng.normal(0, 1, (seen.people, settings.rank)).astype(np.float32)
     else:
         factors, people = found
-    pairs, fits = pairs_of(seen), []
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.pooled_l2, steps=100)
+    first = np.eye(settings.rank, dtype=np.float32)[
+        0
+    ]  # nothing personal: one factor, with one weight for everybody
+    arrays = {"factors": np.outer(pooled, first).astype(np.float32), "mean": first, "prior": first}
+    numbers = {"l2": np.float32(l2), "svd_start": np.float32(0)}
+    alone = {
+        "beta": ALIKE * np.float32(np.mean((seen.deltas @ pooled) ** 2) + 1e-6),
+        "pull_to_mean": np.float32(1),
+    }
+    pairs, fits = pairs_of(seen), [Fitted(arrays, numbers | alone, settings)]
     for l2 in settings.l2:
         f, lam = _fit(pairs, np.float32(l2), factors, people, steps=settings.steps)
         numbers = {"l2": np.float32(l2), "svd_start": np.float32(found is not None)}

@@ -55,10 +55,11 @@ class FewShotSettings:
 
     Attributes:
       validation_shots: how many comparisons of each person of the validation part are adapted on while numbers are
-        chosen; the losses of these counts are averaged.
+        chosen; the losses of these counts are averaged. Not given: in a study its own numbers of shots, else 2 and 8.
     """
 
-    validation_shots: tuple[int, ...] = (2, 8)
+    validation_shots: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers(self, least={"validation_shots": 0})
+        if self.validation_shots:
+            check_numbers(self, least={"validation_shots": 0})

@@ -23,11 +23,13 @@ from jax.sharding import Mesh
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
+    ALIKE,
     Pairs,
     Validation,
     fit_direction,
     most_probable,
     numpy_rng,
+    pooled_direction,
     train,
 )
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
@@ -126,7 +128,12 @@ def fit(
         beta = fit_direction(pairs, np.float32(l2), beta, steps=100)
         tried.append((float(np.mean(np.logaddexp(0, -(held @ np.asarray(beta))))), l2, np.asarray(beta)))
     _, l2, arrays["beta"] = min(tried, key=lambda one: one[0])
-    fits = []
+    pooled, pooled_l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
+    facts = {"l2": np.float32(pooled_l2), "spread": np.float32(0), "live_features": np.int32(live.sum())}
+    nothing = {"direction": pooled, "beta": np.zeros(settings.features, np.float32)}  # nothing personal
+    precision = ALIKE * np.float32(np.mean(np.sum(rows**2, axis=1)) + 1e-6)
+    fits = [Fitted({**arrays, **nothing}, facts | {"precision": precision}, settings)]
+    arrays["direction"] = np.zeros(width, np.float32)
     for spread in settings.spread:
         precision = np.float32(np.mean(np.sum(rows**2, axis=1)) / spread**2)
         numbers = {
@@ -151,14 +158,15 @@ def empty_state(fitted: Fitted) -> State:
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the most probable deviation, float32 [F]."""
     rows = _rows(fitted, context.deltas)
-    offset = rows @ fitted.arrays["beta"]
+    offset = rows @ fitted.arrays["beta"] + context.deltas @ fitted.arrays["direction"]
     return {"deviation": most_probable(rows, context.mask, offset, fitted.numbers["precision"])}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return half of (beta + b_u).[z(d) - z(-d)], float32 [K], d twice the difference to the mean response."""
     differences = 2 * (responses.features - jnp.mean(responses.features, axis=0))
-    return 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
+    own = 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
+    return own + responses.features @ fitted.arrays["direction"]
 
 
 def coefficients(fitted: Fitted, state: State) -> np.ndarray:

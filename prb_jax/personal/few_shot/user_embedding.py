@@ -99,7 +99,13 @@ def _fit(
     }
     if kind == "cluster":
         start["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
-    fits = []
+    last = jax.tree.map(np.zeros_like, start["network"][-1])
+    nobody = {**start, "network": [*start["network"][:-1], last]}  # the reward is pooled
+    own_of_people = nobody.pop("people")
+    if kind == "cluster":
+        nobody["mean"] = own_of_people.mean(axis=0)
+    chosen = {"l2": np.float32(l2), "steps": np.int32(0), "pull": np.float32(max(settings.pull))}
+    fits = [Fitted(nobody, chosen, settings)]
     for steps in settings.steps:
         arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, steps=steps, key=key)
         people = arrays.pop("people")

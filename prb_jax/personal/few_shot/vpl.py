@@ -1,13 +1,14 @@
 """VPL: variational preference learning, a latent variable for each person (arXiv 2408.10075).
 
     h_j = MLP[e_w; e_l],  c = mean_j selfattention(h)_j,  mu and logvar: two linear maps of c, clamped to [-1, 1]
-    z = mu + exp(logvar / 2) eps in training, z = mu afterwards;   r(e | z) = MLP[e; z]
+    z = mu + exp(logvar / 2) eps in training, z = mu afterwards;   r(e | z) = v.e + MLP[e; z]
     softplus(-(r_w - r_l)) + w_KL anneal(t) KL,   KL = 0.5 sum (mu^2 + e^logvar - 1 - logvar)
 
-The latent variable is normalised neither in training nor afterwards (the published code does one of them alone). At
-k = 0 it is 0 with variance 1. A latent variable may collapse, so its controls are always printed: active units (the
-share of dimensions whose mu varies by more than 0.01 over people), KL by dimension, and the accuracy with z = 0,
-with another person's z, and with the labels of the context turned round.
+v starts as pooled Bradley-Terry and the last layer of the reward's MLP as 0 (the published model has no v), so that the
+fit before training is pooled, and may be chosen. The latent variable is normalised neither in training nor afterwards
+(the published code does one of them alone). At k = 0 it is 0 with variance 1. A latent variable may collapse, so its
+controls are always printed: active units (the share of dimensions whose mu varies by more than 0.01 over people), KL by
+dimension, and the accuracy with z = 0, with another person's z, and with the labels of the context turned round.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
-from prb_jax.personal.few_shot.fitting import numpy_rng
+from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
 from prb_jax.personal.few_shot.layers import attend, init_linear, init_mlp, linear, mlp
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
@@ -48,6 +49,7 @@ class VPLSettings(EpisodeSettings):
       kl: w_KL.
       cycles: of the cosine annealing of w_KL over the training.
       floor: the least of the annealing.
+      l2: penalties of the pooled direction, of which the validation part chooses one.
     """
 
     latent: int = 32
@@ -55,10 +57,13 @@ class VPLSettings(EpisodeSettings):
     kl: float = 1e-4
     cycles: int = 4
     floor: float = 0.1
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, least={"latent": 1, "hidden": 1, "kl": 0, "cycles": 1, "floor": 0})
+        check_numbers(
+            self, above={"l2": 0}, least={"latent": 1, "hidden": 1, "kl": 0, "cycles": 1, "floor": 0}
+        )
 
 
 def fit(
@@ -68,6 +73,7 @@ def fit(
     seen.require("vpl", ())
     rng, width = numpy_rng(key), seen.features.shape[1]
     latent, hidden = settings.latent, settings.hidden
+    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
     arrays = {
         "encoder": init_mlp(rng, [2 * width, hidden, hidden, latent]),
         "query": init_linear(rng, latent, latent),
@@ -75,11 +81,11 @@ def fit(
         "value": init_linear(rng, latent, latent),
         "mean": init_linear(rng, latent, latent),
         "logvar": init_linear(rng, latent, latent),
-        "reward": init_mlp(rng, [width + latent, hidden, hidden, 1]),
+        "reward": init_mlp(rng, [width + latent, hidden, hidden, 1], last=0.0),
+        "direction": pooled,
     }
-    return fit_episodes(
-        METHOD, Fitted(arrays, {}, settings), seen, validation, loss=_loss, key=key, mesh=mesh
-    )
+    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
+    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh)
 
 
 def _leaky(x: Array) -> jax.Array:
@@ -135,7 +141,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return r(e | z), float32 [K]."""
     z = jnp.broadcast_to(state["z"], (len(responses.features), len(state["z"])))
-    return mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
+    own = mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
+    return responses.features @ fitted.arrays["direction"] + own
 
 
 def controls(

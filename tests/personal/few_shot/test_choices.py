@@ -125,7 +125,7 @@ def test_every_method_has_its_name_and_settings_that_are_checked():
         ("gpo", {"steps": 1.5}, "GPOSettings.steps: expected a whole number of at least 1, found 1.5"),
         (
             "vpl",
-            {"validation_shots": ()},
+            {"validation_shots": (2, -1)},
             "VPLSettings.validation_shots: expected whole numbers of at least 0",
         ),
         (

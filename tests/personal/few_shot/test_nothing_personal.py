@@ -1,0 +1,105 @@
+"""Where people differ in nothing, no method does worse on the validation part than pooled Bradley-Terry."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from prb_jax.personal.few_shot.choices import Choices, Posts
+from prb_jax.personal.few_shot.fitting import Validation
+from prb_jax.personal.few_shot.lore import personal_directions
+from prb_jax.personal.few_shot.registry import method_named
+from prb_jax.study.outcomes import popularity
+from tests.personal.few_shot.planted import World, world
+
+KEY, WIDTH = jax.random.key(0), 8
+QUICK = {
+    "steps": 4, "rounds": 1, "batch": 8, "l2": (0.1,), "pooled_l2": (0.1,), "anchor": (0.1,), "width": 4, "hidden": 4,
+    "adapt_steps": 4, "latent": 2, "features": 8, "active": 2, "heads": 2, "rank": 2, "beta": (0.01,), "spread": (9.0,),
+    "pull": (1e-3,), "bases": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alike() -> World:
+    """Few people of one taste, whose choices are noisy: what differs between them is noise."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, WIDTH)).astype(np.float32)
+    shared = np.repeat((0.3 * rng.normal(size=WIDTH) @ features.T)[None], 40, axis=0)
+    return world(features, shared, seen=12, validation=12, choices=8)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "offset",
+        "lore",
+        "lore_free",
+        "pref",
+        "vpl",
+        "pal",
+        "gpo",
+        "mrm",
+        "sparse",
+        "user_embedding",
+        "user_clusters",
+    ],
+)
+def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, alike: World) -> None:
+    method, pooled = method_named(name), method_named("pooled")
+    known = {field.name: field for field in dataclasses.fields(method.settings)}
+    quick = {}
+    for field, value in QUICK.items():
+        if field in known and not (name == "bayes" and field == "rank"):
+            several = isinstance(known[field].default, tuple)
+            quick[field] = (value,) if several and not isinstance(value, tuple) else value
+    fitted = method.fit(alike.seen, alike.validation, settings=method.settings(**quick), key=KEY)
+    common = pooled.fit(alike.seen, alike.validation, settings=pooled.settings(l2=(0.1,)), key=KEY)
+    loss = Validation(alike.validation).loss(pooled, common, key=KEY)
+    assert fitted.numbers["validation_loss"] <= loss + 1e-4
+
+
+def test_products_of_a_choice_with_itself_are_no_personal_direction() -> None:
+    """Taste lies along a short feature, the noise of single choices along a long one."""
+    rng = np.random.default_rng(1)
+    people, each = 400, 4
+    deltas = rng.normal(size=(people * each, 3)) * [6.0, 1.0, 1.0]
+    users = np.repeat(np.arange(people, dtype=np.int32), each)
+    tastes = np.zeros((people, 3))
+    tastes[:, 1] = 2 * rng.normal(size=people)
+    won = rng.random(len(users)) < 1 / (1 + np.exp(-np.sum(deltas * tastes[users], axis=1)))
+    features = np.concatenate([deltas, np.zeros_like(deltas)]).astype(np.float32)
+    first, second = (
+        np.arange(len(users), dtype=np.int32),
+        np.arange(len(users), 2 * len(users), dtype=np.int32),
+    )
+    choices = Choices(
+        features, np.where(won, first, second), np.where(won, second, first), users, users, people
+    )
+    found = personal_directions(choices, np.zeros(3), 1)[:, 0]
+    assert abs(found[1]) > 0.9
+
+
+def test_popularity_counts_the_votes_of_profiles() -> None:
+    items = np.arange(4, dtype=np.int32)
+    posts = Posts(
+        np.zeros((3, 2, 1), np.float32),
+        np.array([[True, True], [True, False], [True, True]]),
+        np.array([[1, -1], [1, 0], [1, 1]], np.float32),
+        np.array([[2, 3], [2, -1], [3, 3]], np.int32),
+    )
+    one = np.array([0, 0], np.int32)
+    choices = Choices(
+        np.zeros((4, 1), np.float32),
+        one,
+        one + 1,
+        np.array([0, 1], np.int32),
+        one,
+        3,
+        items=items,
+        posts=posts,
+    )  # the third person made no choice, and is not asked
+    np.testing.assert_allclose(popularity(choices), [3 / 4, 1 / 4, 3 / 4, 1 / 3])
