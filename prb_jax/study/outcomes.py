@@ -259,7 +259,7 @@ def _backbone(population: Population, part: Part) -> np.ndarray:
 def popularity(choices: Choices) -> np.ndarray:
     """Return the shrunk share of the votes for each item, float64 [items]; 0.5 for one that was never judged."""
     _, texts, signs = judgements(choices)
-    size = 1 + int(max(np.max(choices.items), texts.max(initial=0)))
+    size = 1 + int(max(np.asarray(choices.items).max(), texts.max(initial=0)))
     liked, judged = np.bincount(texts[signs > 0], minlength=size), np.bincount(texts, minlength=size)
     return (liked + 1) / (judged + 2)
 

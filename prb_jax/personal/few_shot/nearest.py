@@ -116,7 +116,7 @@ def judgements(choices: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:
     """The sums of the votes [U, I] and their counts."""
     users, texts, signs = judgements(choices)
-    size = (choices.number_of_users, 1 + int(max(np.max(choices.items), np.max(texts))))
+    size = (choices.number_of_users, 1 + int(max(np.asarray(choices.items).max(), texts.max())))
     votes, counts = np.zeros(size, np.float32), np.zeros(size, np.float32)
     np.add.at(votes, (users, texts), signs)
     np.add.at(counts, (users, texts), 1)
