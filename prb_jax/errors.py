@@ -65,7 +65,6 @@ EXTRAS = {
     "build": ("datasketch",),
     "serve": ("starlette", "uvicorn", "prometheus_client"),
     "redact": ("scrubadub",),
-    "inspect": ("inspect_ai",),
 }
 """The modules that an extra of `pyproject.toml` brings, which a plain `pip install prb-jax` does not."""
 
