@@ -44,8 +44,8 @@ class Rollout:
         return {"user_id": self.user_id, "profile": self.profile}
 
 
-def _people(count: int = 8) -> list[dict[str, Any]]:
-    """People of whom each prefers the responses that hold an own word."""
+def _people(count: int = 16) -> list[dict[str, Any]]:
+    """People of whom each prefers the responses with a word of its own to those with another one's."""
     rng, favourites = np.random.default_rng(0), ("soup", "rain", "chess", "bread")
     rows = []
     for user in range(count):
@@ -58,8 +58,10 @@ def _people(count: int = 8) -> list[dict[str, Any]]:
                 "user_id": f"user {user}",
                 "question": f"what {WORDS[number % 3]} ?",
             }
-            chosen = " ".join([*other, favourites[user % 4]])
-            rows.append(row | {"chosen": chosen, "rejected": " ".join(other), "profile": profile})
+            chosen, rejected = (
+                " ".join([word, *other, word]) for word in (favourites[user % 4], favourites[user % 4 - 1])
+            )
+            rows.append(row | {"chosen": chosen, "rejected": rejected, "profile": profile})
     return rows
 
 

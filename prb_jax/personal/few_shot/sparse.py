@@ -163,7 +163,10 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return half of (beta + b_u).[z(d) - z(-d)], float32 [K], d twice the difference to the mean response."""
+    """Return half of (beta + b_u).[z(d) - z(-d)] + w.e, float32 [K], d twice the difference to the mean response.
+
+    w is the pooled direction where nothing personal was chosen, and 0 otherwise.
+    """
     differences = 2 * (responses.features - jnp.mean(responses.features, axis=0))
     own = 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
     return own + responses.features @ fitted.arrays["direction"]

@@ -92,6 +92,7 @@ def test_sparse_features_can_be_read():
         "threshold": np.zeros(3, np.float32),
         "scale": np.ones(3, np.float32),
         "beta": np.array([1, 2, 0], np.float32),
+        "direction": np.array([3, 0, 0], np.float32),
     }
     fitted = Fitted(arrays, {}, sparse.SparseSettings(features=3, active=2))
     places, activations = sparse.strongest(fitted, choices, count=2)
@@ -100,5 +101,6 @@ def test_sparse_features_can_be_read():
     state = {"deviation": np.array([0, -2, 5], np.float32)}
     assert sparse.coefficients(fitted, state).tolist() == [[0, 1], [-2, 2], [5, 0]]
     scores = np.asarray(sparse.score(fitted, state, Responses(features[[0, 3]])))
-    assert scores[0] - scores[1] == 2  # (beta + b_u) of the first feature times the difference
+    # (beta + b_u) of the first feature times the difference, and the dense direction's part of it
+    assert scores[0] - scores[1] == 2 + 6
     assert group(choices).places.tolist() == [[0, 1, 2, 3]]
