@@ -65,6 +65,7 @@ EXTRAS = {
     "build": ("datasketch",),
     "serve": ("starlette", "uvicorn", "prometheus_client"),
     "redact": ("scrubadub",),
+    "inspect": ("inspect_ai",),
 }
 """The modules that an extra of `pyproject.toml` brings, which a plain `pip install prb-jax` does not."""
 

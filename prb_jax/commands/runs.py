@@ -6,11 +6,29 @@ import json
 from prb_jax.commands.arguments import Parser, call, not_negative, positive
 from prb_jax.commands.terminal import print_table
 
+_LOGS = ", or logs of lm-evaluation-harness (--log_samples) or Inspect"
+
+
+def _add_logs(sub: Parser) -> None:
+    """Add how logs of other harnesses are read."""
+    sub.option(
+        "--metric M ...",
+        "of a log that has several: the one to read of each task, as acc or exact_match,strict-match",
+        default=[],
+    )
+    sub.option(
+        "--cluster FIELD ...",
+        "of logs: one or two fields of the samples; rows with one value depend on each other (default: user_id and "
+        "item_id, where samples have them)",
+        default=[],
+    )
+
 
 def add_compare(sub: Parser) -> None:
     """Add the arguments of `prb compare`."""
-    sub.option("RUN ...", "run folders of `prb evaluate`, two or more", dest="runs")
+    sub.option("RUN ...", f"run folders of `prb evaluate`{_LOGS}, two or more", dest="runs")
     sub.option("--out DIR", "folder for compare.json")
+    _add_logs(sub)
     sub.option("--format", "print what compare.json holds instead of tables", choices=("json",))
     sub.option("--across-protocols", "compare runs with different protocols nevertheless")
 
@@ -19,7 +37,13 @@ def run_compare(options: argparse.Namespace) -> int:
     """Compare, and print the ranks and the differences."""
     from prb_jax.reports.comparison import COMPARE, compare, render_comparison
 
-    compared = compare(*options.runs, out=options.out, across_protocols=options.across_protocols)
+    compared = compare(
+        *options.runs,
+        out=options.out,
+        across_protocols=options.across_protocols,
+        metric=options.metric,
+        cluster=options.cluster,
+    )
     if options.format == "json":
         print(json.dumps(compared, indent=2))
         return 0
@@ -59,7 +83,7 @@ def add_report(sub: Parser) -> None:
     """Add the arguments of `prb report`."""
     sub.option(
         "RUN ...",
-        "folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`",
+        f"folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}",
         dest="runs",
     )
     sub.option("--out FILE", "the page, as page.html", required=True)
@@ -69,6 +93,7 @@ def add_report(sub: Parser) -> None:
         default=[],
     )
     sub.option("--title TEXT", "of the page (default: the names of the runs)", default="")
+    _add_logs(sub)
 
 
 def run_report(options: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 A row is won if the best score among the responses with the highest label is strictly greater than
 the best score among all others. For a pair this is chosen > rejected. A tie (both equal) is not a
-win; ties are counted apart.
+win; ties are counted apart. A row of one response holds the grade that somebody gave it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ScoredRow:
     Attributes:
       id: of the comparison.
       subset, user_id: of the comparison, or None.
-      scores: [K] rewards.
-      labels: [K] numbers, higher is better, not all equal.
+      scores: [K] rewards; of a graded row the one grade.
+      labels: [K] numbers, higher is better, not all equal; [1.0] of a graded row.
       tokens: how many tokens the model read for this row.
       truncated: how much of the text was cut: a count, or counts by kind (posts, tokens).
     """
@@ -38,6 +38,11 @@ class ScoredRow:
     truncated: int | Mapping[str, int] = 0
 
     __repr__ = short_repr
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether the row is one response with a grade, read from the log of another harness."""
+        return len(self.scores) == 1
 
     @property
     def is_truncated(self) -> bool:

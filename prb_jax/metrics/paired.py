@@ -10,21 +10,20 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, quote
-from prb_jax.metrics.accuracy import Outcomes, ScoredRow, outcomes
+from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.score_differences import (
     FLIPS_DEFINITION,
     SCORES_DEFINITION,
     flat_scores,
-    flips,
     score_differences,
 )
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
+from prb_jax.metrics.uncertainty import difference_interval, grade_interval, mean_interval
 
 LEVEL: Final = 0.05
 
 COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
-    "accuracy": "strict wins / n; a tie is not a win",
+    "accuracy": "strict wins / n; a tie is not a win. Of the graded rows of another harness: their mean grade",
     "ci95": "95 % interval over users (over comparisons where the data name no users), two-way over users and "
     "responses where several users judge the same responses: of an accuracy as in summary.json, of a difference a t "
     "interval; null where there are fewer than six clusters",
@@ -36,7 +35,8 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "where there is none",
     "p_holm": "p adjusted for all pairs by the method of Holm (1979)",
     "p_mcnemar": "two-sided exact McNemar test: how often only one of the two wins, against an even split. It takes "
-    "comparisons of one user for independent, and decides nothing here",
+    "comparisons of one user for independent, and decides nothing here. Of graded rows: how often either has the "
+    "higher grade",
     "n": "comparisons",
     "users": "distinct users among them",
     "flips": FLIPS_DEFINITION,
@@ -92,14 +92,18 @@ def compare_rows(
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
     found, users = _matched(runs)
-    wins = {name: one.outcomes.wins for name, one in found.items()}
     clusters = clusters or Clusters(tuple(users))
     known = len({user for user in clusters.users if user is not None})
-    names = sorted(runs, key=lambda name: (-int(wins[name].sum()), name))
+    names = sorted(runs, key=lambda name: (-found[name].grades.sum(), name))
+    bounded = all(run.grades.min() >= 0 and run.grades.max() <= 1 for run in found.values())
     pairs = []
     for a, b in itertools.combinations(names, 2):
-        gains = wins[a].astype(np.int64) - wins[b]
-        interval = difference_interval(gains, clusters)
+        gains = found[a].grades - found[b].grades
+        interval = (
+            difference_interval(gains, clusters)
+            if bounded
+            else mean_interval(gains, clusters.users, responses=clusters.responses)
+        )
         pairs.append(
             {
                 "a": a,
@@ -111,7 +115,7 @@ def compare_rows(
                 "p_mcnemar": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
                 "n": len(gains),
                 "users": known,
-                "flips": flips(found[a].outcomes, found[b].outcomes),
+                "flips": int((found[a].verdicts != found[b].verdicts).sum()),
                 "scores": score_differences(found[a].scores, found[b].scores),
             }
         )
@@ -122,8 +126,8 @@ def compare_rows(
     standings = [
         {
             "name": name,
-            "accuracy": float(wins[name].mean()),
-            "ci95": accuracy_interval(wins[name], clusters).bounds,
+            "accuracy": float(found[name].grades.mean()),
+            "ci95": grade_interval(found[name].grades, clusters).bounds,
             "rank_group": groups[name],
         }
         for name in names
@@ -133,17 +137,27 @@ def compare_rows(
 
 @dataclass(frozen=True)
 class _Run:
-    """The verdicts [n] of a run, and the scores of all responses."""
+    """Of n rows: their grades (1 for a win, else 0), verdicts (win 1, tie 0, loss -1), and scores of all responses.
+    Each is the grade where rows are graded."""
 
-    outcomes: Outcomes
+    grades: np.ndarray
+    verdicts: np.ndarray
     scores: np.ndarray
+
+
+def _run(rows: Sequence[ScoredRow]) -> _Run:
+    scores = flat_scores(rows)
+    if rows[0].is_graded:
+        return _Run(scores, scores, scores)
+    result = outcomes(rows)
+    return _Run(result.wins.astype(np.float64), np.sign(result.margins), scores)
 
 
 def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], list[str | None]]:
     """Each run in one order of the comparisons, and the user of each comparison."""
     (first, rows), *others = runs.items()
     place = _places(first, rows)
-    result = {first: _Run(outcomes(rows), flat_scores(rows))}
+    result = {first: _run(rows)}
     for name, theirs in others:
         found = _places(name, theirs)
         if odd := found.keys() ^ place.keys():
@@ -156,7 +170,7 @@ def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], 
                     f"comparison {quote(row.id)}: user {quote(ours.user_id)} and labels {quote(list(ours.labels))} "
                     f"in {first}, user {quote(row.user_id)} and labels {quote(list(row.labels))} in {name}"
                 )
-        result[name] = _Run(outcomes(matched), flat_scores(matched))
+        result[name] = _run(matched)
     return result, [row.user_id for row in rows]
 
 

@@ -8,18 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.metrics.accuracy import Outcomes, ScoredRow
+from prb_jax.metrics.accuracy import ScoredRow
 
 SCORES_DEFINITION: Final = (
     "of every response, the score by a minus the score by b: mean, rms (root mean square), max_abs; std_b, the "
     "standard deviation of the scores by b; Pearson and Spearman correlation of the two (null where either is constant)"
 )
-FLIPS_DEFINITION: Final = "comparisons whose verdict (win, tie, loss) is another one by a than by b"
-
-
-def flips(a: Outcomes, b: Outcomes) -> int:
-    """Return how many of the same comparisons, in the same order, have another verdict."""
-    return int((np.sign(a.margins) != np.sign(b.margins)).sum())
+FLIPS_DEFINITION: Final = (
+    "comparisons whose verdict (win, tie, loss; the grade, of graded rows) is another one by a than by b"
+)
 
 
 def score_differences(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:

@@ -15,7 +15,13 @@ from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin, 
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.coverage import chance, coverage
 from prb_jax.metrics.definitions import definitions
-from prb_jax.metrics.uncertainty import accuracy_interval, difference_of_wins, match_rows
+from prb_jax.metrics.uncertainty import (
+    accuracy_interval,
+    difference_of_wins,
+    grade_interval,
+    match_rows,
+    mean_interval,
+)
 
 LENGTH_BASELINE: Final = "baseline:length"
 NO_SUBSET: Final = "(no subset)"
@@ -83,6 +89,48 @@ def summarise(
     summary["length_baseline"] = None if length is None else length["accuracy"]
     summary["baselines"] = compared
     summary["definitions"] = definitions(clusters)
+    return summary
+
+
+GRADE_DEFINITIONS: Final[Mapping[str, str]] = {
+    "accuracy": "the mean grade of the samples",
+    "ci95": "95 % interval over users (what the samples are clustered by; over samples where they name none), two-way "
+    "over users and items where several users have one item: of grades of 0 and 1 as of an accuracy, else a t interval",
+    "user_accuracy": "the mean over users of their mean grades",
+}
+
+
+def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str, Any]:
+    """The figures of graded rows, as plain JSON values.
+
+    Args:
+      rows: graded, at least one.
+      clusters: of the rows, in their order.
+    """
+    grades = np.array([row.scores[0] for row in rows], np.float64)
+
+    def figures(index: Sequence[int]) -> dict[str, Any]:
+        interval = grade_interval(grades[index], clusters.take(index))
+        return {"n": len(index), "accuracy": float(grades[index].mean()), **interval.to_json()}
+
+    subsets: dict[str, list[int]] = {}
+    users: dict[str, list[float]] = {}
+    for i, (row, user) in enumerate(zip(rows, clusters.users, strict=True)):
+        if row.subset is not None:
+            subsets.setdefault(row.subset, []).append(i)
+        if user is not None:
+            users.setdefault(user, []).append(float(grades[i]))
+    summary = {
+        **figures(range(len(rows))),
+        "by_subset": {name: figures(index) for name, index in sorted(subsets.items())},
+        "users": len(users),
+        "user_accuracy": None,
+        "definitions": dict(GRADE_DEFINITIONS),
+    }
+    if users:
+        means = np.array([math.fsum(values) / len(values) for values in users.values()])
+        found = mean_interval(means, tuple(users))
+        summary |= {"user_accuracy": float(means.mean()), **found.to_json("user_accuracy_ci95")}
     return summary
 
 

@@ -165,6 +165,13 @@ def accuracy_interval(
     )
 
 
+def grade_interval(grades: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
+    """Interval of the mean of grades [n]: that of an accuracy where all are 0 or 1, else a t interval."""
+    if np.isin(grades, (0, 1)).all():
+        return accuracy_interval(grades > 0, clusters, level=level)
+    return mean_interval(grades, clusters.users, responses=clusters.responses, level=level)
+
+
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
     """Interval of the mean of differences between two verdicts on the same rows.
 
@@ -172,16 +179,16 @@ def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float =
     enter the variance, so that it is not 0 where all verdicts are equal.
 
     Args:
-      gains: [n] int, -1, 0 or 1.
+      gains: [n] numbers from -1 to 1.
       clusters: of the same rows.
       level: nominal coverage.
     """
-    gains = np.asarray(gains, np.int64)
+    gains = np.asarray(gains, np.float64)
     if clusters.responses is None:
         return _t_interval(gains, clusters, level=level, method=PAIRED)
     found = crossed_variance(gains, clusters)
     return _around(
-        int(gains.sum()) / len(gains),
+        float(gains.mean()),
         found.variance + _FURTHER_ROWS / len(gains) ** 2,
         clusters=found.clusters,
         effective=found.effective,

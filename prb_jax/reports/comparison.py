@@ -13,8 +13,8 @@ from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.processes.agreement import differences
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
-from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.runs.kind import RUN
+from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
 
 if TYPE_CHECKING:
@@ -27,14 +27,22 @@ _NO_VERDICT: Final = f"; fewer than {LEAST_CLUSTERS} users or responses: no verd
 
 
 def compare(
-    *runs: str | Path, out: str | Path | None = None, across_protocols: bool = False
+    *runs: str | Path,
+    out: str | Path | None = None,
+    across_protocols: bool = False,
+    metric: Sequence[str] = (),
+    cluster: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Compare every two of several finished runs of `prb evaluate` on the same data.
+    """Compare every two of several finished runs of `prb evaluate`, or of another harness, on the same data.
 
     Args:
-      runs: the run folders, two or more.
+      runs: two or more: run folders, or logs of lm-evaluation-harness or Inspect, as
+        :func:`prb_jax.runs.harness_logs.read_run` takes them.
       out: folder in which `compare.json` is written; without one nothing is.
       across_protocols: compare runs with different protocols, which show the models different texts.
+      metric: of a log that has several: which one is read of each task.
+      cluster: of logs: one or two fields of the samples by which rows are clustered (default: user_id and item_id,
+        where samples have them).
 
     Returns:
       What `compare.json` holds: "runs" from the best to the worst (name, accuracy, ci95, ci95_reason, rank_group;
@@ -43,8 +51,9 @@ def compare(
       its path as given where two folders share a name.
 
     Raises:
-      RunError: fewer than two runs; a run that is given twice, is not finished or is not of `prb evaluate`; runs on
-        different data or, if they are not asked for, with different protocols: each difference is named.
+      RunError: fewer than two runs; a run that is given twice or not finished; a log that cannot be read as samples
+        with one grade each; runs on different data or, if they are not asked for, with different protocols: each
+        difference is named.
       DataError: runs that do not hold the same comparisons.
     """
     if len(runs) < 2:
@@ -52,7 +61,7 @@ def compare(
     if out is not None:
         refuse_file(out)
     named = named_runs([Path(run) for run in runs])
-    found = {name: read_finished(path) for name, path in named.items()}
+    found = {name: read_run(path, metric=metric, cluster=cluster) for name, path in named.items()}
     (first, reference), *others = found.items()
     for name, run in others:
         check_comparable(first, reference, name, run, across_protocols=across_protocols)
@@ -144,7 +153,7 @@ def check_comparable(
         more = len(named) - _DIFFERENCES_SHOWN
         shown = "; ".join(named[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise RunError(
-            f"{a} and {b} are runs on different data, which cannot be compared; their {RUN} differ: {shown}"
+            f"{a} and {b} are runs on different data, which cannot be compared; these differ: {shown}"
         )
     protocols = ours.get("protocol"), theirs.get("protocol")
     if protocols[0] != protocols[1] and not across_protocols:

@@ -65,9 +65,13 @@ def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str,
       title: of the chapter.
       room: bytes that the texts of pairs may take.
     """
+    result, by_subset = Section("Result", list(_result(run))), Section("By subset", list(_subsets(run)))
+    if run.rows[0].is_graded:
+        made = Section("How it was made", list(_made(run)))
+        return Chapter(title, name, [section for section in (result, by_subset, made) if section.blocks])
     sections = (
-        Section("Result", list(_result(run))),
-        Section("By subset", list(_subsets(run))),
+        result,
+        by_subset,
         Section("By user", list(_users(run))),
         Section("Scores", list(score_blocks(run))),
         Section("Length of responses", list(length_blocks(run, texts))),
@@ -221,7 +225,7 @@ def _benchmarks(run: FinishedRun) -> Iterator[Block]:
 
 
 def _made(run: FinishedRun) -> Iterator[Block]:
-    if not run.record.get("command"):
+    if not run.record.get("command") and not run.rows[0].is_graded:
         yield Paragraph("The run was made by a call from Python; no command line is recorded.", True)
     yield from how_made(run.record, "run.json")
     definitions = run.summary.get("definitions")

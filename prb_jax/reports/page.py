@@ -32,7 +32,8 @@ from prb_jax.reports.pairs import TextReader
 from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.style import signed
 from prb_jax.reports.training import training_chapter
-from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.harness_logs import read_run
 
 _TRAINING = "train.json"
 _SWEEP = "posts.json"
@@ -45,6 +46,8 @@ def report(
     out: str | Path,
     data: str | Path | Sequence[str | Path] = (),
     title: str = "",
+    metric: Sequence[str] = (),
+    cluster: Sequence[str] = (),
 ) -> Path:
     """Write a page about runs: their figures with intervals, comparisons of them, and the pairs to read.
 
@@ -53,11 +56,13 @@ def report(
 
     Args:
       runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` and
-        `prb ppo` for learning curves, and of `prb personalise`; one or several.
+        `prb ppo` for learning curves, and of `prb personalise`; or logs of lm-evaluation-harness and Inspect, as
+        :func:`prb_jax.compare` takes them; one or several.
       out: the file, with a name that ends in .html; it is replaced where it exists.
       data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
         if there are none.
       title: of the page; the names of the runs if there is none.
+      metric, cluster: of logs, as of :func:`prb_jax.compare`.
 
     Returns:
       The path of the page.
@@ -85,7 +90,7 @@ def report(
         if folder not in [*studies, *trainings]
         for part in ([folder] if folder not in sweeps else _of_sweep(folder))
     ]
-    finished = [read_finished(folder) for folder in evaluations]
+    finished = [read_run(folder, metric=metric, cluster=cluster) for folder in evaluations]
     names = {path: name for name, path in named_runs([*studies, *trainings, *evaluations]).items()}
     differing = what_differs({names[run.path]: run for run in finished})
     titles = {

@@ -1,0 +1,130 @@
+"""Logs that Inspect itself writes, compared with its own figures; needs the extra `inspect`."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.errors import RunError
+from prb_jax.runs.harness_logs import read_run
+
+inspect_ai = pytest.importorskip("inspect_ai", reason="needs the extra inspect")
+
+from inspect_ai import Epochs, Task  # noqa: E402
+from inspect_ai.dataset import Sample  # noqa: E402
+from inspect_ai.scorer import Score, ci, mean, scorer  # noqa: E402
+from inspect_ai.solver import solver  # noqa: E402
+
+SAMPLES, USERS = 24, 8
+
+
+@solver
+def silent() -> Any:
+    """Calls no model: the grades below are drawn."""
+
+    async def solve(state: Any, generate: Any) -> Any:
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean(), ci(cluster="user_id")])
+def graded(seed: int, values: list[Any]) -> Any:
+    async def score(state: Any, target: Any) -> Score:
+        return Score(value=random.Random(f"{seed} {state.sample_id} {state.epoch}").choice(values))
+
+    return score
+
+
+@scorer(metrics={"kind": [mean()], "long": [mean()]})
+def both() -> Any:
+    async def score(state: Any, target: Any) -> Score:
+        return Score(value={"kind": 0.5, "long": 3})
+
+    return score
+
+
+def write(
+    folder: Path,
+    *scorers: Any,
+    form: str = "eval",
+    epochs: Any = 1,
+    name: str = "toy",
+    target: Callable[[int], str] = str,
+    model: str = "mockllm/model",
+) -> Path:
+    samples = [
+        Sample(
+            id=i if i % 2 else f"s{i}",
+            input=f"What is {i}?",
+            target=target(i),
+            metadata={"user_id": f"u{i % USERS}"},
+        )
+        for i in range(SAMPLES)
+    ]
+    task = Task(name=name, dataset=samples, solver=silent(), scorer=list(scorers), epochs=epochs)
+    (log,) = inspect_ai.eval(task, model=model, log_dir=str(folder), log_format=form, display="none")
+    assert log.status == "success", log.error
+    return Path(log.location.removeprefix("file://"))
+
+
+@pytest.mark.parametrize(
+    ("form", "epochs"), [("eval", 3), ("json", 1), ("eval", Epochs(2, ["mean", "at_least_1"]))]
+)
+def test_figures_are_those_of_inspect(form: str, epochs: Any, tmp_path: Path) -> None:
+    values = ["C", "I", "P", "N", 0.25, True, "yes"]
+    paths = [write(tmp_path / str(k), graded(k, values), form=form, epochs=epochs) for k in range(2)]
+    found = prb.compare(*paths)
+    assert found["pairs"][0]["n"] == SAMPLES
+    assert found["pairs"][0]["users"] == USERS
+    for path in paths:
+        metrics = inspect_ai.log.read_eval_log(str(path)).results.scores[0].metrics
+        run = read_run(path)
+        assert run.summary["model"] == "mockllm/model"
+        assert run.summary["accuracy"] == pytest.approx(metrics["mean"].value)
+        bounds = [metrics[name].value for name in metrics if name != "mean"]
+        assert run.summary["ci95"] == pytest.approx(sorted(bounds))
+        assert len(bounds) == 2
+
+
+def test_scorers_are_named_and_a_folder_holds_several_tasks(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path, graded(0, [1, 0]), both(), name=name)
+    with pytest.raises(RunError, match="found 3; --metric names one of: graded; both,kind; both,long"):
+        read_run(tmp_path)
+    assert read_run(tmp_path, metric=["both,long"]).summary["accuracy"] == 3
+    run = read_run(tmp_path, metric=["graded"])
+    assert list(run.summary["by_subset"]) == ["one", "two"]
+    assert len(run.rows) == 2 * SAMPLES
+    assert prb.report(tmp_path, out=tmp_path / "page.html", metric=["graded"]).exists()
+    write(tmp_path, graded(0, [1, 0]), name="one")
+    with pytest.raises(RunError, match="and of mockllm/model on one; expected one model, and each task once"):
+        read_run(tmp_path, metric=["graded"])
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
+    right = write(tmp_path / "right", graded(0, [1, 0]))
+    other = write(tmp_path / "other", graded(0, [1, 0]), target=lambda i: "5" if i == 7 else str(i))
+    with pytest.raises(RunError, match=r"on different data, .* data\.samples\.toy/7: "):
+        prb.compare(right, other)
+    for value, message in (
+        (float("nan"), "has no score by graded"),
+        ("maybe", "expected a number .* 'maybe'"),
+    ):
+        path = write(tmp_path / message[:3], graded(0, [value]))
+        with pytest.raises(RunError, match=message):
+            read_run(path)
+    damaged = tmp_path / "damaged.eval"
+    damaged.write_bytes(right.read_bytes()[:200])
+    with pytest.raises(RunError, match="cannot be read as a log of Inspect"):
+        read_run(damaged)
+    log = inspect_ai.log.read_eval_log(str(right))
+    log.status = "cancelled"
+    inspect_ai.log.write_eval_log(log, str(right))
+    with pytest.raises(
+        RunError, match="expected the log of a finished evaluation with samples, found cancelled"
+    ):
+        read_run(right)
